@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 
 from .formats import Format, formats_of
 from .geometry import stored_lines
-from .policy import GIVEN_BITS
 
 __all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
 
@@ -244,8 +243,8 @@ class Config:
     @property
     def place_bits(self) -> int:
         """The page word's `place` field: a frame when resident, a miss-table entry when fetching,
-        who gave it away and when (5 bits and more) when cold."""
-        return max(self.frame_bits, self.miss_bits, GIVEN_BITS + 5)
+        the lowest bits of the step of its eviction (5 and more) when cold."""
+        return max(self.frame_bits, self.miss_bits, 5)
 
     @property
     def aperture_bits(self) -> int:

@@ -105,7 +105,6 @@ class PrefetchSource(IntEnum):
     HINT = 3  #: prefetch list of a hint line
     LAYER_AHEAD = 4  #: same page of the next layer
     PREVIOUS = 5  #: pages accessed in the previous step
-    POLICY = 6  #: pages that policy `kelp` values above what would give way (docs/policy.md)
 
 
 class ScoreSource(IntEnum):

@@ -182,10 +182,7 @@ class Audit:
             op.origin = (request[1], request[2])
         fault = 2 if record.uncorrected else 1 if record.corrected else 0
         if kind == Op.SCAN:
-            if op.mass:  # it looks for pages to prefetch
-                self._sweeps.ahead()
-            else:
-                self._scan(op, fault)
+            self._scan(op, fault)
         elif kind == Op.STEP and self.on_step is not None:
             self.on_step(op.session)
         golden = endpoint.apply(
@@ -214,9 +211,7 @@ class Audit:
             self._wrong(f"miss entry of {op}", record.miss, golden.miss)
         if kind == Op.CLAIM:
             self._tell(
-                self._sweeps.claim(
-                    op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE, op.mass
-                )
+                self._sweeps.claim(op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE)
             )
             self.victims += golden.outcome == Outcome.DONE
         elif kind == Op.RELEASE:

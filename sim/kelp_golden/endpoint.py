@@ -25,7 +25,7 @@ from kelp_spec.metadata import (
     ScoreEvent,
     ScoreSource,
 )
-from kelp_spec.policy import GIVEN_BITS, Policy
+from kelp_spec.policy import Policy
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
 from . import arithmetic
@@ -68,7 +68,7 @@ HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
         Outcome.REFUSED,
     )
 )
-RESIDENT, COLD, FETCHING = int(PageState.RESIDENT), int(PageState.COLD), int(PageState.FETCHING)
+RESIDENT = int(PageState.RESIDENT)
 _ACCESSED = (HIT, ALLOCATED, MISSED, PARKED)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
 EVICTED_SOON = 16  #: steps within which a miss counts against the eviction that caused it
@@ -281,7 +281,8 @@ class Endpoint:
         counters["writes" if op.write else "reads"] += 1
         if result.first:
             if self.policies[op.squeue].policy == Policy.KELP and outcome in _ACCESSED:
-                self._learn(op, result)
+                step = self.tracker.sessions[op.session].step
+                self.kelp.access(op.session, op.squeue, step)
             counters["accesses"] += 1
             if result.old[0] in _NOWHERE:
                 counters["allocations"] += 1
@@ -304,25 +305,10 @@ class Endpoint:
             kind = MissKind.DEMAND if result.old[0] == PageState.COLD else MissKind.ALLOCATE
             self.misses[result.miss] = (kind, op.squeue, op.page, 0)
             if kind == MissKind.DEMAND and result.first:
-                evicted = result.old.place >> GIVEN_BITS
-                span = (1 << self.config.place_bits - GIVEN_BITS) - 1
-                if (result.word.last_step - evicted) & span < EVICTED_SOON:
+                span = (1 << self.config.place_bits) - 1
+                if (result.word.last_step - result.old.place) & span < EVICTED_SOON:
                     counters["evicted_missed"] += 1
                     per_queue["evicted_missed"][op.squeue] += 1
-
-    def _learn(self, op, result):
-        """Policy `kelp` is told of an access."""
-        old, session = result.old, self.tracker.sessions[op.session]
-        new = old[0] in _NOWHERE
-        self.kelp.access(
-            op.session,
-            op.squeue,
-            session,
-            last=None if new else old.last_step,
-            missed=old[0] in (COLD, FETCHING),
-            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None,
-            frames=sum(pool.limit for pool in self.tracker.pools if pool.used),
-        )
 
     def _late(self, result):
         entry = self.misses[result.miss]
@@ -410,8 +396,6 @@ class Endpoint:
                 self.misses[result.miss] = (MissKind.PREFETCH, op.squeue, op.page, op.source)
                 counters["prefetch_issued_" + source] += 1
                 per_queue["prefetch_issued"][op.squeue] += 1
-                if self.policies[op.squeue].policy == Policy.KELP:
-                    self.kelp.read(result.old.place & (1 << GIVEN_BITS) - 1)
             else:
                 counters["prefetch_dropped_" + source] += 1
         elif kind == CLAIM:

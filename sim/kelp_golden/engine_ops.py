@@ -5,7 +5,6 @@ sessions (docs/design.md §3). Demands are the tracker's own."""
 from __future__ import annotations
 
 from kelp_spec.metadata import STEP_BITS, Answer, Event, MissKind, Outcome, PageState, ScoreEvent
-from kelp_spec.policy import GIVEN_BITS
 
 from .ops import ABSENT_WORD, LOST_WORD, Session
 
@@ -122,7 +121,7 @@ class EngineOps:
         else:
             result.word = word._replace(
                 state=COLD,
-                place=(self.sessions[op.session].step << GIVEN_BITS | op.mass) & self._place_mask,
+                place=self.sessions[op.session].step & self._place_mask,
             )
             result.changed = 1
             self.pools[pool].push(op.frame)

@@ -16,10 +16,10 @@ import numpy as np
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import PageState
-from kelp_spec.policy import EXPLORE, SWEEPS, SWEEPS_MOST, Policy
+from kelp_spec.policy import SWEEPS, SWEEPS_MOST, Policy
 
 from . import arithmetic
-from .kelp_policy import FIRST, SECOND, KelpPolicy
+from .kelp_policy import KelpPolicy
 
 __all__ = ["Candidate", "Evictor", "QueueState", "candidate_class"]
 
@@ -28,10 +28,13 @@ _NOWHERE = (int(PageState.ABSENT), int(PageState.COLD), int(PageState.LOST))
 _VECTOR = 192  # listed pages from which NumPy is quicker than a loop
 
 
-def candidate_class(page: int, last_step: int, step: int, newest: int) -> int:
+def candidate_class(
+    page: int, last_step: int, step: int, newest: int, finished: bool = False
+) -> int:
     """0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page (whether touched or
-    not)."""
-    return 2 if page == newest else int(last_step == step)
+    not). Where the queue's turn in this step is over (``finished``, policy `kelp` alone), a touched
+    page is ordinary."""
+    return 2 if page == newest else int(last_step == step and not finished)
 
 
 class QueueState:
@@ -174,8 +177,7 @@ class Evictor:
         self.candidates: list[Candidate] = []  # best first
         self.swept_step = 0
         self.sweeps = 0
-        # the swept queue's best candidate in the opinion that is not followed
-        self.kelp, self.other = kelp, None
+        self.kelp = kelp
         self.next_pool = 0
         # nothing could be evicted, and nothing has changed since
         self.resting = [False] * len(POOLS)
@@ -199,13 +201,13 @@ class Evictor:
     def attempt(
         self,
         pool: int,
-        claim: Callable[[int, int, int, int], bool],
+        claim: Callable[[int, int, int], bool],
         working: set[tuple[int, int]] = frozenset(),
     ) -> tuple[int, int] | None:
         """Find a victim in ``pool`` and claim it: (squeue, page), or None when there is none and
         the pool rests.
 
-        ``claim(squeue, page, last_step, given_by)`` is M3's CLAIM: True when the page is
+        ``claim(squeue, page, last_step)`` is M3's CLAIM: True when the page is
         WRITING_BACK now. ``working`` names the (squeue, page) on which evictions are still under
         way. A None is to be logged as NO_VICTIM when :attr:`reported` was False before.
         """
@@ -255,7 +257,7 @@ class Evictor:
         while self.candidates:
             best = self.candidates.pop(0)
             if (self.squeue, best.page) not in working and claim(
-                self.squeue, best.page, best.last_step, 0
+                self.squeue, best.page, best.last_step
             ):
                 return best.page
         return None
@@ -277,7 +279,7 @@ class Evictor:
             if queues.pool[squeue] == pool and queues.listed[squeue]:
                 self.sweep(squeue)
             else:
-                self.squeue, self.candidates, self.other = squeue, [], None
+                self.squeue, self.candidates = squeue, []
             self._offer(squeue, self.candidates)
             worthy += bool(self.candidates) and not self.candidates[0].kind
             excess, best = queues.root(pool)
@@ -302,31 +304,13 @@ class Evictor:
         return squeue
 
     def _give(self, squeue: int, claim, working) -> int | None:
-        """Claim the swept queue's best page; under `kelp` the two opinions may differ over which
-        that is."""
-        if self.queues.policy[squeue] == Policy.EMA:
-            return self._take(claim, working)
-        kelp, other, given_by = self.kelp, self.other, 0
-        order = list(self.candidates)
-        if order and not order[0].kind and other is not None and other.page != order[0].page:
-            kelp.disputed = (kelp.disputed + 1) % EXPLORE
-            given_by = self.swept_opinion
-            if not kelp.disputed:
-                given_by = FIRST + SECOND - given_by
-                order.insert(0, other)
-        for place, chosen in enumerate(order):
-            if (squeue, chosen.page) not in working and claim(
-                squeue, chosen.page, chosen.last_step, 0 if place else given_by
-            ):
-                left = order[place + 1 :]
-                self.candidates = []
-                if not chosen.kind:
-                    kelp.gave(65535 - chosen.priority)
-                self._offer(squeue, left)
-                return chosen.page
-        self.candidates = []
-        self._offer(squeue, [])
-        return None
+        """Claim the swept queue's best page. Under `kelp` its list serves once: the rest of it says
+        what the queue offers from now on."""
+        page = self._take(claim, working)
+        if self.queues.policy[squeue] == Policy.KELP:
+            self._offer(squeue, self.candidates)
+            self.candidates = []
+        return page
 
     def _offer(self, squeue: int, candidates: list[Candidate]) -> None:
         """What a queue with these candidates offers when it is asked for a page; 1 where there is
@@ -337,27 +321,19 @@ class Evictor:
             self.queues.offer(squeue, 1 if candidates[0].kind else candidates[0].priority)
 
     def _value(self, squeue: int, pages, step: int, newest: int) -> None:
-        """Candidates of both opinions, and what the queue offers."""
-        kelp, words, base = self.kelp, self.words, squeue * self.config.pages
-        session, near = squeue // self.config.queues, kelp.near
-        self.swept_opinion = kelp.followed
-        found: dict[int, list[Candidate]] = {FIRST: [], SECOND: []}
+        """The list of a queue whose policy is `kelp`."""
+        words, base, found = self.words, squeue * self.config.pages, []
+        session = squeue // self.config.queues
         for page in pages:
             at = base + page
             if words.state[at] == _RESIDENT and not words.pinned[at]:
                 last = words.last_step[at]
-                scan = kelp.scores.scan(
+                scan = self.kelp.scores.scan(
                     words.score[at], session, squeue, page, step, step - last & arithmetic.AGE_MASK
                 )
-                kind = candidate_class(page, last, step, newest)
-                for opinion, those in found.items():
-                    those.append(
-                        Candidate(kind, kelp.worth(scan, opinion, near) - 65535, page, last)
-                    )
-        self.candidates = sorted(found[self.swept_opinion])[: self.config.candidates]
-        self.other = min(
-            (c for c in found[FIRST + SECOND - self.swept_opinion] if not c.kind), default=None
-        )
+                kind = candidate_class(page, last, step, newest, scan.finished)
+                found.append(Candidate(kind, scan.value - 65535, page, last))
+        self.candidates = sorted(found)[: self.config.candidates]
 
     def sweep(self, squeue: int) -> None:
         """Make the list of ``squeue``'s best candidates from its page words as they are."""

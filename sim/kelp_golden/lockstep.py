@@ -2,8 +2,9 @@
 """Lock-step mode: one request at a time, the engine idle between (spec §9).
 
 touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target
-→ what policy `kelp` asks for → quiescent. Every op is decided here without a look at the device;
-`log` has them in the order in which stage M3 of a device in lock-step must decide them.
+→ under policy `kelp`, value the queue left behind anew → quiescent. Every op is decided here
+without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step
+must decide them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, PrefetchSource
-from kelp_spec.policy import MARGIN_SHIFT, WANTED, Policy
 
-from .arithmetic import AGE_MASK
 from .audit import Expected
 from .endpoint import Endpoint
 from .eviction import Evictor
@@ -102,7 +101,7 @@ class LockStep:
             window = self.endpoint.policies[op.squeue].window
             self._prefetch(self.prefetcher.access(op.session, op.squeue, op.page, window))
         self._evict_to_target()
-        self._turn()
+        self._refresh()
         return answer
 
     def step(self, session: int, delta: int = 1) -> None:
@@ -253,66 +252,23 @@ class LockStep:
                 pool=pool,
                 frame=self._claimed_frame,
                 written=int(dirty),
-                mass=self._given_by,
             )
         )
         return True
 
-    def _turn(self) -> None:
-        """Policy `kelp`, after the first access of a queue in a step: values the queue before anew,
-        and looks ahead (docs/policy.md)."""
-        kelp, tracker = self.endpoint.kelp, self.endpoint.tracker
+    def _refresh(self) -> None:
+        """Policy `kelp`, after the first access of a queue in a step."""
+        kelp = self.endpoint.kelp
         if kelp.refresh is not None:
-            (_, squeue), kelp.refresh = kelp.refresh, None
+            squeue, kelp.refresh = kelp.refresh, None
             self.evictor.refresh(squeue)
-        if kelp.ahead is None:
-            return
-        (session, squeue), kelp.ahead = kelp.ahead, None
-        if (
-            PrefetchSource.POLICY not in self.prefetcher.enable
-            or kelp.credit <= 0
-            or self.endpoint.policies[squeue].policy != Policy.KELP
-        ):
-            return
-        wanted, regs, words = [], tracker.sessions[session], self.endpoint.words
-        for page in range(self.endpoint.queues.newest[squeue] + 1):
-            if page in self.endpoint.queues.listed[squeue]:
-                continue
-            self._do(TrackerOp(Op.SCAN, session=session, squeue=squeue, page=page, mass=1))
-            word, at = tracker.word(squeue, page), squeue * self.endpoint.pages + page
-            scan = kelp.scores.scan(
-                words.score[at],
-                session,
-                squeue,
-                page,
-                regs.step,
-                regs.step - word.last_step & AGE_MASK,
-            )
-            if (
-                word.state == PageState.COLD
-                and scan.value(kelp.followed) >= kelp.marginal << MARGIN_SHIFT
-                and len(wanted) < WANTED
-            ):
-                wanted.append(page)
-        pool = tracker.pools[tracker.queue_configs[squeue].pool]
-        for page in wanted:
-            if kelp.credit <= 0 or pool.free <= tracker.low_water:
-                break
-            self._prefetch([Candidate(PrefetchSource.POLICY, session, squeue, page)])
-            self._evict_to_target()
 
-    def _claim(self, squeue: int, page: int, last_step: int, given_by: int) -> bool:
+    def _claim(self, squeue: int, page: int, last_step: int) -> bool:
         session = squeue // self.endpoint.config.queues
         result = self._do(
-            TrackerOp(
-                Op.CLAIM, session=session, squeue=squeue, page=page, delta=last_step, mass=given_by
-            )
+            TrackerOp(Op.CLAIM, session=session, squeue=squeue, page=page, delta=last_step)
         )
-        self._claimed, self._claimed_frame, self._given_by = (
-            self.endpoint.claim,
-            result.frame,
-            given_by,
-        )
+        self._claimed, self._claimed_frame = self.endpoint.claim, result.frame
         return result.outcome == Outcome.DONE
 
     def _swept(self, squeue: int, number: int, pages: list[int]) -> None:

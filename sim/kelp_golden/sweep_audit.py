@@ -13,7 +13,7 @@ from kelp_spec.policy import Policy
 from . import arithmetic
 from .choice_audit import ChoiceAudit
 from .eviction import Candidate, QueueState, candidate_class
-from .kelp_policy import FIRST, SECOND, KelpPolicy
+from .kelp_policy import KelpPolicy
 from .ops import Session
 
 __all__ = ["SweepAudit"]
@@ -55,10 +55,6 @@ class SweepAudit:
         self.step = self.newest = 0  # as they stood at the sweep's first SCAN
         self.pages: list[int] = []
         self.found: list[Candidate] = []
-        # policy `kelp`: whom the sweep follows, and its factor, as they stood at its first SCAN
-        self.opinion = self.near = 0
-        # the best page of the other opinion, until the sweep's first CLAIM
-        self.other: Candidate | None = None
         # pages on which an eviction was under way since they were scanned
         self.passed_over: set[int] = set()
         self.working: set[tuple[int, int]] = set()
@@ -77,10 +73,6 @@ class SweepAudit:
         elif moved and squeue == self.squeue:
             self.to_scan.discard(page)
         self.choice.changed(squeue, page, moved)
-
-    def ahead(self) -> None:
-        """A SCAN that looks for pages to prefetch."""
-        self.fresh.clear()
 
     def scan(
         self,
@@ -102,11 +94,9 @@ class SweepAudit:
                 step,
                 self.queues.newest[squeue],
             )
-            self.pages, self.found, self.passed_over, self.other = [], [], set(), None
+            self.pages, self.found, self.passed_over = [], [], set()
             self.to_scan = {p for p in self.queues.listed[squeue] if (squeue, p) not in self.fresh}
             self.searching = self.swept = True
-            if self.kelp is not None:
-                self.opinion, self.near = self.kelp.followed, self.kelp.near
         self.fresh.clear()
         self.to_scan.discard(page)
         return wrong or self._scanned(squeue, page, state, last_step, pinned, score, step)
@@ -147,21 +137,13 @@ class SweepAudit:
         if (squeue, page) in self.working:
             self.passed_over.add(page)
         if state == _RESIDENT and not pinned:
-            kind = candidate_class(page, last_step, self.step, self.newest)
+            finished = False
             if self.queues.policy[squeue] == Policy.KELP:
                 session = squeue // self.config.queues
                 found = self.kelp.scores.scan(
                     score, session, squeue, page, step, step - last_step & arithmetic.AGE_MASK
                 )
-                p = 65535 - self.kelp.worth(found, self.opinion, self.near)
-                other = Candidate(
-                    kind,
-                    self.kelp.worth(found, FIRST + SECOND - self.opinion, self.near) - 65535,
-                    page,
-                    last_step,
-                )
-                if not kind and (self.other is None or other < self.other):
-                    self.other = other
+                p, finished = 65535 - found.value, found.finished
             else:
                 p = arithmetic.priority(
                     score,
@@ -169,18 +151,17 @@ class SweepAudit:
                         arithmetic.age(self.step, last_step)
                     ],
                 )
+            kind = candidate_class(page, last_step, self.step, self.newest, finished)
             self.found.append(Candidate(kind, -p, page, last_step))
             if len(self.found) > self.config.candidates:
                 self.found.remove(max(self.found))
         return None
 
-    def claim(
-        self, squeue: int, page: int, last_step: int, done: bool, given_by: int = 0
-    ) -> str | None:
+    def claim(self, squeue: int, page: int, last_step: int, done: bool) -> str | None:
         if squeue != self.squeue:
             return f"CLAIM in squeue {squeue}, swept was {self.squeue}"
         wrong = self.finish() or (None if self.searching else self._from_old_list())
-        wrong = wrong or self._claimed(squeue, page, last_step, done, given_by)
+        wrong = wrong or self._claimed(squeue, page, last_step, done)
         self.searching = True
         self.fresh.clear()
         if done:
@@ -200,24 +181,8 @@ class SweepAudit:
             return f"CLAIM of squeue {self.squeue} from a list that was no longer good"
         return self.choice.first(self.squeue, listed=True)
 
-    def _claimed(self, squeue, page, last_step, done, given_by):
+    def _claimed(self, squeue, page, last_step, done):
         self.found.sort()
-        other, self.other = self.other, None
-        if (
-            other is not None
-            and given_by == FIRST + SECOND - self.opinion
-            and (other.page, other.last_step)
-            == (page, last_step)
-            != (self.found[0].page, self.found[0].last_step)
-        ):
-            if done:
-                self.working.add((squeue, page))
-            return None
-        if given_by and (other is None or given_by != self.opinion or other.page == page):
-            return (
-                f"CLAIM of squeue {squeue} page {page} for opinion {given_by} alone, which "
-                + "is not so"
-            )
         while self.found:
             best = self.found.pop(0)
             if (best.page, best.last_step) == (page, last_step):
