@@ -32,8 +32,8 @@ def candidate_class(
     page: int, last_step: int, step: int, newest: int, finished: bool = False
 ) -> int:
     """0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page (whether touched or
-    not). Where the queue's turn in this step is over (``finished``, policy `kelp` alone), a touched
-    page is ordinary."""
+    not). Under policy `kelp`, a page that was read is ordinary once its queue's turn in this step
+    is over (``finished``)."""
     return 2 if page == newest else int(last_step == step and not finished)
 
 

@@ -53,7 +53,7 @@ def value(frequency: int, count: int, idle: int, over: bool) -> int:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What a SCAN found of a page: its value (14 bits), and whether the turn of its queue in this
-    step is over."""
+    step is over and it has been read since it was written."""
 
     value: int
     finished: bool
@@ -109,8 +109,9 @@ class Scores:
         now = turn_step == step & 255
         over = now and (squeue, page) < (turn_squeue, turn_page)
         idle = gap - 1 + over if gap else 0
-        count = self._count(self._at(squeue, page), step)
-        return Scan(value(word & _TOP, count, idle, over), now and squeue < turn_squeue)
+        frequency, count = word & _TOP, self._count(self._at(squeue, page), step)
+        finished = now and squeue < turn_squeue and frequency > 0
+        return Scan(value(frequency, count, idle, over), finished)
 
     def profile(self, squeue: int, page: int, *, allocated: bool) -> int:
         """The raw profile entry, epoch above count, that the page's latest event wrote."""
