@@ -17,7 +17,7 @@ from .output import UserError, console, progress_bar, write_json
 __all__ = ["register"]
 
 #: What is run where nothing is asked for: the ladder from LRU to Belady.
-LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "hyperbolic", "belady")
+LADDER = ("lru", "ema", "kelp", "belady")
 
 
 def register(app: typer.Typer) -> None:

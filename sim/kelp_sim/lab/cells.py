@@ -128,10 +128,7 @@ def _timeline(path: str, rule: str, accesses: int | None, first_step: int) -> Ti
 
 def compiled(policy: str, *, pooled: bool) -> bool:
     """Whether :func:`replay` takes a compiled form."""
-    return policy in (*LISTS, *ADAPTIVE, *SCORED) or (pooled and policy in _KELP)
-
-
-_KELP = ("kelp", "kelp-noprefetch", "hyperbolic")
+    return policy in (*LISTS, *ADAPTIVE, *SCORED) or (pooled and policy == "kelp")
 
 
 def replay(
@@ -148,15 +145,10 @@ def replay(
     if parameters and compiled(policy, pooled=pooled):
         # says what is wrong with them
         maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))
-    if policy in _KELP and pooled:
+    if policy == "kelp" and pooled:
         from .fast_kelp import run_kelp
 
-        return run_kelp(
-            line,
-            capacity=capacity,
-            prefetch=prefetch and policy == "kelp",
-            **arguments(policy, parameters),
-        )
+        return run_kelp(line, capacity=capacity, **arguments(policy, parameters))
     for ids, form in ((LISTS, run_list), (ADAPTIVE, run_adaptive), (SCORED, run_scored)):
         if policy in ids:
             return form(line, policy, capacity=capacity, pooled=pooled, parameters=parameters)

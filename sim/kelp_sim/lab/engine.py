@@ -11,8 +11,8 @@ read at once and lands when the next layer begins. Until then it is in flight: a
 miss (counted late), without a second flash read, and it is no victim.
 
 A policy that stands for the device (`kelp`, docs/policy.md) may ask for the device's rules:
-``reserve`` frames kept free by evicting after the access, pages in use as a last resort, a start
-from its own history, and fetches after an access (:meth:`Policy.ahead`).
+``reserve`` frames kept free by evicting after the access, pages in use as a last resort, and a
+start from its own history.
 """
 
 from __future__ import annotations
@@ -205,14 +205,6 @@ class Policy:
     def after(self, now: Access) -> None:
         """``now`` and its evictions are over."""
 
-    def ahead(self, now: Access) -> Iterable[int]:
-        """Keys to fetch then, asked for one at a time: each takes a frame, and evictions follow,
-        which may hit it."""
-        return ()
-
-    def fetched(self, key: int) -> None:
-        """The prefetch of ``key`` was issued."""
-
 
 @dataclass(eq=False)
 class Outcome:
@@ -363,7 +355,6 @@ class _Replay:
             pool.used += 1
             self.flying.append((pool, wanted))
             self.unused.add(wanted)
-            policy.fetched(wanted)
             policy.admitted(wanted, now)
             self.issued += 1
             self.outcome.issued += 1
@@ -414,6 +405,4 @@ class _Replay:
             policy.admitted(key, now)
         self._keep_reserve(pool, policy, now)
         policy.after(now)
-        if self.prefetch and policy.prefetches:
-            self._fetch(pool, policy, now, policy.ahead(now))
         return missed

@@ -67,7 +67,6 @@ class Streams(Written):
     def leave(self, key, now=None):
         self.pool.resident[key] = False
         self.pool.used -= 1
-        self.tag = 0  # of `kelp`: no opinion gave it away
         self.evicted(key, now)
 
     def after(self, now):

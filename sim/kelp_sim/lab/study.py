@@ -29,35 +29,19 @@ from .reads import RULES, timeline
 
 __all__ = ["TABLES", "ladder", "main"]
 
-#: 12 and 16 of 28 in the common value, which is 64 times as fine.
-_WIDE = dict(fast_bits=16, slow_bits=16, weight_fast=3, weight_slow=4, weight_profile=64 << 6)
-_NOTHING = dict(weight_profile=0, turn=0, near_most=256, near_least=256, explore=0, prefetch=False)
-
-
-def _added(*parts: str) -> dict:
-    """The two frequencies alone, with these parts of the policy put back."""
-    left = {
-        "turn": ("turn",),
-        "near": ("near_most", "near_least"),
-        "profile": ("weight_profile",),
-        "duel": ("explore",),
-        "prefetch": ("prefetch",),
-    }
-    gone = {name for part, names in left.items() if part not in parts for name in names}
-    return {name: value for name, value in _NOTHING.items() if name in gone}
-
+_WIDE = dict(frequency_bits=16, once=1024, weight_profile=64)  #: all 16 times as fine
+_IDLE = dict(alpha=0, weight_profile=0)  #: no frequency: idle time alone
 
 #: Table → variant → constants that are not as chosen; a policy's id stands for that policy, pooled.
 TABLES: dict[str, dict[str, dict | str]] = {
     "ablation": {
         "lru": "lru",
         "ema (policy 0)": "ema",
-        "two frequencies": _added(),
-        "+ a turn that is over counts as idle": _added("turn"),
-        "+ and is worth a factor less": _added("turn", "near"),
-        "+ the profile": _added("turn", "near", "profile"),
-        "+ the duel of two opinions": _added("turn", "near", "profile", "duel"),
-        "+ prefetch: kelp": {},
+        "idle steps alone": _IDLE | dict(turn=0, late=0, finished=0),
+        "+ a turn that is over counts as idle": _IDLE | dict(finished=0),
+        "+ pages of finished queues are ordinary": _IDLE,
+        "+ the page's frequency": dict(weight_profile=0),
+        "+ the profile: kelp": {},
     },
     "hardware": {
         "kelp": {},
@@ -66,32 +50,25 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "1 queue swept": dict(sweeps=1),
         "4 queues swept": dict(sweeps=4),
         "the best page of the whole pool": dict(sweeps=0),
-        "frequencies of 16 + 16 bits": _WIDE,
+        "a frequency of 16 bits": _WIDE,
         "profile counts of 10 bits": dict(profile_bits=10),
-        "a third of the profile one page ahead": dict(weight_profile=43, weight_next=21),
-        "all of these undone": _WIDE
-        | dict(reserve=0, sweeps=0, profile_bits=10, weight_profile=43 << 6, weight_next=21 << 6),
+        "logarithms of 4 bits": dict(log_bits=4),
+        "logarithms of 12 bits": dict(log_bits=12),
+        "all of these undone": _WIDE | dict(reserve=0, sweeps=0, profile_bits=10, log_bits=12),
     },
     "sensitivity": {
         "as chosen": {},
-        "α fast 40/256": dict(alpha_fast=40),
-        "α fast 80/256": dict(alpha_fast=80),
-        "α slow 6/256": dict(alpha_slow=6),
-        "α slow 12/256": dict(alpha_slow=12),
-        "fast weight 4": dict(weight_fast=4),
-        "fast weight 9": dict(weight_fast=9),
-        "profile halved": dict(weight_profile=32),
-        "profile doubled": dict(weight_profile=128),
+        "α 2/256": dict(alpha=2),
+        "α 8/256": dict(alpha=8),
+        "once 32": dict(once=32),
+        "once 128": dict(once=128),
+        "profile halved": dict(weight_profile=2),
+        "profile doubled": dict(weight_profile=8),
+        "profile four times": dict(weight_profile=16),
         "profile halves in 32 steps": dict(epoch_shift=5),
         "profile halves in 128 steps": dict(epoch_shift=7),
-        "factor from 192": dict(near_most=192),
-        "factor from 240": dict(near_most=240),
-        "prefetch at the marginal value": dict(margin_shift=0),
-        "prefetch at four times": dict(margin_shift=2),
-        "one in 4 to the other opinion": dict(explore=4),
-        "one in 16 to the other opinion": dict(explore=16),
-        "regrets 1 and 4": dict(first_regret=1),
-        "regrets 4 and 4": dict(first_regret=4),
+        "a turn that is over: no half step": dict(late=0),
+        "a turn that is over: a whole step": dict(late=4),
     },
 }
 
@@ -99,13 +76,7 @@ TABLES: dict[str, dict[str, dict | str]] = {
 def _outcome(line: Timeline, variant: dict | str, capacity: int) -> Outcome:
     if isinstance(variant, str):
         return replay(line, variant, capacity=capacity, pooled=True)
-    numbers = {name: value for name, value in variant.items() if name != "prefetch"}
-    return run_kelp(
-        line,
-        capacity=capacity,
-        constants=Constants(**numbers),
-        prefetch=variant.get("prefetch", True),
-    )
+    return run_kelp(line, capacity=capacity, constants=Constants(**variant))
 
 
 def ladder(sequence: AccessSequence, capacity: int) -> dict[str, tuple[int, int]]:

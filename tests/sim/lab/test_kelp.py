@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""`kelp` of the lab is `kelp` of the golden model in lock-step: misses, prefetches, fetches and
-every victim, those of the history too."""
+"""`kelp` of the lab is `kelp` of the golden model in lock-step: misses, fetches and every victim,
+those of the history too."""
 
 import dataclasses
 
@@ -13,7 +13,6 @@ from kelp_golden.lockstep import LockStep
 from kelp_sim.lab import Timeline, run
 from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.policies import maker
-from kelp_sim.lab.policies.hyperbolic import RATE
 from kelp_sim.lab.policies.kelp import Constants
 from kelp_sim.lab.study import TABLES, ladder
 from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, plan
@@ -21,77 +20,61 @@ from kelp_sim.replay.replay import run_golden
 from kelp_sim.trace.accesses import access_sequence
 from kelp_sim.trace.trace import read
 from kelp_spec.config import named
-from kelp_spec.metadata import PrefetchSource
 from kelp_spec.policy import Policy
 
 
 @pytest.fixture
 def golden_kelp(monkeypatch):
-    """Golden lock-step under `kelp`: ((misses, prefetches, useful ones, pages fetched), victims in
-    order as (queue, page), those of the history among them)."""
+    """Golden lock-step under `kelp`: ((misses, pages fetched), victims in order as (queue, page),
+    those of the history among them)."""
     victims, claim = [], LockStep._claim
 
-    def watched(engine, squeue, page, last_step, given_by):
+    def watched(engine, squeue, page, last_step):
         victims.append((squeue, page))
-        return claim(engine, squeue, page, last_step, given_by)
+        return claim(engine, squeue, page, last_step)
 
     monkeypatch.setattr(LockStep, "_claim", watched)
 
-    def replayed(trace, *, residency, accesses=None, first_step=0, prefetch=True):
-        sources = frozenset([PrefetchSource.POLICY] * prefetch)
+    def replayed(trace, *, residency, accesses=None, first_step=0):
         done = plan(
             trace,
             named("trace").with_(frames=(2048,) * 4),
             retention=Retention(policy=Policy.KELP, low_water=0, high_water=1),
-            prefetch=Prefetch(sources=sources),
+            prefetch=Prefetch(sources=frozenset()),
             residency=residency,
             excerpt=Excerpt(accesses=accesses, first_step=first_step),
         )
         found = run_golden(done)
         assert not found.mismatches
-        c = found.counters
-        return (
-            c["misses"],
-            c["prefetch_issued_policy"],
-            c["prefetch_useful_policy"],
-            c["fetches"],
-        ), victims
+        return (found.counters["misses"], found.counters["fetches"]), victims
 
     return replayed
 
 
-def lab_kelp(trace, *, residency, accesses=None, first_step=0, prefetch=True, **constants):
+def lab_kelp(trace, *, residency, accesses=None, first_step=0, **constants):
     """The same of the compiled form."""
     line = Timeline.of(access_sequence(trace, first_step=first_step, accesses=accesses))
     found = run_kelp(
         line,
         capacity=line.sequence.capacity(residency),
-        prefetch=prefetch,
         record=True,
         constants=Constants(**constants),
     )
-    return (found.misses, found.issued, found.useful, found.flash_reads), [
+    return (found.misses, found.flash_reads), [
         divmod(key, line.sequence.final_pages) for _, key in found.victims
     ]
 
 
 @pytest.mark.parametrize(
-    "residency,accesses,first_step,prefetch",
-    [
-        (0.25, 6_000, 768, True),
-        (0.25, 6_000, 768, False),
-        (0.5, 12_000, 0, True),
-        (0.3, 5_000, 1024, True),
-    ],
+    "residency,accesses,first_step",
+    [(0.25, 6_000, 768), (0.5, 12_000, 0), (0.3, 5_000, 1024)],
 )
-def test_the_compiled_kelp_is_golden_lock_step(
-    golden_kelp, residency, accesses, first_step, prefetch
-):
+def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, residency, accesses, first_step):
     trace = read(RECORDING)
-    choice = dict(residency=residency, accesses=accesses, first_step=first_step, prefetch=prefetch)
+    choice = dict(residency=residency, accesses=accesses, first_step=first_step)
     counts, victims = golden_kelp(trace, **choice)
     assert (counts, victims) == lab_kelp(trace, **choice)
-    assert counts[0] > 200 and len(victims) > 500 and (counts[1] > 0) == prefetch
+    assert counts[0] > 200 and len(victims) > 500
 
 
 @pytest.mark.slow
@@ -107,23 +90,16 @@ def test_the_compiled_kelp_is_golden_lock_step_over_whole_recordings(golden_kelp
 #: A change of any of these changes victims in a few thousand accesses (of the epoch bits, in a
 #: whole recording alone).
 FAULTS = {
-    "alpha_fast": 57,
-    "alpha_slow": 9,
-    "fast_bits": 10,
-    "slow_bits": 11,
-    "weight_fast": 7,
-    "weight_profile": 63,
-    "profile_bits": 5,
+    "alpha": 5,
+    "frequency_bits": 11,
+    "once": 63,
+    "weight_profile": 5,
+    "profile_bits": 4,
     "epoch_shift": 5,
     "turn": 0,
-    "near_most": 215,
-    "near_shift": 8,
-    "miss_rate_shift": 9,
-    "margin_shift": 2,
-    "explore": 7,
-    "duel_most": 8,
-    "first_regret": 3,
-    "second_regret": 3,
+    "late": 1,
+    "finished": 0,
+    "log_bits": 7,
     "sweeps": 1,
     "reserve": 2,
 }
@@ -144,13 +120,10 @@ def test_a_changed_constant_is_found(golden_kelp):
 
 @pytest.mark.parametrize(
     "variant",
-    [v for v in TABLES["hardware"].values() if v]
-    + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}]
-    + [{"tie_bits": 14, "weight_profile": 32}, {"finished": 1}]
-    + [dataclasses.asdict(RATE)],
+    [v for name in ("ablation", "hardware") for v in TABLES[name].values() if isinstance(v, dict)],
     ids=str,
 )
-def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant):
+def test_constants_mean_the_same_to_both_forms(tmp_path, variant):
     line = Timeline.of(
         access_sequence(
             read(save(tmp_path / "t.npz", contents(seed=5, with_kv=False, steps=300, tokens=316)))
@@ -159,11 +132,7 @@ def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant
     capacity = line.sequence.queues * 8
     plain = run(line, maker("kelp", variant), capacity=capacity, pooled=True, record=True)
     fast = run_kelp(line, capacity=capacity, constants=Constants(**variant), record=True)
-    assert (
-        plain.victims == fast.victims
-        and plain.missed.tolist() == fast.missed.tolist()
-        and plain.issued == fast.issued
-    )
+    assert plain.victims == fast.victims and plain.missed.tolist() == fast.missed.tolist()
     assert len(plain.victims) > 100
 
 
@@ -177,5 +146,5 @@ def test_the_ladder_of_a_replay_ends_with_the_device(golden_kelp):
     sequence = access_sequence(trace, accesses=3_000, first_step=768)
     found = ladder(sequence, sequence.capacity(0.25))
     counts, _ = golden_kelp(trace, residency=0.25, accesses=3_000, first_step=768)
-    assert found["+ prefetch: kelp"] == (counts[0], counts[3])
-    assert found["lru"][0] > found["two frequencies"][0] > found["belady"][0]
+    assert found["+ the profile: kelp"] == counts
+    assert found["lru"][0] > found["+ the profile: kelp"][0] > found["belady"][0]

@@ -41,9 +41,7 @@ _HOME = {
     "speckv": "speckv:SpecKv",
     "plain": "plain:Plain",
     "ema": "ema:Ema",
-    "hyperbolic": "hyperbolic:Hyperbolic",
     "kelp": "kelp:Kelp",
-    "kelp-noprefetch": "kelp:KelpNoPrefetch",
 }
 IDS = tuple(_HOME)
 
