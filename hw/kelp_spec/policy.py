@@ -48,7 +48,7 @@ EPOCH_SHIFT = 6  #: the count halves every 64 steps
 PROFILE_SHIFT = 2  #: a count of the profile weighs 4
 
 ONCE = 64  #: what every page has beside its frequency: as much as its first read adds
-LATE = 2  #: quarters of a step that a page is idle for when its turn in this step is over
+LATE = 1  #: quarters of a step that a page is idle for when its turn in this step is over
 LOG_BITS = 8  #: of a logarithm, after the point
 LOG_MOST = 26 << LOG_BITS  #: log2 of the quarters of idle steps that a page word can tell
 

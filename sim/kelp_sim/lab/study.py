@@ -67,8 +67,8 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "profile four times": dict(weight_profile=16),
         "profile halves in 32 steps": dict(epoch_shift=5),
         "profile halves in 128 steps": dict(epoch_shift=7),
-        "a turn that is over: no half step": dict(late=0),
-        "a turn that is over: a whole step": dict(late=4),
+        "a turn that is over: nothing more": dict(late=0),
+        "a turn that is over: half a step more": dict(late=2),
     },
 }
 

@@ -97,7 +97,7 @@ FAULTS = {
     "profile_bits": 4,
     "epoch_shift": 5,
     "turn": 0,
-    "late": 1,
+    "late": 2,
     "finished": 0,
     "log_bits": 7,
     "sweeps": 1,
