@@ -13,6 +13,7 @@ __all__ = [
     "ALPHA",
     "EPOCH_BITS",
     "EPOCH_SHIFT",
+    "FADE_SHIFT",
     "FOLDED",
     "FREQUENCY_BITS",
     "LATE",
@@ -45,9 +46,10 @@ FOLDED = 511  #: idle steps beyond this count as this many
 #: an entry of a queue's profile: reads at one distance, and when that was last counted
 PROFILE_BITS, EPOCH_BITS = 7, 2
 EPOCH_SHIFT = 6  #: the count halves every 64 steps
-PROFILE_SHIFT = 2  #: a count of the profile weighs 4
+PROFILE_SHIFT = 5  #: a count of the profile weighs 32
 
-ONCE = 64  #: what every page has beside its frequency: as much as its first read adds
+ONCE = 8  #: what every page has beside its frequency: an eighth of what its first read adds
+FADE_SHIFT = 1  #: in a value, n idle steps leave what 2 · n do of a frequency
 LATE = 1  #: quarters of a step that a page is idle for when its turn in this step is over
 LOG_BITS = 8  #: of a logarithm, after the point
 LOG_MOST = 26 << LOG_BITS  #: log2 of the quarters of idle steps that a page word can tell

@@ -44,9 +44,9 @@ def log2(x: int) -> int:
 
 
 def value(frequency: int, count: int, idle: int, over: bool) -> int:
-    """What a page is worth, 1536 … 9249 (14 bits), from its frequency as stored, the profile's
+    """What a page is worth, 768 … 9468 (14 bits), from its frequency as stored, the profile's
     count at its distance, its idle steps (24 bits) and whether its turn in this step is over."""
-    often = _folded(frequency + (count << p.PROFILE_SHIFT), idle)
+    often = _folded(frequency + (count << p.PROFILE_SHIFT), idle << p.FADE_SHIFT)
     return p.LOG_MOST + log2(p.ONCE + often) - log2(4 * (idle + 1) + (p.LATE if over else 0))
 
 

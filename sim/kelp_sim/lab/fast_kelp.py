@@ -61,7 +61,7 @@ def _value(s, c, pages, queue, page, step):
     idle = step - s.last[key] - 1 + (over and c.turn) if s.last[key] < step else 0
     counted = _count(s, c, queue * pages + s.newest[queue] - page, step)
     often = s.frequency[key] + c.weight_profile * counted
-    often = often * s.fold[min(idle, spec.FOLDED)] >> c.frequency_bits
+    often = often * s.fold[min(idle << c.fade_shift, spec.FOLDED)] >> c.frequency_bits
     return (
         (26 << c.log_bits)
         + s.logs[c.once + often]

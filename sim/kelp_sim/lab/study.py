@@ -29,7 +29,7 @@ from .reads import RULES, timeline
 
 __all__ = ["TABLES", "ladder", "main"]
 
-_WIDE = dict(frequency_bits=16, once=1024, weight_profile=64)  #: all 16 times as fine
+_WIDE = dict(frequency_bits=16, once=128, weight_profile=512)  #: all 16 times as fine
 _IDLE = dict(alpha=0, weight_profile=0)  #: no frequency: idle time alone
 
 #: Table → variant → constants that are not as chosen; a policy's id stands for that policy, pooled.
@@ -39,7 +39,7 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "ema (policy 0)": "ema",
         "idle steps alone": _IDLE | dict(turn=0, late=0, finished=0),
         "+ a turn that is over counts as idle": _IDLE | dict(finished=0),
-        "+ pages of finished queues are ordinary": _IDLE,
+        "+ finished queues give what they read": _IDLE,
         "+ the page's frequency": dict(weight_profile=0),
         "+ the profile: kelp": {},
     },
@@ -60,11 +60,13 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "as chosen": {},
         "α 2/256": dict(alpha=2),
         "α 8/256": dict(alpha=8),
-        "once 32": dict(once=32),
-        "once 128": dict(once=128),
-        "profile halved": dict(weight_profile=2),
-        "profile doubled": dict(weight_profile=8),
-        "profile four times": dict(weight_profile=16),
+        "once 4": dict(once=4),
+        "once 16": dict(once=16),
+        "once 64": dict(once=64),
+        "fades as it is learnt": dict(fade_shift=0),
+        "fades four times as fast": dict(fade_shift=2),
+        "profile halved": dict(weight_profile=16),
+        "profile doubled": dict(weight_profile=64),
         "profile halves in 32 steps": dict(epoch_shift=5),
         "profile halves in 128 steps": dict(epoch_shift=7),
         "a turn that is over: nothing more": dict(late=0),

@@ -92,8 +92,9 @@ def test_the_compiled_kelp_is_golden_lock_step_over_whole_recordings(golden_kelp
 FAULTS = {
     "alpha": 5,
     "frequency_bits": 11,
-    "once": 63,
-    "weight_profile": 5,
+    "once": 9,
+    "fade_shift": 0,
+    "weight_profile": 31,
     "profile_bits": 4,
     "epoch_shift": 5,
     "turn": 0,

@@ -33,6 +33,7 @@ class Constants:
     alpha: int = spec.ALPHA  #: 0: no page has a frequency
     frequency_bits: int = spec.FREQUENCY_BITS
     once: int = spec.ONCE
+    fade_shift: int = spec.FADE_SHIFT  #: 0: in a value, a frequency fades as it is learnt
     weight_profile: int = 1 << spec.PROFILE_SHIFT  #: of one count
     profile_bits: int = spec.PROFILE_BITS
     epoch_bits: int = spec.EPOCH_BITS
@@ -128,7 +129,7 @@ class Kelp(Policy):
         over = self.turn[0] == step and key < self.turn[1]
         idle = step - self.last[key] - 1 + (over and c.turn) if self.last[key] < step else 0
         counted = c.weight_profile * self._count(queue, self.newest[queue] - page, step)
-        often = self._folded(self.frequency[key] + counted, idle)
+        often = self._folded(self.frequency[key] + counted, idle << c.fade_shift)
         most = 26 << c.log_bits  # so that the device's values are not negative
         return most + self._log(c.once + often) - self._log(4 * (idle + 1) + c.late * over)
 
