@@ -74,7 +74,7 @@ def demo(
         formats=FORMATS,
         policy=policy,
         seed=seed,
-        prefetch=None if parse_policy(policy) == Policy.KELP else "layer_ahead",
+        prefetch="none" if parse_policy(policy) == Policy.KELP else "layer_ahead",
     )
     whole = chosen.plan()
     begun = replace(chosen, first_step=0, accesses=lockstep_accesses)

@@ -135,7 +135,7 @@ def _ladder(result: ReplayResult) -> Section:
         ],
         "kelp lab, the same reads and frames; flash reads per access. One access after another, as "
         + "in lock-step: at full speed the RTL decides while accesses are in flight, whose uses "
-        + "count later and whose prefetches come later; hence its lower hit rate above",
+        + "count later; hence another hit rate above",
     )
 
 

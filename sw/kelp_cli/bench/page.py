@@ -53,7 +53,8 @@ _TITLES = {
     "policy": (
         "Policy `kelp`",
         "`gap_closed`: of the misses between LRU and Belady, both over one pool, from history "
-        + "alone; three recordings of the small model, 12.5 and 25 % of the pages resident.",
+        + "alone. `real_model` is SmolLM2-135M (`data/traces/smollm2_argparse.npz`, tuned on), "
+        + "`kelp` three recordings of the small model.",
     ),
     "replay": (
         "Replay rates",

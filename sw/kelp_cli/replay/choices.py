@@ -40,7 +40,7 @@ class Choices:
     source: Source = Source.OBSERVED
     mass_shift: int = 0
     budget: str = "equal"
-    prefetch: str | None = None
+    prefetch: str = "none"
     window: int = 1
     seed: int = 1
 
@@ -54,7 +54,7 @@ class Choices:
         if not 0 <= self.window <= 63:
             raise UserError(f"window = {self.window} is refused; legal: 0 … 63 pages each side")
         policy = parse_policy(self.policy)
-        sources = parse_sources(self.prefetch, policy)
+        sources = parse_sources(self.prefetch)
         window = self.window if PrefetchSource.WINDOW in sources else 0
         try:
             return plan(
@@ -131,18 +131,13 @@ def parse_policy(text: str):
     )
 
 
-def parse_sources(text: str | None, policy=None) -> frozenset:
-    """Prefetch sources by name, commas between: those that a recording can trigger under
-    ``policy``. None: the policy's own."""
+def parse_sources(text: str) -> frozenset:
+    """Prefetch sources by name, commas between: those that a recording can trigger; or none."""
     from kelp_spec.metadata import PrefetchSource
-    from kelp_spec.policy import Policy
 
-    own = [PrefetchSource.POLICY] if policy == Policy.KELP else []
-    if text is None:
-        return frozenset(own)
     legal = {
         s.name.lower(): s
-        for s in (PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD, PrefetchSource.PREVIOUS, *own)
+        for s in (PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD, PrefetchSource.PREVIOUS)
     }
     names = [name for name in text.split(",") if name]
     if names == ["none"]:

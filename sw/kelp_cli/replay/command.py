@@ -98,13 +98,11 @@ def replay(
         ),
     ] = "equal",
     prefetch: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Sources to switch on: window, layer_ahead, previous, policy (kelp's "
-            + "own), comma between; or none.",
-            show_default="the policy's own",
+            help="Sources to switch on: window, layer_ahead, previous, comma between; or none."
         ),
-    ] = None,
+    ] = "none",
     window: Annotated[
         int, typer.Option(help="Pages each side that the window source fetches.")
     ] = 1,

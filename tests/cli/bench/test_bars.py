@@ -44,12 +44,14 @@ def test_what_is_not_built_is_not_measured(monkeypatch, repo_root):
     names = [name for name, _, _ in NOT_BUILT]
     assert len(set(names)) == len(names)
     monkeypatch.chdir(repo_root)
-    rows = list(policy_rows((Path("data/traces/attn_0.npz"),)))
-    assert len(rows) == 4 and all(row.goal for row in rows)
+    recording = (Path("data/traces/attn_0.npz"),)
+    rows = list(policy_rows({"policy.real_model": (recording, {0.125: "≥ 0.6", 0.25: "≥ 0.35"})}))
     assert not {row.name for row in rows} & set(names)
-    # This recording alone is above the bar at an eighth and below it at a quarter of the pages.
-    found = {row.name: row.value for row in rows}
-    assert found["policy.kelp.gap_closed.0.125"] > 0.6
+    # This recording is above the one bar and below the other.
+    assert {row.name: row.met for row in rows} == {
+        "policy.real_model.gap_closed.0.125": True,
+        "policy.real_model.gap_closed.0.25": False,
+    }
 
 
 @pytest.mark.parametrize(
