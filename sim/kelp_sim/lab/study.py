@@ -37,10 +37,10 @@ TABLES: dict[str, dict[str, dict | str]] = {
     "ablation": {
         "lru": "lru",
         "ema (policy 0)": "ema",
-        "idle steps alone": _IDLE | dict(turn=0, late=0, finished=0),
-        "+ a turn that is over counts as idle": _IDLE | dict(finished=0),
-        "+ finished queues give what they read": _IDLE,
-        "+ the page's frequency": dict(weight_profile=0),
+        "idle steps alone": _IDLE | dict(turn=0, late=0),
+        "+ a turn that is over counts as idle": _IDLE,
+        "+ the page's frequency": dict(weight_profile=0, finished=0),
+        "+ finished queues give what they read": dict(weight_profile=0),
         "+ the profile: kelp": {},
     },
     "hardware": {

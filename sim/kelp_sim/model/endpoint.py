@@ -270,7 +270,7 @@ def _of_prefetch(inputs: Inputs) -> list[Finding]:
             "%",
             ">90",
             100 * policy.kelp[0],
-            "measured: our policy with prefetch",
+            "measured: our policy, which prefetches nothing",
             under=Condition("25 % of the pages in DRAM", 100 * policy.kelp[1]),
         ),
     ]
