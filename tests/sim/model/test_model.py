@@ -296,7 +296,7 @@ TEXT = DEFAULTS.read_text(encoding="utf-8")
             "[flash] slow_share = 1.5 is refused; legal: 0 … 1",
         ),
         ("users = [1, 2, 4, 8, 16, 32]", "users = []", "[wall] users = [] is refused"),
-        ("kelp = [0.8246, 0.9688]", "kelp = [0.8246]", "[policy] kelp needs 2 values"),
+        ("kelp = [0.8157, 0.9663]", "kelp = [0.8157]", "[policy] kelp needs 2 values"),
         ("nvme = 8", "disk = 8", "must name the same parts"),
         (
             "value = 20, row",
