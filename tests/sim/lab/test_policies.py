@@ -174,7 +174,7 @@ def test_every_policy_keeps_the_contract(part, name, pooled):
     "names, reached",
     [
         (("smollm2_argparse",), {0.125: 0.97, 0.25: 0.17, 0.5: 0}),
-        (("attn_0", "attn_2", "attn_3"), {0.125: 0.58, 0.25: 0.27, 0.5: 0.03}),
+        (("attn_0", "attn_2", "attn_3"), {0.125: 0.57, 0.25: 0.27, 0.5: 0.03}),
     ],
     ids=["real model", "small model"],
 )
