@@ -10,7 +10,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource, Protected
+from kelp_spec.metadata import Event, Op, Outcome, Protected
 
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
@@ -234,15 +234,15 @@ class Endpoint(wiring.Component):
         return busy, recent
 
     def _prefetch_turn(self, m: Module, busy, recent: Signal) -> None:
-        """Whose prefetch goes to M0, the prefetcher's or policy `kelp`'s.
+        """When a prefetch goes to M0.
 
         The prefetcher's turn is a register, which has to know what makes the endpoint busy in its
         next cycle: every op that is handed over, a prefetch too. (A request that comes in the very
         cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is
-        idle.) It finds the `Skid` empty, and policy `kelp` waits for that cycle.
+        idle.) It finds the `Skid` empty.
         """
         s = m.submodules
-        eviction, prefetcher, prefetching = s.eviction, s.prefetcher, s.op_prefetch
+        prefetcher, prefetching = s.prefetcher, s.op_prefetch
         prefetch_turn, entering = Signal(), Signal()
         m.d.comb += entering.eq(
             Cat(skid.i.valid for skid in self._skids(s)).any() | s.registers.o_control.valid
@@ -250,15 +250,11 @@ class Endpoint(wiring.Component):
         m.d.sync += prefetch_turn.eq(
             ~(self.lockstep & (busy | entering | recent.any()))
             & prefetching.idle
-            & ~eviction.o_prefetch.valid
             & ~(prefetch_turn & prefetcher.o_op.valid)
         )
         m.d.comb += [
-            prefetching.i.valid.eq(
-                Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)
-            ),
-            prefetching.i.p.eq(Mux(prefetch_turn, prefetcher.o_op.p, eviction.o_prefetch.p)),
-            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn),
+            prefetching.i.valid.eq(prefetch_turn & prefetcher.o_op.valid),
+            prefetching.i.p.eq(prefetcher.o_op.p),
             prefetcher.o_op.ready.eq(prefetch_turn),
             Assert(~prefetch_turn | prefetching.i.ready),
         ]
@@ -335,18 +331,6 @@ class Endpoint(wiring.Component):
         """What the registers set, to whom it concerns."""
         s, settings = m.submodules, m.submodules.registers.settings
         high, low = settings.high_water, settings.low_water
-        # In two cycles: the LRU shadow, which asks, is further behind than that.
-        of_pool = [
-            Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))
-        ]
-        all_frames, most_frames = sum(of_pool), (1 << len(s.eviction.settings.frames)) - 1
-        m.d.sync += [
-            *(
-                frames.eq(Mux(s.tracker.pools.unused[p], 0, settings.pool_limit[p]))
-                for p, frames in enumerate(of_pool)
-            ),
-            s.eviction.settings.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
-        ]
         m.d.comb += [
             s.tracker.descriptor.eq(s.registers.descriptor),
             s.tracker.pool_settings.low_water.eq(low),
@@ -355,9 +339,7 @@ class Endpoint(wiring.Component):
                 s.tracker.pool_settings.limit[p].eq(settings.pool_limit[p])
                 for p in range(len(POOLS))
             ),
-            s.eviction.settings.low_water.eq(Mux(high > low, high, low)),
-            s.eviction.settings.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
-            s.eviction.settings.prefetch_water.eq(low),
+            s.eviction.low_water.eq(Mux(high > low, high, low)),
             s.miss_buffer.starve_limit.eq(settings.starve_limit),
             s.cold.timeout.eq(settings.cold_timeout),
             s.cold.retries.eq(settings.cold_retries),

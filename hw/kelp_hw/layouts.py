@@ -34,7 +34,7 @@ from kelp_spec.metadata import (
     frame_entry_fields,
     page_word_fields,
 )
-from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS, Policy
+from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, Policy
 
 __all__ = [
     "DropReason",
@@ -123,8 +123,8 @@ class Layouts:
         One queue's configuration; its broadcast to every copy of the configuration memory.
     scanned : layout
         From the score engine to a sweep: a page as its SCAN found it. `eligible` = RESIDENT and not
-        pinned, `cold` = COLD. Policy `kelp`: `score` is its common value, `count` that of its
-        queue's profile, `over` that its turn in this step has passed.
+        pinned; `finished`, the turn of its queue in this step has passed. Policy `kelp`: `score` is
+        its value.
     """
 
     def __init__(self, config: Config):
@@ -219,9 +219,7 @@ class Layouts:
                 "source": code_shape(PrefetchSource),  # PREFETCH, FILL: PrefetchSource
                 # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
                 "slot": self.token_bits,
-                # MASS; SCAN: 1 when it looks for pages to prefetch; CLAIM, RELEASE: who alone gives
-                # the page away (docs/policy.md)
-                "mass": SCORE_BITS,
+                "mass": SCORE_BITS,  # MASS
                 "written": 1,  # RELEASE: flash was written, for the counters
                 "delta": STEP_BITS,  # STEP: steps to advance
             }
@@ -431,8 +429,7 @@ class Layouts:
             {"answer": code_shape(Answer), "poison": 1, "data": LINE_BITS, "origin": self.origin}
         )
 
-        #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to
-        #: prefetch.
+        #: `step` is the low byte of the session's.
         self.score_event = S(
             {
                 "kind": code_shape(ScoreEvent),
@@ -444,7 +441,6 @@ class Layouts:
                 "step": 8,
                 "slot": 4,
                 "scan": self.page_word,
-                "scan_tag": 1,
             }
         )
 
@@ -454,7 +450,7 @@ class Layouts:
                 "kind": code_shape(ScoreEvent),
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
-                "score": SCORE_WORD_BITS,
+                "score": SCORE_BITS,
                 "profile": PROFILE_BITS + EPOCH_BITS,
             }
         )
@@ -564,13 +560,10 @@ class Layouts:
             {
                 "page": c.page_bits,
                 "slot": 4,
-                "tag": 1,
                 "eligible": 1,
-                "cold": 1,
                 "last_step": STEP_BITS,
                 "score": SCORE_BITS,
-                "count": PROFILE_BITS,
-                "over": 1,
+                "finished": 1,
             }
         )
 

@@ -13,7 +13,6 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event, MissKind, Op, Outcome, PageState, PrefetchSource
-from kelp_spec.policy import GIVEN_BITS
 from kelp_spec.registers import COUNTERS
 
 from ..layouts import Layouts, code_shape
@@ -137,8 +136,8 @@ class Telemetry(wiring.Component):
             m.d.sync += unmet.bit_select(r.miss, 1).eq(0)
         with m.If(valid & (outcome == Outcome.MISSED)):
             m.d.sync += unmet.bit_select(r.miss, 1).eq(op.kind == Op.PREFETCH)
-        since = Signal(min(c.place_bits - GIVEN_BITS, len(r.word.last_step)))
-        m.d.comb += since.eq(r.word.last_step - r.old.place[GIVEN_BITS:])
+        since = Signal(min(c.place_bits, len(r.word.last_step)))
+        m.d.comb += since.eq(r.word.last_step - r.old.place)
         too_soon = missed & (r.old.state == PageState.COLD) & (since < EVICTED_SOON)
         released = valid & (op.kind == Op.RELEASE)
         evicted = released & (outcome == Outcome.DONE) & ~op.failed

@@ -20,10 +20,9 @@ class CandidateList(wiring.Component):
     then higher priority, then the page inserted first (a sweep inserts in ascending order, so the
     lower page; spec §5, docs/design.md §6).
 
-    Latency: `LATENCY` cycles from an insertion to `best`, one from a `take`. In between, the
-    candidate is `coming`, and where it goes is a register. Interval: `INTERVAL`, one insertion or
-    one `take` per cycle; `clear` wins over both. Taking while inserting or while one is coming is
-    not allowed.
+    Latency: `LATENCY` cycles from an insertion to `best`, one from a `take`. Interval: `INTERVAL`,
+    one insertion or one `take` per cycle; `clear` wins over both. Taking while inserting or while
+    one is coming is not allowed.
 
     Parameters
     ----------
@@ -35,8 +34,6 @@ class CandidateList(wiring.Component):
         Empties the list; removes `best`.
     i : in, always-ready stream of candidate
     best : out, held_candidate
-    coming : out, candidate
-        What was at `i` in the cycle before.
     """
 
     LATENCY = 2
@@ -51,7 +48,6 @@ class CandidateList(wiring.Component):
                 "take": In(1),
                 "i": In(stream.Signature(layouts.candidate, always_ready=True)),
                 "best": Out(layouts.held_candidate),
-                "coming": Out(layouts.candidate),
             }
         )
         # State that proofs look at (kelp_verif.formal.order_specs).
@@ -60,7 +56,8 @@ class CandidateList(wiring.Component):
             for k in range(config.candidates)
         ]
         self.valid = Signal(config.candidates)
-        self.coming_valid = Signal()
+        # what was at `i` in the cycle before
+        self.coming, self.coming_valid = Signal(layouts.candidate), Signal()
         # before which places `coming` goes: a run at the end, since the list is sorted
         self.before = Signal(config.candidates)
 

@@ -22,7 +22,7 @@ from .evictor import Evictor
 from .kelp_state import KelpState
 from .orphans import Orphans
 from .queue_state import QueueState
-from .signatures import EvictionLayouts, EvictionSettings, Turn
+from .signatures import EvictionLayouts, Turn
 from .slots import EvictionSlots
 from .sweep import Sweep
 
@@ -51,9 +51,11 @@ class Eviction(wiring.Component):
     i_scan : in, always-ready stream of scanned (EMA engine)
     i_frame : in, FrameReports (frame table)
     i_flushed : in, stream (data path)
-    pools : in, PoolCounts; settings : in, EvictionSettings
+    pools : in, PoolCounts
+    low_water : in
+        Frames of each pool that are kept free.
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
-    o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
+    o_op : out, stream of op
     turn : in, Turn
         What lock-step holds back.
     resident : in, ResidentLines
@@ -86,11 +88,10 @@ class Eviction(wiring.Component):
                 "i_frame": In(FrameReports(config)),
                 "i_flushed": In(stream.Signature(layouts.flush)),
                 "pools": In(PoolCounts(config)),
-                "settings": In(EvictionSettings(config)),
+                "low_water": In(16),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "o_prefetch": Out(stream.Signature(layouts.op)),
                 "turn": In(Turn()),
                 "resident": In(ResidentLines(config)),
                 "swept": Out(1),
@@ -125,10 +126,6 @@ class Eviction(wiring.Component):
             closer.sessions.eq(self.sessions),
             self.swept.eq(sweep.swept),
             self.turn.evicting.eq(~slots.idle),
-            evictor.prefetch_on.eq(self.settings.prefetch_on),
-            evictor.prefetch_water.eq(self.settings.prefetch_water),
-            kelp.frames.eq(self.settings.frames),
-            kelp.sessions.eq(self.sessions),
             self.turn.learning.eq(~kelp.idle),
         ]
         connect(m, flipped(self.pools), evictor.pools)
@@ -144,7 +141,6 @@ class Eviction(wiring.Component):
             m.d.comb += self.fault.eq(slots.fault)
         connect(m, evictor.check, slots.check_victim)
         connect(m, orphans.check, slots.check_orphan)
-        m.d.comb += sweep.opinion.eq(kelp.opinion)
         connect(m, flipped(self.config_write), queues.config_write)
         connect(m, flipped(self.i_scan), sweep.i_scan)
         connect(m, flipped(self.i_frame.claim), slots.i_claim)
@@ -182,9 +178,8 @@ class Eviction(wiring.Component):
             slots.check_scrub.page.page.eq(closing.o.p.page),
         ]
         # critical path: registered here
-        m.d.sync += [evictor.hold.eq(self.turn.hold), evictor.low_water.eq(self.settings.low_water)]
+        m.d.sync += [evictor.hold.eq(self.turn.hold), evictor.low_water.eq(self.low_water)]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
-        connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
         # The token says whether a flush is an eviction's. Critical path: flush and owner are

@@ -5,7 +5,7 @@ for a new queue."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Const, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -17,7 +17,6 @@ from ..pipeline import RESULT_TO_NEED
 from ..tracker.signatures import PoolCounts
 from .kelp_search import KelpSearch
 from .plain_search import PlainSearch
-from .policy_prefetch import PolicyPrefetch
 from .pool_need import PoolNeed
 from .signatures import (
     EvictionLayouts,
@@ -34,13 +33,11 @@ from .signatures import (
 __all__ = ["Evictor"]
 
 
-class Job(enum.Enum, shape=2):
-    """What the block is at: a victim, or what policy `kelp` asks for (a queue's value anew, a look
-    ahead)."""
+class Job(enum.Enum, shape=1):
+    """What the block is at: a victim, or a queue's offer anew, as policy `kelp` asks."""
 
     EVICT = 0
     REFRESH = 1
-    AHEAD = 2
 
 
 class Evictor(wiring.Component):
@@ -49,10 +46,8 @@ class Evictor(wiring.Component):
 
     The steps of a search, which both policies share, are here: wait until the queue state has
     absorbed all results, look a queue up, sweep it, CLAIM a page of its list. What comes next is
-    said by the policy of the queue at hand: `PlainSearch` or `KelpSearch`. Between choices the
-    block does what policy `kelp` asks for: a queue is swept so that its offer is true again;
-    another is looked at for pages to prefetch, and those are fetched one by one (`PolicyPrefetch`),
-    while choices go on.
+    said by the policy of the queue at hand: `PlainSearch` or `KelpSearch`. Between choices a queue
+    is swept where policy `kelp` asks, so that its offer is true again.
 
     Latency: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb
     the last eviction; a new queue costs a sweep besides, a queue that is passed over about 8
@@ -76,13 +71,10 @@ class Evictor(wiring.Component):
     sweep : out, SweepControl
     list : in, SweepList
     policy : in, PolicyState
-    prefetch_on, prefetch_water : in
-        Prefetch by `kelp` is switched on; frames that it leaves free.
     slots : in, EvictionsUnderWay
     check : out, PageCheck
         Of the page that would be claimed.
     o_op : out, stream of op (CLAIM)
-    o_prefetch : out, stream of op (PREFETCH)
     o_event : out, always-ready stream
         NO_VICTIM, once until an eviction of the pool succeeds; `argument` is the pool, `squeue` the
         first that was tried.
@@ -106,12 +98,9 @@ class Evictor(wiring.Component):
                 "sweep": Out(SweepControl(config)),
                 "list": In(SweepList(config)),
                 "policy": In(PolicyState(config)),
-                "prefetch_on": In(1),
-                "prefetch_water": In(16),
                 "slots": In(EvictionsUnderWay(config)),
                 "check": Out(PageCheck(config)),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "o_prefetch": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "busy": Out(1),
             }
@@ -123,15 +112,10 @@ class Evictor(wiring.Component):
         m.submodules.need = need = PoolNeed(config=c)
         m.submodules.plain = self._plain = PlainSearch(config=c)
         m.submodules.kelp = self._kelp = KelpSearch(config=c)
-        m.submodules.prefetch = prefetch = PolicyPrefetch(config=c)
-        self._need, self._prefetch = need, prefetch
+        self._need = need
         connect(m, flipped(self.pools), need.pools)
-        connect(m, flipped(self.pools), prefetch.pools)
         connect(m, flipped(self.slots), need.slots)
         connect(m, flipped(self.i_result), need.i_result)
-        connect(m, flipped(self.i_result), prefetch.i_result)
-        connect(m, prefetch.o_prefetch, flipped(self.o_prefetch))
-        connect(m, flipped(self.list.wanted), prefetch.wanted)
         connect(m, self._kelp.offer, flipped(self.queues.offer))
         self._state()
         self._queue_at_hand(m)
@@ -183,8 +167,7 @@ class Evictor(wiring.Component):
             self._eligible.eq(look.listed & (look.pool == self._need.pool)),
             self._kelp_queue.eq(look.policy == Policy.KELP),
             self.queues.lookup.request.p.eq(squeue),
-            self.sweep.watch.p.squeue.eq(squeue),
-            self.sweep.watch.p.ahead.eq(self._job == Job.AHEAD),
+            self.sweep.watch.p.eq(squeue),
             self.sweep.start.p.look.eq(look),
             self.sweep.start.p.session.eq(session),
             # The sweep is given the step of its own session as M3 has it now; `step` here is a
@@ -194,13 +177,12 @@ class Evictor(wiring.Component):
 
     def _claim(self, m):
         """The page to take, and its CLAIM out of registers."""
-        op, kelp, best, other = self.o_op.p, self._kelp, self.list.best, self.list.other
+        op, best = self.o_op.p, self.list.best
         m.d.comb += [
             self.check.page.squeue.eq(self._squeue),
-            self.check.page.page.eq(Mux(kelp.take_other, other.page, best.page)),
+            self.check.page.page.eq(best.page),
             op.kind.eq(Op.CLAIM),
             op.squeue.eq(self._squeue),
-            op.mass.eq(kelp.given_by),
         ]
         page, step, slot = (
             Signal.like(op.page),
@@ -209,14 +191,14 @@ class Evictor(wiring.Component):
         )
         m.d.comb += [op.page.eq(page), op.delta.eq(step), op.slot.eq(slot)]
         self._keep_claim = [
-            page.eq(self.check.page.page),
-            step.eq(Mux(kelp.take_other, other.last_step, best.last_step)),
+            page.eq(best.page),
+            step.eq(best.last_step),
             slot.eq(self.slots.free.slot),
         ]
 
     def _policies(self, m):
-        """Both policies get the facts; `kelp` is joined with its state as well."""
-        c, kelp, plain, policy = self.config, self._kelp, self._plain, self.policy
+        """Both policies get the facts."""
+        c, kelp, plain = self.config, self._kelp, self._plain
         pools = range(len(POOLS))
         roots, requester = (
             Array(self.queues.roots[p] for p in pools),
@@ -246,19 +228,9 @@ class Evictor(wiring.Component):
             ]
         m.d.comb += [
             kelp.best.eq(self.list.best),
-            kelp.other.eq(self.list.other),
-            kelp.followed.eq(self.list.followed),
             self.list.clear.eq(kelp.clear),
-            kelp.explore.eq(policy.explore),
-            policy.disputed.eq(kelp.disputed),
-            self._prefetch.in_credit.eq(policy.in_credit),
-            self._prefetch.water.eq(self.prefetch_water),
-            self._prefetch.queue.p.session.eq(policy.ahead.session),
-            self._prefetch.queue.p.squeue.eq(policy.ahead.squeue),
-            self._prefetch.pool.p.eq(self.queues.lookup.answer.p.pool),
             self._need.low_water.eq(self.low_water),
         ]
-        connect(m, kelp.gave, flipped(policy.gave))
 
     def _move(self, squeue):
         """Search from another queue."""
@@ -317,24 +289,16 @@ class Evictor(wiring.Component):
         ]
 
     def _idle(self, m):
-        """What is begun next; while a prefetch is on its way, anything but a look ahead."""
+        """What is begun next."""
         job, squeue, policy = self._job, self._squeue, self.policy
-        kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
-        wanted, evicts = Signal(), Signal()
+        kelp, need, evicts = self._kelp.search, self._need, Signal()
         m.d.comb += [
-            wanted.eq(self.list.wanted.valid),
             evicts.eq(need.need.valid & self.slots.free.valid),
-            prefetch.room_comes.eq(
-                need.need.valid | Cat(count != 0 for count in self.slots.count).any()
-            ),
             self.busy.eq(1),
         ]
         with m.State("IDLE"):
             m.d.comb += [
-                self.busy.eq(
-                    prefetch.busy
-                    | (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
-                ),
+                self.busy.eq((evicts | policy.refresh.valid) & ~self.hold),
                 kelp.moment.eq(Moment.BEGIN),
             ]
             m.d.sync += [self._wait.eq(self.SETTLE), self._looked.eq(0)]
@@ -352,18 +316,6 @@ class Evictor(wiring.Component):
                     self._old_list.eq(0),
                 ]
                 m.next = "SETTLE"
-            with m.Elif(prefetch.busy | wanted):
-                m.d.comb += prefetch.turn.eq(1)
-            with m.Elif(policy.ahead.valid):
-                m.d.comb += policy.looked.eq(1)
-                with m.If(self.prefetch_on & policy.in_credit):
-                    m.d.comb += prefetch.queue.valid.eq(1)
-                    m.d.sync += [
-                        job.eq(Job.AHEAD),
-                        squeue.eq(policy.ahead.squeue),
-                        self._old_list.eq(0),
-                    ]
-                    m.next = "SETTLE"
         with m.State("FOUND"):
             # Until the count of evictions under way has reached `need`.
             m.d.sync += self._wait.eq(self._wait - 1)
@@ -374,7 +326,7 @@ class Evictor(wiring.Component):
         """Wait until the queue state has absorbed all results, choose a queue, look it up, judge
         it."""
         c, job, squeue, queues = self.config, self._job, self._squeue, self.queues
-        kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
+        kelp, need = self._kelp.search, self._need
         awaited, absorbed, caught_up = (
             Signal.like(queues.entered),
             Signal.like(queues.entered),
@@ -410,11 +362,9 @@ class Evictor(wiring.Component):
                 with m.If(self._looked):
                     m.next = "START"
         with m.State("JUDGE"):
-            with m.If(job != Job.EVICT):
-                look = queues.lookup.answer.p
-                m.d.comb += prefetch.pool.valid.eq(job == Job.AHEAD)
+            with m.If(job == Job.REFRESH):
                 m.next = "IDLE"
-                with m.If(self._kelp_queue & Mux(job == Job.AHEAD, look.newest.valid, look.listed)):
+                with m.If(self._kelp_queue & queues.lookup.answer.p.listed):
                     m.next = "WATCH"
             with m.Else():
                 self._ask(m, Moment.JUDGE, self._kelp_queue | self._kelp.asked)
@@ -437,7 +387,7 @@ class Evictor(wiring.Component):
 
     def _sweep(self, m):
         """Sweep the queue at hand; then the policy may wait with its verdict."""
-        job, squeue, sweep, kelp = self._job, self._squeue, self.sweep, self._kelp.search
+        squeue, sweep, kelp = self._squeue, self.sweep, self._kelp.search
         with m.State("WATCH"):
             m.d.comb += sweep.watch.valid.eq(1)
             m.d.sync += [
@@ -445,26 +395,18 @@ class Evictor(wiring.Component):
                 self._looked.eq(1),
                 self._fresh.eq(1),
                 self._old_list.eq(0),
+                self._list_squeue.eq(squeue),
+                self._list_session.eq(self._session),
+                self._list_kelp.eq(self._kelp_queue),
             ]
-            with m.If(job != Job.AHEAD):
-                m.d.sync += [
-                    self._list_squeue.eq(squeue),
-                    self._list_session.eq(self._session),
-                    self._list_kelp.eq(self._kelp_queue),
-                ]
             m.next = "SETTLE"
         with m.State("START"):
             m.d.comb += sweep.start.valid.eq(1)
-            m.d.sync += self._looked.eq(0)
-            with m.If(job != Job.AHEAD):
-                m.d.sync += self._outlived.eq(0)
+            m.d.sync += [self._looked.eq(0), self._outlived.eq(0)]
             m.next = "SWEEPING"
         with m.State("SWEEPING"):
             with m.If(~sweep.busy):
-                with m.If(job == Job.AHEAD):
-                    m.next = "IDLE"
-                with m.Else():
-                    self._ask(m, Moment.SWEPT, self._kelp_queue)
+                self._ask(m, Moment.SWEPT, self._kelp_queue)
         with m.State("POLICY"):
             self._go(m, kelp.verdict)
             with m.If(kelp.move.valid):
@@ -473,14 +415,11 @@ class Evictor(wiring.Component):
     def _take(self, m):
         """CLAIM a page of the list."""
         r, squeue = self.i_result.p, self._squeue
-        kelp, need = self._kelp.search, self._need
+        need = self._need
         with m.State("TAKE"):
             m.d.sync += self._keep_claim
             with m.If(self.list.best.valid):
-                m.d.comb += [
-                    kelp.moment.eq(Moment.TAKE),
-                    self.list.take.eq(~self._kelp.take_other),
-                ]
+                m.d.comb += self.list.take.eq(1)
                 with m.If(~self.check.working):
                     m.next = "CLAIM"
             with m.Else():

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Policy `kelp`: sweep the queues with the highest offers, write what each offers now to the tree,
-and take the best page in the opinion that is followed (docs/policy.md). Combinational: an answer in
-the cycle in which the evictor asks; an offer takes a walk of the tree before it."""
+and take the best page (docs/policy.md). Combinational: an answer in the cycle in which the evictor
+asks; an offer takes a walk of the tree before it."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import enum, stream, wiring
+from amaranth.lib import enum, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import SCORE_BITS
-from kelp_spec.policy import GIVEN_BITS, SWEEPS, SWEEPS_MOST
+from kelp_spec.policy import SWEEPS, SWEEPS_MOST
 
-from .signatures import CLASS_BITS, EvictionLayouts, Moment, Offer, Search, Verdict
+from .signatures import EvictionLayouts, Moment, Offer, Search, Verdict
 
 __all__ = ["KelpSearch"]
 
@@ -50,18 +49,10 @@ class KelpSearch(wiring.Component):
     asked : out
         The search is at the queue that asks: this policy judges it, whatever the queue's is.
     offer : out, Offer
-    best, other : in, held_candidate; followed : in
+    best : in, held_candidate
         Of the sweep's list (`SweepList`).
     clear : out
         Empties the list: the queue at hand has no page.
-    take_other : out
-        The page to take is `other`, not `best`.
-    given_by : out
-        The opinion that alone gives the taken page away: 0 neither, 1 the first, 2 the second.
-    explore : in; disputed : out
-        As in `PolicyState`.
-    gave : out, always-ready stream
-        Value of an ordinary page that was given away.
     """
 
     LATENCY = 0
@@ -69,21 +60,13 @@ class KelpSearch(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
-        layouts = EvictionLayouts(config)
         super().__init__(
             {
                 "search": In(Search(config)),
                 "asked": Out(1),
                 "offer": Out(Offer(config)),
-                "best": In(layouts.held_candidate),
-                "other": In(layouts.held_candidate),
-                "followed": In(1),
+                "best": In(EvictionLayouts(config).held_candidate),
                 "clear": Out(1),
-                "take_other": Out(1),
-                "given_by": Out(GIVEN_BITS),
-                "explore": In(1),
-                "disputed": Out(1),
-                "gave": Out(stream.Signature(SCORE_BITS, always_ready=True)),
             }
         )
 
@@ -94,36 +77,8 @@ class KelpSearch(wiring.Component):
             self.asked.eq(phase == Phase.ASKED),
             has_page.eq(self.best.valid & (self.best.kind == 0)),
         ]
-        self._take(m, has_page)
         self._search(m, phase, has_page)
         return m
-
-    def _take(self, m, has_page):
-        """The first page that is taken after a sweep: where the opinions differ, it is the other
-        one's turn now and then."""
-        best, other, moment = self.best, self.other, self.search.moment
-        first_take, differs = Signal(), Signal()
-        moves_on = (moment == Moment.BEGIN) | (moment == Moment.NEXT)
-        kind, priority = Signal(CLASS_BITS), Signal(SCORE_BITS)
-        m.d.comb += [
-            differs.eq(first_take & has_page & other.valid & (other.page != best.page)),
-            self.take_other.eq(differs & self.explore),
-            self.disputed.eq((moment == Moment.TAKE) & differs),
-            self.gave.valid.eq((moment == Moment.GIVEN) & (kind == 0)),
-            self.gave.p.eq(~priority),
-        ]
-        with m.If(moves_on | (self.search.verdict == Verdict.LOOK)):
-            m.d.sync += first_take.eq(0)
-        with m.Switch(moment):
-            with m.Case(Moment.SWEPT):
-                m.d.sync += first_take.eq(1)
-            with m.Case(Moment.TAKE):
-                m.d.sync += [
-                    first_take.eq(0),
-                    kind.eq(best.kind),
-                    priority.eq(Mux(self.take_other, other.priority, best.priority)),
-                    self.given_by.eq(Mux(differs, 1 + (self.followed ^ self.take_other), 0)),
-                ]
 
     def _search(self, m, phase, has_page):
         facts, move, verdict = self.search.facts, self.search.move, self.search.verdict

@@ -10,7 +10,6 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS
-from kelp_spec.policy import COMMON_BITS, PROFILE_BITS, PROFILE_SHIFT
 from kelp_spec.scores import RECENCY_BIAS
 
 from ..lib.delay import Delay
@@ -19,16 +18,14 @@ from .signatures import CLASS_BITS, EvictionLayouts
 
 __all__ = ["PriorityUnit"]
 
-_VALUE_BITS = 14  #: 6 · 511 + 4095 + 64 · 127
-
 
 class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
-    under policy `kelp` p = 65535 − value, in two opinions.
+    under policy `kelp` p = 65535 − value, and a page in use whose queue's turn has passed is an
+    ordinary one.
 
     Latency: `LATENCY` cycles. Interval: `INTERVAL`, one page per cycle, in order, never stalls.
-    `constants` must hold still while pages are inside, but for `near` and `second`, which may
-    change until the first page comes.
+    `constants` must hold still while pages are inside.
 
     Parameters
     ----------
@@ -39,7 +36,6 @@ class PriorityUnit(wiring.Component):
     i : in, always-ready stream of scanned
     constants : in, sweep_constants
     o : out, always-ready stream of judged
-        The priority of its `candidate` is that of the opinion which is followed.
     """
 
     LATENCY = 4 + Exp2.LATENCY
@@ -68,25 +64,22 @@ class PriorityUnit(wiring.Component):
                 "last_step": STEP_BITS,
                 "kind": CLASS_BITS,
                 "eligible": 1,
-                "cold": 1,
                 "score": SCORE_BITS,
-                "count": PROFILE_BITS,
-                "over": 1,
             }
         )
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
-        is_newest = Signal()
-        m.d.comb += is_newest.eq(held.newest.valid & (self.i.p.page == held.newest.page))
+        is_newest, in_use = Signal(), Signal()
+        m.d.comb += [
+            is_newest.eq(held.newest.valid & (self.i.p.page == held.newest.page)),
+            in_use.eq((self.i.p.last_step == held.step) & ~(held.kelp & self.i.p.finished)),
+        ]
         m.d.sync += [
             age.eq(held.step - self.i.p.last_step),
             first.page.eq(self.i.p.page),
             first.last_step.eq(self.i.p.last_step),
             first.eligible.eq(self.i.p.eligible),
             first.score.eq(self.i.p.score),
-            first.cold.eq(self.i.p.cold),
-            first.count.eq(self.i.p.count),
-            first.over.eq(self.i.p.over),
-            first.kind.eq(Mux(is_newest, 2, self.i.p.last_step == held.step)),
+            first.kind.eq(Mux(is_newest, 2, in_use)),
         ]
 
         # … : decay of the age, the rest waits
@@ -99,18 +92,23 @@ class PriorityUnit(wiring.Component):
             wait.en.eq(1),
             wait.i.eq(first),
         ]
-        decay, last = Signal(SCORE_BITS, reset_less=True), Signal(carried, reset_less=True)
-        # 65536 − halving, and 65535 where nothing is left of the halving.
-        m.d.sync += [decay.eq(Mux(exp2.halving == 0, 65535, 0 - exp2.halving)), last.eq(wait.o)]
-
-        product = Signal(2 * SCORE_BITS, reset_less=True)
-        multiplied = Signal(
-            data.StructLayout(
-                {
-                    name: carried[name].shape
-                    for name in ("page", "last_step", "kind", "eligible", "cold")
-                }
+        decay, last = Signal(SCORE_BITS + 1, reset_less=True), Signal(carried, reset_less=True)
+        # 65536 − halving, and 65535 where nothing is left of the halving. A value of policy `kelp`
+        # has its age in it: of that nothing decays.
+        m.d.sync += [
+            decay.eq(
+                Mux(
+                    held.kelp,
+                    1 << SCORE_BITS,
+                    Mux(exp2.halving == 0, 65535, (0 - exp2.halving)[:SCORE_BITS]),
+                )
             ),
+            last.eq(wait.o),
+        ]
+
+        product = Signal(2 * SCORE_BITS + 1, reset_less=True)
+        multiplied = Signal(
+            data.StructLayout({name: shape.shape for name, shape in carried if name != "score"}),
             reset_less=True,
         )
         m.d.sync += [
@@ -118,33 +116,10 @@ class PriorityUnit(wiring.Component):
             *(multiplied[name].eq(last[name]) for name in multiplied.shape().members),
         ]
 
-        # Policy `kelp`: the value in both opinions; a page whose turn has passed is worth a factor
-        # less.
-        common, profiled, factor = (
-            Signal(COMMON_BITS, reset_less=True),
-            Signal(_VALUE_BITS, reset_less=True),
-            Signal(9, reset_less=True),
-        )
-        values = [Signal(_VALUE_BITS + 9, name=f"value{k}", reset_less=True) for k in (1, 2)]
-        m.d.comb += common.eq(last.score)
-        m.d.sync += [
-            factor.eq(Mux(wait.o.over, held.near, 256)),
-            profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
-            values[0].eq(profiled * factor),
-            values[1].eq(common * factor),
-        ]
-        # Critical path: registered here, between the multipliers and the list's comparison.
-        followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
-        m.d.comb += [
-            followed.eq(Mux(held.second, values[1], values[0])[8:]),
-            other.eq(Mux(held.second, values[0], values[1])[8:]),
-        ]
         m.d.sync += [
             *(o.candidate[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
             o.eligible.eq(multiplied.eligible),
-            o.cold.eq(multiplied.cold),
-            o.candidate.priority.eq(Mux(held.kelp, 65535 - followed, product[SCORE_BITS:])),
-            o.other.eq(65535 - other),
+            o.candidate.priority.eq(product[SCORE_BITS:]),
         ]
 
         valid = Signal(self.LATENCY)

@@ -19,7 +19,6 @@ from ..pipeline import RESERVE
 __all__ = [
     "CLASS_BITS",
     "EvictionLayouts",
-    "EvictionSettings",
     "EvictionsUnderWay",
     "Lookup",
     "MapRead",
@@ -49,10 +48,9 @@ class Moment(enum.Enum, shape=3):
     BEGIN = 1  #: the next search is a new one
     JUDGE = 2  #: asks: the queue at hand has been looked up
     SWEPT = 3  #: asks: the queue at hand has been swept
-    TAKE = 4  #: the page that the policy names is taken
-    EMPTY = 5  #: asks: the list has no page to take
-    GIVEN = 6  #: asks: M3 has given the page away
-    NEXT = 7  #: the next queue is tried
+    EMPTY = 4  #: asks: the list has no page to take
+    GIVEN = 5  #: asks: M3 has given the page away
+    NEXT = 6  #: the next queue is tried
 
 
 class Verdict(enum.Enum, shape=3):
@@ -98,8 +96,7 @@ class EvictionLayouts(Layouts):
     candidate, held_candidate : layout
         A place in a sweep's list; the same with `valid`.
     judged : layout
-        A scanned page after the priority unit: its `candidate`; `eligible`, `cold` as in `scanned`;
-        `other`: its priority in the opinion that is not followed.
+        A scanned page after the priority unit: its `candidate`; `eligible` as in `scanned`.
     newest : layout
         A queue's newest page, if it has one.
     look : layout
@@ -110,13 +107,9 @@ class EvictionLayouts(Layouts):
         `kelp`); `excess` 0 when none.
     offer : layout
         Policy `kelp`: the offer of `squeue`.
-    opinion : layout
-        Policy `kelp`: `near`, the factor (in 1/256) of pages whose turn has passed; `second`, the
-        second opinion is followed; `marginal`, the value of the page given away last, averaged.
     sweep_constants : layout
         What a sweep holds while pages are in the priority unit: the step, the newest page, the
-        recency constant as configured, the queue's policy (`kelp`), and `opinion`'s two (`near` is
-        256 where no page's turn counts).
+        recency constant as configured, and the queue's policy (`kelp`).
     search_facts : layout
         Of the queue at hand, `squeue`: its policy is `kelp`; `eligible`, it has a listed page of
         the pool that is served; `usable`, the list is its own and still good; `fresh`, the list was
@@ -124,8 +117,8 @@ class EvictionLayouts(Layouts):
         which has `offered` a page where its excess is above 1, and the queue that is `asking`.
     move : layout
         Another queue to search from.
-    watch, sweep_start : layout
-        Payloads of `SweepControl`.
+    sweep_start : layout
+        Payload of `SweepControl`.
     """
 
     def __init__(self, config: Config):
@@ -140,9 +133,7 @@ class EvictionLayouts(Layouts):
         }
         self.candidate = S(candidate)
         self.held_candidate = S({**candidate, "valid": 1})
-        self.judged = S(
-            {"candidate": self.candidate, "eligible": 1, "cold": 1, "other": SCORE_BITS}
-        )
+        self.judged = S({"candidate": self.candidate, "eligible": 1})
         self.newest = S({"page": c.page_bits, "valid": 1})
         recency = {
             "tau_m": self.queue_config["tau_m"].shape,
@@ -153,17 +144,7 @@ class EvictionLayouts(Layouts):
         )
         self.root = S({"squeue": c.squeue_bits, "excess": max(c.dram_line_bits, SCORE_BITS)})
         self.offer = S({"squeue": c.squeue_bits, "excess": SCORE_BITS})
-        self.opinion = S({"near": 8, "second": 1, "marginal": SCORE_BITS})
-        self.sweep_constants = S(
-            {
-                "step": STEP_BITS,
-                "newest": self.newest,
-                **recency,
-                "kelp": 1,
-                "second": 1,
-                "near": 9,
-            }
-        )
+        self.sweep_constants = S({"step": STEP_BITS, "newest": self.newest, **recency, "kelp": 1})
         self.search_facts = S(
             {
                 "squeue": c.squeue_bits,
@@ -178,24 +159,7 @@ class EvictionLayouts(Layouts):
             }
         )
         self.move = S({"valid": 1, "squeue": c.squeue_bits})
-        self.watch = S({"squeue": c.squeue_bits, "ahead": 1})
         self.sweep_start = S({"session": c.session_bits, "look": self.look})
-
-
-class EvictionSettings(wiring.Signature):
-    """Registers → eviction engine. `low_water`: frames of each pool that are kept free. `frames`:
-    of the pools in use. `prefetch_on`: policy `kelp` prefetches; `prefetch_water`: the frames that
-    its prefetches leave free."""
-
-    def __init__(self, config: Config):
-        super().__init__(
-            {
-                "low_water": Out(16),
-                "frames": Out(max(config.page_words, 2).bit_length()),
-                "prefetch_on": Out(1),
-                "prefetch_water": Out(16),
-            }
-        )
 
 
 class Turn(wiring.Signature):
@@ -252,15 +216,15 @@ class QueueView(wiring.Signature):
 
 
 class SweepControl(wiring.Signature):
-    """Evictor → sweep. `watch` names the queue, and whether the sweep looks for pages to prefetch
-    (`ahead`); `start`, later, begins it with what the queue state then knows. `step`: the session's
-    as M3 has it, in every cycle from `watch` on. `busy`: a sweep is under way."""
+    """Evictor → sweep. `watch` names the queue; `start`, later, begins its sweep with what the
+    queue state then knows. `step`: the session's as M3 has it, in every cycle from `watch` on.
+    `busy`: a sweep is under way."""
 
     def __init__(self, config: Config):
         layouts = EvictionLayouts(config)
         super().__init__(
             {
-                "watch": Out(stream.Signature(layouts.watch, always_ready=True)),
+                "watch": Out(stream.Signature(config.squeue_bits, always_ready=True)),
                 "start": Out(stream.Signature(layouts.sweep_start, always_ready=True)),
                 "step": Out(STEP_BITS),
                 "busy": In(1),
@@ -270,48 +234,26 @@ class SweepControl(wiring.Signature):
 
 class SweepList(wiring.Signature):
     """Sweep → evictor: what sweeps have found. `best`: head of the list; `take` removes it, `clear`
-    empties the list while no sweep is under way. `other`: the best page of class 0 in the opinion
-    that is not followed; `followed`: the second is followed (both policy `kelp`). `step`: what the
-    classes refer to. `wanted`: pages to prefetch, ascending."""
+    empties the list while no sweep is under way. `step`: what the classes refer to."""
 
     def __init__(self, config: Config):
-        candidate = EvictionLayouts(config).held_candidate
         super().__init__(
             {
-                "best": Out(candidate),
+                "best": Out(EvictionLayouts(config).held_candidate),
                 "take": In(1),
                 "clear": In(1),
-                "other": Out(candidate),
-                "followed": Out(1),
                 "step": Out(STEP_BITS),
-                "wanted": Out(stream.Signature(config.page_bits)),
             }
         )
 
 
 class PolicyState(wiring.Signature):
-    """State of policy `kelp` → evictor. `in_credit`: prefetches are worth their reads. `disputed`:
-    the opinions differ over a victim; when `explore`, the other one's turn has come. `gave`: a page
-    of that value was given away. `refresh`: a queue to be valued anew, until `refreshed`; `ahead`:
-    one to be searched for pages to prefetch, until `looked`. Both may change, or be withdrawn,
-    while they wait."""
+    """State of policy `kelp` → evictor. `refresh`: a queue to be valued anew, until `refreshed`. It
+    may change, or be withdrawn, while it waits."""
 
     def __init__(self, config: Config):
-        S = data.StructLayout
-        super().__init__(
-            {
-                "in_credit": Out(1),
-                "explore": Out(1),
-                "disputed": In(1),
-                "gave": In(stream.Signature(SCORE_BITS, always_ready=True)),
-                "refresh": Out(S({"valid": 1, "squeue": config.squeue_bits})),
-                "refreshed": In(1),
-                "ahead": Out(
-                    S({"valid": 1, "session": config.session_bits, "squeue": config.squeue_bits})
-                ),
-                "looked": In(1),
-            }
-        )
+        self.refresh = data.StructLayout({"valid": 1, "squeue": config.squeue_bits})
+        super().__init__({"refresh": Out(self.refresh), "refreshed": In(1)})
 
 
 class Search(wiring.Signature):

@@ -13,7 +13,6 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, Outcome
-from kelp_spec.policy import GIVEN_BITS
 
 from ..layouts import POOL_BITS
 from ..lib.protected import BlockFault, CheckedWord, Fault, ProtectedFifo, gather
@@ -173,13 +172,12 @@ class EvictionSlots(wiring.Component):
         where, r, claimed, at, token, slots = s.where, s.r, s.claimed, s.at, s.token, s.slots
         faults = []
 
-        begun = data.StructLayout({"where": where, "pool": POOL_BITS, "given_by": GIVEN_BITS})
+        begun = data.StructLayout({"where": where, "pool": POOL_BITS})
         beginning = Signal(begun)
         m.d.comb += [
             beginning.where.squeue.eq(r.op.squeue),
             beginning.where.page.eq(r.op.page),
             beginning.pool.eq(r.pool),
-            beginning.given_by.eq(r.op.mass),
         ]
         read_begun = self._table(m, faults, "begun", begun, claimed, at, beginning)
         found = data.StructLayout({"frame": c.frame_bits, "dirty": 1})
@@ -254,7 +252,6 @@ class EvictionSlots(wiring.Component):
             op.page.eq(ending.where.page),
             op.frame.eq(ending_frame.frame),
             op.written.eq(ending_frame.dirty),
-            op.mass.eq(ending.given_by),
             # M3 keeps the session's step in the word of an evicted page.
             # Computed beside the op, not from it: a payload that depends on itself is a
             # combinational loop where it is taken as one vector.

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Signal
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import SCORE_BITS, Op, PageState
-from kelp_spec.policy import MARGIN_SHIFT, WANTED
+from kelp_spec.metadata import Op, PageState
 
 from .candidates import CandidateList
 from .priority import PriorityUnit
@@ -29,13 +28,7 @@ class Sweep(wiring.Component):
     knows of it (`look`): the list is emptied, `busy` until every SCAN has been listed. Class and
     age refer to the session's step (`control.step`) and to the queue's newest page as they are when
     M3 decides the first SCAN: an allocation since `watch` overrides `look`. `op.slot` of the SCANs
-    is the number of the sweep modulo 16. The queue's policy is `look`'s; under `kelp`,
-    `opinion.near` and `opinion.second` hold as they are a cycle after M3 has decided the first
-    SCAN, and the best page in the other opinion is kept too.
-
-    With `watch.ahead` the sweep looks for pages to prefetch: it SCANs the pages up to the newest
-    one that are not listed, leaves the list alone, and notes those on flash that are worth twice
-    `opinion.marginal`, up to WANTED of them.
+    is the number of the sweep modulo 16. The queue's policy is `look`'s.
 
     Interval: `INTERVAL`, one SCAN per cycle when the path takes them; a word of the map without
     pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles
@@ -49,10 +42,8 @@ class Sweep(wiring.Component):
     Members
     -------
     control : in, SweepControl
-    opinion : in, opinion
-        Of policy `kelp`.
     swept : out
-        Pulse: a sweep that fills the list begins.
+        Pulse: a sweep begins.
     o_op : out, stream of op (SCAN)
     i_result : in, always-ready stream of result
     i_scan : in, always-ready stream of scanned
@@ -73,7 +64,6 @@ class Sweep(wiring.Component):
         super().__init__(
             {
                 "control": In(SweepControl(config)),
-                "opinion": In(layouts.opinion),
                 "swept": Out(1),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
@@ -97,12 +87,12 @@ class Sweep(wiring.Component):
         self._pages(m, s)
         self._flying(m, s)
         self._list(m, s)
-        self._worth(m, s)
+        self._course(m, s)
         return m
 
     def _map_words(self, m: Module, s: SimpleNamespace) -> None:
         """Words of the map, one per cycle; those with pages wait in a short FIFO."""
-        look, request, squeue = s.look, s.request, s.squeue
+        request, squeue = s.request, s.squeue
         index_bits = max(1, (self.words - 1).bit_length())
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
         m.submodules.waiting = words = fifo.SyncFIFO(width=waiting.size, depth=8)
@@ -112,17 +102,7 @@ class Sweep(wiring.Component):
             Signal(index_bits),
             Signal(),
         )
-        entry, arrived, ahead = Signal(waiting), Signal(), Signal()
-        # Looking ahead: what is not listed, as far as the newest page.
-        below, newest_word = Signal(self.word_pages), Signal(index_bits)
-        bit_bits = (self.word_pages - 1).bit_length()
-        m.d.comb += [
-            newest_word.eq(look.newest.page[bit_bits:]),
-            below.eq((2 << look.newest.page[:bit_bits]) - 1),
-        ]
-        if self.words > 1:
-            with m.If(read_index != newest_word):
-                m.d.comb += below.eq(Mux(read_index < newest_word, ~0, 0))
+        entry, arrived = Signal(waiting), Signal()
         m.d.comb += [
             # Three may be on their way when the FIFO says that it has places.
             request.valid.eq(walking & (words.level < 5)),
@@ -133,7 +113,7 @@ class Sweep(wiring.Component):
         ]
         m.d.sync += [
             entry.index.eq(read_index),
-            entry.bits.eq(Mux(ahead, ~self.read.word & below, self.read.word)),
+            entry.bits.eq(self.read.word),
             arrived.eq(reading),
         ]
         m.d.sync += [
@@ -146,13 +126,13 @@ class Sweep(wiring.Component):
             with m.If(index == self.words - 1):
                 m.d.sync += walking.eq(0)
         s.index_bits, s.waiting, s.words, s.index = index_bits, waiting, words, index
-        s.reading, s.walking, s.arrived, s.ahead = reading, walking, arrived, ahead
+        s.reading, s.walking, s.arrived = reading, walking, arrived
 
     def _pages(self, m: Module, s: SimpleNamespace) -> None:
         """Pages of a word, lowest first: one bit is split off per cycle, encoded in the next."""
         c = self.config
         index_bits, waiting, words, squeue = s.index_bits, s.waiting, s.words, s.squeue
-        ahead, number = s.ahead, s.number
+        number = s.number
         # `rest` is the word without its lowest bit: what comes next is known from registers.
         word, rest, word_index = (
             Signal(self.word_pages),
@@ -198,15 +178,14 @@ class Sweep(wiring.Component):
             op.kind.eq(Op.SCAN),
             op.session.eq(session),
             op.squeue.eq(squeue),
-            op.slot.eq(Mux(ahead, 0, number)),
-            op.mass.eq(ahead),
+            op.slot.eq(number),
         ]
         s.word, s.split_valid, s.out_valid, s.session = word, split_valid, out_valid, session
 
     def _flying(self, m: Module, s: SimpleNamespace) -> None:
         """What was sent and what came back; the moment of the first SCAN at M3."""
         c = self.config
-        out_valid, found, squeue, ahead = s.out_valid, s.found, s.squeue, s.ahead
+        out_valid, found, squeue = s.out_valid, s.found, s.squeue
         control, look = s.control, s.look
         sent, listed = Signal(c.page_bits + 1), Signal(c.page_bits + 1)
         with m.If(out_valid & self.o_op.ready):
@@ -214,11 +193,7 @@ class Sweep(wiring.Component):
 
         # --- the moment of the first SCAN at M3: step and newest page hold from then on ---
         r = self.i_result.p
-        watching, overridden, settled = Signal(), Signal(), Signal()
-        near = Signal(8)
-        m.d.sync += settled.eq(watching & self.i_result.valid & (r.op.kind == Op.SCAN))
-        with m.If(settled):
-            m.d.sync += [near.eq(self.opinion.near), found.followed.eq(self.opinion.second)]
+        watching, overridden = Signal(), Signal()
         # Critical path: an allocation is registered here; nothing asks for the newest page so soon.
         allocated, allocated_page = Signal(), Signal(c.page_bits)
         m.d.sync += allocated_page.eq(r.op.page)
@@ -232,8 +207,7 @@ class Sweep(wiring.Component):
             & ((r.word.state == PageState.RESIDENT) | (r.word.state == PageState.FETCHING))
         )
         with m.If(watching):
-            with m.If(~ahead):
-                m.d.sync += found.step.eq(control.step)
+            m.d.sync += found.step.eq(control.step)
             with m.If(self.i_result.valid & (r.op.kind == Op.SCAN)):
                 m.d.sync += watching.eq(0)
         with m.If(allocated):
@@ -243,96 +217,46 @@ class Sweep(wiring.Component):
                 overridden.eq(1),
             ]
         s.sent, s.listed, s.watching, s.overridden = sent, listed, watching, overridden
-        s.near, s.allocated = near, allocated
+        s.allocated = allocated
 
     def _list(self, m: Module, s: SimpleNamespace) -> None:
         """Priority and list."""
         c = self.config
-        look, found, ahead, near, start = s.look, s.found, s.ahead, s.near, s.start
-        listed = s.listed
+        look, found, start, listed = s.look, s.found, s.start, s.listed
         m.submodules.priority = priority = PriorityUnit(config=c)
         m.submodules.list = candidates = CandidateList(config=c)
         connect(m, flipped(self.i_scan), priority.i)
         mine, held, judged = self.i_scan.valid, priority.constants, priority.o.p
         m.d.comb += [
             held.kelp.eq(look.policy),
-            held.second.eq(found.followed),
-            held.near.eq(Mux(ahead, 256, near)),
             held.step.eq(found.step),
             held.newest.eq(look.newest),
             held.tau_m.eq(look.tau_m),
             held.tau_sh.eq(look.tau_sh),
             candidates.i.p.eq(judged.candidate),
-            candidates.i.valid.eq(priority.o.valid & judged.eligible & ~ahead),
+            candidates.i.valid.eq(priority.o.valid & judged.eligible),
             candidates.take.eq(found.take),
-            self.swept.eq(start.valid & ~ahead),
+            self.swept.eq(start.valid),
             candidates.clear.eq(found.clear | self.swept),
             found.best.eq(candidates.best),
         ]
         with m.If(priority.o.valid):
             m.d.sync += listed.eq(listed + 1)
-        # As in the list: whether what is coming is the best is a register, and the next is compared
-        # with it then.
-        coming, other_comes, coming_other = candidates.coming, Signal(), Signal(SCORE_BITS)
-        m.d.sync += [
-            coming_other.eq(judged.other),
-            other_comes.eq(
-                candidates.i.valid
-                & (judged.candidate.kind == 0)
-                & (
-                    (~found.other.valid & ~other_comes)
-                    | (judged.other > Mux(other_comes, coming_other, found.other.priority))
-                )
-            ),
-        ]
-        with m.If(other_comes):
-            m.d.sync += [
-                *(found.other[name].eq(coming[name]) for name in ("kind", "page", "last_step")),
-                found.other.priority.eq(coming_other),
-                found.other.valid.eq(1),
-            ]
-        with m.If(candidates.clear):
-            m.d.sync += [found.other.valid.eq(0), other_comes.eq(0)]
-        s.priority, s.candidates, s.mine, s.judged = priority, candidates, mine, judged
+        s.mine = mine
 
-    def _worth(self, m: Module, s: SimpleNamespace) -> None:
-        """Pages that are worth more on this side, and the sweep's own turn."""
-        c = self.config
-        priority, ahead, judged, candidates = s.priority, s.ahead, s.judged, s.candidates
-        found, walking, reading, arrived, words = s.found, s.walking, s.reading, s.arrived, s.words
+    def _course(self, m: Module, s: SimpleNamespace) -> None:
+        """A sweep from its start to its end."""
+        walking, reading, arrived, words = s.walking, s.reading, s.arrived, s.words
         word, split_valid, out_valid, watch = s.word, s.split_valid, s.out_valid, s.watch
         squeue, watching, overridden, start = s.squeue, s.watching, s.overridden, s.start
         index, sent, listed, control, number = s.index, s.sent, s.listed, s.control, s.number
         look, session, allocated, mine = s.look, s.session, s.allocated, s.mine
-        m.submodules.wishes = wishes = fifo.SyncFIFO(width=c.page_bits, depth=WANTED)
-        value, wished = Signal(SCORE_BITS), Signal()
-        m.d.sync += wished.eq(
-            priority.o.valid
-            & ahead
-            & judged.cold
-            & (value >= (self.opinion.marginal << MARGIN_SHIFT))
-        )
-        m.d.comb += [
-            value.eq(~judged.candidate.priority),
-            wishes.w_data.eq(candidates.coming.page),
-            wishes.w_en.eq(wished & wishes.w_rdy),
-            found.wanted.p.eq(wishes.r_data),
-            found.wanted.valid.eq(wishes.r_rdy),
-            wishes.r_en.eq(found.wanted.ready),
-        ]
-
-        # --- a sweep ---
         walked = Signal()
         m.d.comb += walked.eq(
             ~walking & ~reading & ~arrived & ~words.r_rdy & ~word.any() & ~split_valid & ~out_valid
         )
         with m.If(watch.valid):
-            m.d.sync += [
-                squeue.eq(watch.p.squeue),
-                watching.eq(1),
-                overridden.eq(0),
-                ahead.eq(watch.p.ahead),
-            ]
+            m.d.sync += [squeue.eq(watch.p), watching.eq(1), overridden.eq(0)]
         with m.Elif(start.valid):
             m.d.sync += [
                 index.eq(0),
@@ -340,7 +264,7 @@ class Sweep(wiring.Component):
                 sent.eq(0),
                 listed.eq(0),
                 control.busy.eq(1),
-                number.eq(number + ~ahead),
+                number.eq(number + 1),
                 *(look[name].eq(start.p.look[name]) for name in ("tau_m", "tau_sh", "policy")),
                 session.eq(start.p.session),
             ]

@@ -291,7 +291,7 @@ class Prefetcher(wiring.Component):
 
     def _ops(self, m: Module, s: SimpleNamespace) -> None:
         """PREFETCH ops."""
-        fifo, taken, refused, source = s.fifo, s.taken, s.refused, s.source
+        fifo, taken, refused = s.fifo, s.taken, s.refused
         flying = Signal(range(_FLYING_MAX + 1))
         leaves = self.o_op.valid & self.o_op.ready
         m.d.comb += [
@@ -303,10 +303,8 @@ class Prefetcher(wiring.Component):
             self.o_op.p.page.eq(fifo.o.p.page),
             self.o_op.p.source.eq(fifo.o.p.source),
         ]
-        # PREFETCH ops of policy `kelp` are the evictor's, and `flying` does not count them.
-        own_result = (taken | refused) & (source != PrefetchSource.POLICY)
-        m.d.sync += flying.eq(flying + leaves - own_result)
-        s.flying, s.own_result = flying, own_result
+        m.d.sync += flying.eq(flying + leaves - (taken | refused))
+        s.flying = flying
 
     def _feedback(self, m: Module, s: SimpleNamespace) -> None:
         """Feedback and counts."""
@@ -314,7 +312,7 @@ class Prefetcher(wiring.Component):
         from_access, picked_valid, judged_valid = s.from_access, s.picked_valid, s.judged_valid
         fifo, flying, accessed, taken, refused = s.fifo, s.flying, s.accessed, s.taken, s.refused
         from_previous, throttle, source, judged = s.from_previous, s.throttle, s.source, s.judged
-        passes, reason, own_result, stepped = s.passes, s.reason, s.own_result, s.stepped
+        passes, reason, stepped = s.passes, s.reason, s.stepped
         quiet, idle, begun, settle = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             quiet.eq(
@@ -378,7 +376,7 @@ class Prefetcher(wiring.Component):
 
         m.d.comb += [
             Assert(~(pushed_out & cancel_valid)),
-            Assert(~own_result | flying.any()),
+            Assert(~(taken | refused) | flying.any()),
             Assert((accessed + stepped + taken + refused) <= 1),
             Assert(~self.o_op.valid | (self.o_op.p.squeue < c.squeues)),
         ]

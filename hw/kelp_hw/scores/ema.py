@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, ScoreSource
-from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, SCORE_WORD_BITS, Policy
+from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, Policy
 from kelp_spec.scores import IDLE_BIAS
 
 from ..control.queue_config import QueueConfig
@@ -22,7 +22,7 @@ from ..lib.secded import Secded
 from ..lib.split_sram import SplitSram
 from ..lib.sram import Sram
 from ..pipeline import RESERVE, SCORE_BACK, SCORE_FRONT
-from .kelp_scores import Frequencies, Profile, Turns
+from .kelp_scores import AGE_BITS, Age, Frequency, Profile, Turns
 
 __all__ = ["EmaEngine", "EmaStep"]
 
@@ -82,9 +82,9 @@ class _State:
 
     def __init__(self, config: Config):
         c = config
-        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a
-        # SCAN found.
-        self.found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
+        # What of an event goes through the pipeline: `argument` is x, or what a SCAN found; `same`
+        # says that the page's last access was in this step.
+        self.found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1})
         self.event = data.StructLayout(
             {
                 "kind": code_shape(ScoreEvent),
@@ -92,39 +92,29 @@ class _State:
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "slot": 4,
-                "tag": 1,
                 "step": 8,
-                "idle": FOLDED.bit_length(),
+                "idle": STEP_BITS,
+                "same": 1,
                 "argument": self.found.size,
             }
         )
 
-        self.step = data.StructLayout(
-            {
-                "event": self.event,
-                "x": SCORE_BITS,
-                "gain": 4,
-                "over": 1,
-                "alpha": 9,
-                "fold": 1,
-                "kelp": 1,
-                "turned": 1,
-                "distance": c.page_bits,
-            }
-        )
         # The two parts of an event that go into its place: carried over, and derived from memories.
         self.carried = data.StructLayout(
-            {name: shape.shape for name, shape in self.event if name != "idle"}
+            {name: shape.shape for name, shape in self.event if name not in ("idle", "same")}
         )
-        self.derived = data.StructLayout(
-            {
-                "idle": self.event["idle"].shape,
-                "gain": 4,
-                "alpha": 9,
-                "kelp": 1,
-                "turned": 1,
-                "distance": c.page_bits,
-            }
+        derived = {
+            "idle": FOLDED.bit_length(),
+            "gain": 4,
+            "alpha": 9,
+            "kelp": 1,
+            "finished": 1,
+            "distance": c.page_bits,
+        }
+        self.derived = data.StructLayout(derived)
+        # From b0 on: `x` is what an EMA step moves towards, and of a SCAN the age of its page.
+        self.step = data.StructLayout(
+            {"event": self.carried, "x": SCORE_BITS, "over": 1, "fold": 1, **derived}
         )
 
 
@@ -135,14 +125,14 @@ class EmaEngine(wiring.Component):
     - TOUCH folds the idle steps and takes an EMA step with x = 65535; it counts only for queues
       whose score source is OBSERVED.
     - MASS takes one with x = min(65535, `mass` << the queue's gain); only for source PUSHED.
-    - SCAN reads.
+    - SCAN reads; under `kelp` its answer is the page's value.
     - SCRUB, of a page of a session that closes, changes no score: it forgets the session's turn and
       what the queue's profile has counted at the distance of that number, so that a session's next
       owner finds none of it. It has no `o_commit`.
 
-    A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for
-    which each TOUCH counts and no MASS. With them go the queue's profile, its newest page and the
-    session's turn, all as of the events so far.
+    A queue's policy says what its pages' words are: a score, or the frequency of `kelp`, for which
+    each TOUCH counts and no MASS, and which INIT leaves at 0. With it go the queue's profile, its
+    newest page and the session's turn, all as of the events so far.
 
     Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits,
     `SCAN_LATENCY` to `o_scan`. One event in each cycle (`INTERVAL`) on distinct pages; an event on
@@ -183,7 +173,7 @@ class EmaEngine(wiring.Component):
     HAZARD = len(SCORE_BACK) - 1
     LATENCY = 1 + len(SCORE_FRONT) + Exp2.LATENCY + 1 + len(SCORE_BACK)  # FIFO, …, `b0`, …
     INTERVAL = 1
-    SCAN_LATENCY = LATENCY - 2
+    SCAN_LATENCY = LATENCY - 1
     DEPTH = 2 * RESERVE
     #: events between the FIFO and `b0`, a power of two: one for each stage there, and one that is
     #: counted a cycle after it has left
@@ -192,7 +182,7 @@ class EmaEngine(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
-        self.secded = Secded(SCORE_WORD_BITS)
+        self.secded = Secded(SCORE_BITS)
         #: The rows of the memory *places*.
         self.words = {"places": CheckedWord(_State(config).carried, protect=config.protect)}
         super().__init__(
@@ -316,7 +306,7 @@ class EmaEngine(wiring.Component):
         )
         # A page beyond its queue's newest counts as the newest: a distance is one of the session's
         # pages.
-        behind = Signal(c.page_bits + 1)
+        behind, late = Signal(c.page_bits + 1), Signal()
         m.d.comb += [
             *(carried1[name].eq(a1[name]) for name, _ in s.carried),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
@@ -329,34 +319,41 @@ class EmaEngine(wiring.Component):
             # A SCAN's score must come back as it was when it is written at all.
             derived2.alpha.eq(Mux(scan1, 0, setting.alpha)),
             derived2.kelp.eq(kelp | scrub1),  # the profile's: a queue may have been `kelp` before
-            derived2.turned.eq(scan1 & turns.over),
+            derived2.finished.eq(turns.finished),
             derived2.distance.eq(
                 Mux(init1 | scrub1, a1.page, Mux(behind[c.page_bits], 0, behind[: c.page_bits]))
             ),
-            # Where its turn has passed, this step counts as idle.
-            derived2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
+            derived2.idle.eq(Mux(a1.idle >= FOLDED, FOLDED, a1.idle + late)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
+        m.submodules.age = age = Age()
         waiting = Signal(Exp2.LATENCY)
         m.d.comb += [
-            exp2.steps.eq(a1.argument),
+            # Where its turn has passed without an access, this step counts as idle.
+            late.eq(scan1 & turns.over & ~a1.same),
+            age.idle.eq(a1.idle),
+            age.same.eq(a1.same),
+            age.over.eq(turns.over),
+            exp2.steps.eq(a1.idle),
             exp2.mantissa.eq(setting.idle_m),
             exp2.shift.eq(setting.idle_sh),
             s.drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
         s.counts, s.carried1, s.derived2 = counts, carried1, derived2
-        s.exp2, s.waiting = exp2, waiting
+        s.exp2, s.age, s.waiting = exp2, age, waiting
 
     def _placed(self, m: Module, s: _State) -> None:
         """The places between a1 and b0: an event goes into its own in two parts, a cycle later what
-        has been worked out from memories; its factor follows when Exp2 has it."""
+        has been worked out from memories; age and factor follow when they are
+        known."""
         exp2, takes, a1_valid, counts = s.exp2, s.takes, s.a1_valid, s.counts
         # The events in their places, and the factors of those whose b0 is not free.
         word, protect = self.words["places"], self.config.protect
         carried = word.code_bits if protect else s.carried
         m.submodules.places = places = memory.Memory(shape=carried, depth=self.PLACES, init=())
         m.submodules.rests = rests = memory.Memory(shape=s.derived, depth=self.PLACES, init=())
+        m.submodules.ages = ages = memory.Memory(shape=AGE_BITS, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
         put, get, know, more = (
             Signal(range(self.PLACES)),
@@ -364,9 +361,15 @@ class EmaEngine(wiring.Component):
             Signal(range(self.PLACES)),
             Signal(range(self.PLACES + 1)),
         )
-        rest_at, rest_valid = Signal.like(put), Signal()
-        (put_event, get_event), (put_rest, get_rest), (put_factor, get_factor) = (
-            (rows.write_port(), rows.read_port(domain="comb")) for rows in (places, rests, known)
+        rest_at, rest_valid, age_at = Signal.like(put), Signal(), Signal.like(put)
+        (
+            (put_event, get_event),
+            (put_rest, get_rest),
+            (put_age, get_age),
+            (put_factor, get_factor),
+        ) = (
+            (rows.write_port(), rows.read_port(domain="comb"))
+            for rows in (places, rests, ages, known)
         )
         computed, halving = Signal(), Signal(SCORE_BITS)
         m.d.comb += [
@@ -380,6 +383,10 @@ class EmaEngine(wiring.Component):
             put_rest.addr.eq(rest_at),
             put_rest.data.eq(s.derived2),
             get_rest.addr.eq(get),
+            put_age.en.eq(s.waiting[Age.LATENCY - 1]),
+            put_age.addr.eq(age_at),
+            put_age.data.eq(s.age.o),
+            get_age.addr.eq(get),
             put_factor.en.eq(computed),
             put_factor.addr.eq(know),
             put_factor.data.eq(halving),
@@ -389,13 +396,16 @@ class EmaEngine(wiring.Component):
             put.eq(put + (a1_valid & counts)),
             rest_at.eq(put),
             rest_valid.eq(a1_valid),
+            age_at.eq(age_at + put_age.en),
             know.eq(know + computed),
             get.eq(get + takes),
             more.eq((more + computed - takes)[: len(more)]),
             Assert(s.inside <= self.PLACES),
         ]
         s.more, s.computed, s.halving = more, computed, halving
-        s.got, s.rest, s.got_factor = get_event.data, get_rest.data, get_factor.data
+        s.got, s.rest, s.got_age, s.got_factor = (
+            port.data for port in (get_event, get_rest, get_age, get_factor)
+        )
         if protect:
             row, single, double = word.decode(m, get_event.data)
             s.got, s.got_fault = Signal(s.carried), Fault(Cat(single.any(), double.any()))
@@ -409,14 +419,16 @@ class EmaEngine(wiring.Component):
         factor = Signal(SCORE_BITS, reset_less=True)
         got, rest = s.got, s.rest
         m.d.comb += [
-            *(next_.event[name].eq(got[name]) for name, _ in s.carried),
-            next_.event.idle.eq(rest.idle),
-            *(
-                next_[name].eq(rest[name])
-                for name in ("gain", "alpha", "kelp", "turned", "distance")
+            next_.event.eq(got),
+            *(next_[name].eq(rest[name]) for name, _ in s.derived),
+            next_.fold.eq((got.kind == ScoreEvent.TOUCH) & (rest.idle != 0)),
+            next_.x.eq(
+                Mux(
+                    got.kind == ScoreEvent.SCAN,
+                    s.got_age,
+                    Mux(got.kind == ScoreEvent.MASS, got.argument, 65535),
+                )
             ),
-            next_.fold.eq((got.kind == ScoreEvent.TOUCH) & (got.argument[:STEP_BITS] != 0)),
-            next_.x.eq(Mux(got.kind == ScoreEvent.MASS, got.argument, 65535)),
             s.takes.eq(~held & ((more != 0) | computed)),
         ]
         with m.If(~held):
@@ -510,7 +522,7 @@ class EmaEngine(wiring.Component):
 
         fixed, single, double = code.repair(raw3, syndrome3)
         fresh = (b3.event.kind == ScoreEvent.INIT) | (b3.event.kind == ScoreEvent.SCRUB)
-        s4, single4, double4 = Signal(SCORE_WORD_BITS, reset_less=True), Signal(), Signal()
+        s4, single4, double4 = Signal(SCORE_BITS, reset_less=True), Signal(), Signal()
         m.d.sync += [
             s4.eq(Mux(fresh | double, 0, fixed)),
             single4.eq(back_valid[2] & single & ~fresh),
@@ -522,7 +534,7 @@ class EmaEngine(wiring.Component):
         """b5: the score times its factor; b6 … b8: the EMA step."""
         b5, s4 = s.back[4], s.s4
         product = Signal(2 * SCORE_BITS, reset_less=True)
-        s5 = Signal(SCORE_WORD_BITS, reset_less=True)
+        s5 = Signal(SCORE_BITS, reset_less=True)
         m.d.sync += [product.eq(s4[:SCORE_BITS] * s.factor4), s5.eq(s4)]
 
         m.submodules.ema = ema = EmaStep()
@@ -534,48 +546,41 @@ class EmaEngine(wiring.Component):
         s.s5, s.ema = s5, ema
 
     def _scanned(self, m: Module, s: _State) -> None:
-        """b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; a
-        SCAN's score leaves. b8: touched, or a SCAN's word as it was."""
-        b2, b7, s4, s5, profile, back_valid = (
-            s.back[1],
-            s.back[6],
-            s.s4,
-            s.s5,
-            s.profile,
-            s.back_valid,
-        )
-        m.submodules.frequencies = frequencies = Frequencies()
-        s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
+        """b8: a frequency that was touched, as policy `kelp` has it, and a SCAN's word as it was; a
+        SCAN's answer, score or value, leaves."""
+        b2, b8, profile, back_valid = s.back[1], s.back[7], s.profile, s.back_valid
+        m.submodules.frequency = frequency = Frequency()
+        s6, s7, s8 = (Signal(SCORE_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
         entries = [
             Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True)
             for k in range(5, 10)
         ]
-        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(4, 8)]
-        m.d.comb += [frequencies.idle.eq(b2.event.idle), frequencies.word.eq(s4)]
+        count4 = Signal(PROFILE_BITS, reset_less=True)
+        m.d.comb += [
+            frequency.idle.eq(b2.idle),
+            frequency.word.eq(s.s4),
+            frequency.count.eq(count4),
+        ]
         m.d.sync += [
-            s6.eq(s5),
+            s6.eq(s.s5),
             s7.eq(s6),
             s8.eq(s7),
+            count4.eq(profile.count),
             entries[0].eq(profile.entry),
             *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
-            counts_of[0].eq(profile.count),
-            *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
         ]
         info = Signal(s.found)
         m.d.comb += [
-            info.eq(b7.event.argument),
-            self.o_scan.p.page.eq(b7.event.page),
-            self.o_scan.p.slot.eq(b7.event.slot),
-            self.o_scan.p.tag.eq(b7.event.tag),
+            info.eq(b8.event.argument),
+            self.o_scan.p.page.eq(b8.event.page),
+            self.o_scan.p.slot.eq(b8.event.slot),
             self.o_scan.p.eligible.eq(info.eligible),
-            self.o_scan.p.cold.eq(info.cold),
             self.o_scan.p.last_step.eq(info.last_step),
-            self.o_scan.p.score.eq(Mux(b7.kelp, frequencies.common, s7)),
-            self.o_scan.p.count.eq(counts_of[-1]),
-            self.o_scan.p.over.eq(b7.turned),
-            self.o_scan.valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
+            self.o_scan.p.score.eq(Mux(b8.kelp, frequency.often + b8.x[:AGE_BITS], s8)),
+            self.o_scan.p.finished.eq(b8.finished),
+            self.o_scan.valid.eq(back_valid[7] & (b8.event.kind == ScoreEvent.SCAN)),
         ]
-        s.frequencies, s.s8, s.entry9 = frequencies, s8, entries[-1]
+        s.frequency, s.s8, s.entry9 = frequency, s8, entries[-1]
 
     def _written(self, m: Module, s: _State) -> None:
         """b9: encoded, written, committed."""
@@ -583,14 +588,13 @@ class EmaEngine(wiring.Component):
         b8, b9 = s.back[7], s.back[8]
         word9, score9 = (
             Signal(code.code_bits, reset_less=True),
-            Signal(SCORE_WORD_BITS, reset_less=True),
+            Signal(SCORE_BITS, reset_less=True),
         )
-        score8 = Signal(SCORE_WORD_BITS)
+        score8 = Signal(SCORE_BITS)
         errors = Signal(2 * (len(s.back) - 4))
+        # INIT finds 0, and to be written is not to be read.
         m.d.comb += score8.eq(
-            Mux(
-                b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s.s8, s.frequencies.touched), s.ema.o
-            )
+            Mux(b8.kelp, Mux(b8.event.kind == ScoreEvent.TOUCH, s.frequency.touched, s.s8), s.ema.o)
         )
         m.d.sync += [
             word9.eq(code.encode(score8)),
@@ -618,27 +622,18 @@ class EmaEngine(wiring.Component):
 
     def _packed(self, m, event, found):
         """What of an event at `i` goes through the pipeline, as `event` has it."""
-        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
-        scanned = Signal(found)
+        pushed, scanned = Signal(event), Signal(found)
         m.d.comb += [
-            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
             scanned.last_step.eq(self.i.p.scan.last_step),
             scanned.eligible.eq(
                 (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
             ),
-            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
             *(
                 pushed[name].eq(self.i.p[name])
                 for name in ("kind", "session", "squeue", "page", "slot", "step")
             ),
-            pushed.tag.eq(self.i.p.scan_tag),
-            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
+            pushed.idle.eq(Mux(pushed.same, 0, self.i.p.gap - 1)),
+            pushed.same.eq(self.i.p.gap == 0),
+            pushed.argument.eq(Mux(self.i.p.kind == ScoreEvent.MASS, self.i.p.mass, scanned)),
         ]
-        with m.Switch(self.i.p.kind):
-            with m.Case(ScoreEvent.TOUCH):
-                m.d.comb += pushed.argument.eq(idle_steps)
-            with m.Case(ScoreEvent.MASS):
-                m.d.comb += pushed.argument.eq(self.i.p.mass)
-            with m.Default():
-                m.d.comb += pushed.argument.eq(scanned)
         return pushed

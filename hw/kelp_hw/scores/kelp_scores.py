@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What policy `kelp` keeps in the score engine: two frequencies of a page, a profile of its queue,
-the turn of its session (docs/policy.md). One access a cycle: frequencies and count follow after 3
-cycles, the look-up of a turn is combinational."""
+"""What policy `kelp` keeps in the score engine: a frequency of each page, a profile of its queue,
+the turn of its session, and what these say a page is worth (docs/policy.md). One access a cycle:
+frequency and count follow after 4 and 3 cycles, the value after 4; the look-up of a turn is
+combinational."""
 
 from __future__ import annotations
 
@@ -10,27 +11,30 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.metadata import STEP_BITS
 from kelp_spec.policy import (
-    ALPHA_FAST,
-    ALPHA_SLOW,
-    COMMON_BITS,
+    ALPHA,
     EPOCH_BITS,
-    FAST_BITS,
     FOLDED,
+    FREQUENCY_BITS,
+    LATE,
+    LOG_BITS,
+    LOG_MOST,
+    ONCE,
     PROFILE_BITS,
-    SCORE_WORD_BITS,
-    SLOW_BITS,
-    WEIGHT_FAST,
+    PROFILE_SHIFT,
 )
 
+from ..lib.log2 import Log2
 from ..lib.split_sram import SplitSram
 
-__all__ = ["Frequencies", "Profile", "Turns", "frequencies_layout", "remains"]
+__all__ = ["AGE_BITS", "Age", "Frequency", "Profile", "Turns", "remains"]
 
-#: A page's word: UQ0.9 and UQ0.12.
-frequencies_layout = data.StructLayout({"fast": FAST_BITS, "slow": SLOW_BITS})
 _IDLE_BITS = FOLDED.bit_length()
-_SHORT = 32  #: entries of a table that needs no memory
+_ONCE_BITS = ONCE.bit_length() - 1
+_TOP = (1 << FREQUENCY_BITS) - 1
+_OFTEN_BITS = (_TOP + ((1 << PROFILE_BITS) - 1 << PROFILE_SHIFT) + ONCE).bit_length()
+AGE_BITS = 13  #: of the part of a value that falls with time
 
 
 def remains(alpha: int, bits: int) -> list[int]:
@@ -41,87 +45,137 @@ def remains(alpha: int, bits: int) -> list[int]:
     return rows
 
 
-class Frequencies(wiring.Component):
-    """Folds idle steps into a word's two frequencies, and adds an access (docs/policy.md).
+class Frequency(wiring.Component):
+    """Folds idle steps into a page's frequency; adds an access, or its queue's profile and takes
+    the logarithm (docs/policy.md).
 
-    Latency: `LATENCY` cycles from `word` to `common`, `TOUCHED_LATENCY` to `touched`; `idle` comes
-    `IDLE_LATENCY` cycles before its `common`, so two before its `word`. One word in each cycle
-    (`INTERVAL`). No error cases.
+    `often` = log2(ONCE + ((word + (count << PROFILE_SHIFT)) · F[idle] >> 12)) − log2(ONCE).
+
+    Latency: `LATENCY` cycles from `word` and `count` to `often`, `TOUCHED_LATENCY` to `touched`;
+    `idle` comes `IDLE_LATENCY` cycles before its `often`, so two before its `word`. One word in
+    each cycle (`INTERVAL`). No error cases.
 
     Members
     -------
     idle : in
         Steps without an access, at most FOLDED.
     word : in
-    common : out
-        6 · fast + slow of the folded frequencies.
+        UQ0.12.
+    count : in
+        Of the profile; counts for `often` alone.
+    often : out
+        LOG_BITS of it after the point.
     touched : out
-        The word after an access; of word 0, that of a new page.
+        The word after an access.
     """
 
-    LATENCY = 3
+    LATENCY = 2 + Log2.LATENCY
     TOUCHED_LATENCY = 4
-    IDLE_LATENCY = 5
+    IDLE_LATENCY = 2 + LATENCY
     INTERVAL = 1
 
     def __init__(self):
+        self.log = Log2(bits=_OFTEN_BITS, least=_ONCE_BITS)
         super().__init__(
             {
                 "idle": In(_IDLE_BITS),
-                "word": In(frequencies_layout),
-                "common": Out(COMMON_BITS),
-                "touched": Out(frequencies_layout),
+                "word": In(FREQUENCY_BITS),
+                "count": In(PROFILE_BITS),
+                "often": Out(self.log.o.shape()),
+                "touched": Out(FREQUENCY_BITS),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         # What n steps leave needs one bit more than what it is multiplied with; that bit is n = 0.
-        factors = {}
-        for name, alpha, bits in (("fast", ALPHA_FAST, FAST_BITS), ("slow", ALPHA_SLOW, SLOW_BITS)):
-            rows = remains(alpha, bits)
-            # Where nothing is left the table need not go on: the fast one is so short that logic
-            # holds it.
-            depth = 1 << (rows.index(0) - 1).bit_length()
-            factor = Signal(bits + 1, name=f"{name}_factor")
-            if depth <= _SHORT:
-                read = Signal(bits + 1, name=f"{name}_read")
-                m.d.sync += [
-                    read.eq(
-                        Mux(
-                            self.idle < depth,
-                            Array(rows[:depth])[self.idle[: depth.bit_length() - 1]],
-                            0,
-                        )
-                    ),
-                    factor.eq(read),
-                ]
-            else:
-                m.submodules[f"{name}_table"] = table = memory.Memory(
-                    shape=bits + 1, depth=len(rows), init=rows
-                )
-                port = table.read_port()
-                m.d.comb += port.addr.eq(self.idle)
-                m.d.sync += factor.eq(port.data)  # a block RAM is slow to answer
-            product, part = (
-                Signal(2 * bits + 1, name=f"{name}_product", reset_less=True),
-                getattr(self.word, name),
-            )
-            folded = Signal(bits, name=f"{name}_folded", reset_less=True)
-            m.d.sync += [product.eq(part * factor), folded.eq(product[bits:])]
-            factors[name] = folded
-            missing, step = (
-                Signal(bits, name=f"{name}_missing"),
-                Signal(bits + 7, name=f"{name}_step", reset_less=True),
-            )
-            kept = Signal(bits, name=f"{name}_kept", reset_less=True)
-            m.d.comb += missing.eq(~folded)  # all ones less what is there
-            m.d.sync += [
-                step.eq(missing * alpha + 128),
-                kept.eq(folded),
-                getattr(self.touched, name).eq(kept + step[8:]),
-            ]
-        m.d.sync += self.common.eq(WEIGHT_FAST * factors["fast"] + factors["slow"])
+        rows = remains(ALPHA, FREQUENCY_BITS)
+        m.submodules.table = table = memory.Memory(
+            shape=FREQUENCY_BITS + 1, depth=len(rows), init=rows
+        )
+        port = table.read_port()
+        factor = Signal(FREQUENCY_BITS + 1)
+        m.d.comb += port.addr.eq(self.idle)
+        m.d.sync += factor.eq(port.data)  # a block RAM is slow to answer
+        product, counted = (
+            Signal(2 * FREQUENCY_BITS + 1, reset_less=True),
+            Signal(PROFILE_BITS + FREQUENCY_BITS + 1, reset_less=True),
+        )
+        m.d.sync += [product.eq(self.word * factor), counted.eq(self.count * factor)]
+
+        # an access
+        folded, kept = (
+            Signal(FREQUENCY_BITS, reset_less=True),
+            Signal(FREQUENCY_BITS, reset_less=True),
+        )
+        missing, step = Signal(FREQUENCY_BITS), Signal(FREQUENCY_BITS + 7, reset_less=True)
+        m.d.comb += missing.eq(~folded)  # all ones less what is there
+        m.d.sync += [
+            folded.eq(product[FREQUENCY_BITS:]),
+            step.eq(missing * ALPHA + 128),
+            kept.eq(folded),
+            self.touched.eq(kept + step[8:]),
+        ]
+
+        # a value: the profile's part is added behind the multipliers, so that an access need not
+        # wait for the sum
+        both = Signal(2 * FREQUENCY_BITS + 2)
+        often = Signal(_OFTEN_BITS, reset_less=True)
+        m.submodules.log = log = self.log
+        m.d.comb += [
+            both.eq(product + (counted << PROFILE_SHIFT)),
+            log.x.eq(often + ONCE),
+            self.often.eq(log.o),
+        ]
+        m.d.sync += often.eq(both[FREQUENCY_BITS:])
+        return m
+
+
+class Age(wiring.Component):
+    """The part of a page's value that falls with time: LOG_MOST + log2(ONCE) − log2(4 · (n + 1) +
+    (LATE if over)), n = idle + 1 where its turn in this step has passed without an access
+    (docs/policy.md).
+
+    Latency: `LATENCY` cycles. One page in each cycle (`INTERVAL`). No error cases.
+
+    Members
+    -------
+    idle : in
+        Whole steps since its last access.
+    same : in
+        That was in this step, and `idle` is 0.
+    over : in
+        Its turn in this step has passed.
+    o : out
+    """
+
+    LATENCY = 3 + Log2.LATENCY
+    INTERVAL = 1
+
+    def __init__(self):
+        super().__init__(
+            {
+                "idle": In(STEP_BITS),
+                "same": In(1),
+                "over": In(1),
+                "o": Out(AGE_BITS),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        # Quarters of a step, of which there are always an even number.
+        quarters = {0: 4, 1: 4 + LATE, 2: 4, 3: 4 + 4 + LATE}  # by over and not same
+        m.submodules.log = log = Log2(bits=STEP_BITS + 2, least=0)
+        idle, more = Signal(STEP_BITS, reset_less=True), Signal(3, reset_less=True)
+        halves = Signal(STEP_BITS + 2, reset_less=True)
+        m.d.comb += log.x.eq(halves)
+        m.d.sync += [
+            idle.eq(self.idle),
+            more.eq(Array(quarters[k] // 2 for k in range(4))[Cat(self.over, ~self.same)]),
+            halves.eq((idle << 1) + more),
+            self.o.eq(LOG_MOST + (_ONCE_BITS - 1 << LOG_BITS) - log.o),
+        ]
         return m
 
 
@@ -241,8 +295,8 @@ class Turns(wiring.Component):
         This is an access: the turn is here from the next cycle on.
     forgets : in
         The session closes: from the next cycle on no turn has passed.
-    over : out
-        The page's turn has passed.
+    over, finished : out
+        The page's turn has passed; its whole queue's has.
     """
 
     LATENCY = 0
@@ -259,6 +313,7 @@ class Turns(wiring.Component):
                 "accessed": In(1),
                 "forgets": In(1),
                 "over": Out(1),
+                "finished": Out(1),
             }
         )
 
@@ -269,13 +324,13 @@ class Turns(wiring.Component):
             [Signal(len(place) + 8, name=f"turn{k}") for k in range(self.config.sessions)]
         )
         turn = Signal(len(place) + 8)
+        own = Signal()
         m.d.comb += [
             turn.eq(turns[self.session]),
-            self.over.eq((turn[len(place) :] == self.step) & (place < turn[: len(place)])),
+            own.eq(turn[len(place) :] == self.step),
+            self.over.eq(own & (place < turn[: len(place)])),
+            self.finished.eq(own & (self.squeue < turn[len(self.page) : len(place)])),
         ]
         with m.If(self.accessed | self.forgets):
             m.d.sync += turns[self.session].eq(Mux(self.forgets, 0, Cat(place, self.step)))
         return m
-
-
-assert frequencies_layout.size == SCORE_WORD_BITS

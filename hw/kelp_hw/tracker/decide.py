@@ -22,7 +22,7 @@ from kelp_spec.metadata import (
     PageState,
     ScoreEvent,
 )
-from kelp_spec.policy import GIVEN_BITS, Policy
+from kelp_spec.policy import Policy
 
 from ..layouts import POOL_BITS, Layouts, code_shape
 
@@ -280,7 +280,6 @@ class Decide(wiring.Component):
             score.slot.eq(op.slot),
             score.session.eq(op.session),
             score.step.eq(x.step),
-            score.scan_tag.eq(op.mass[0]),
             score.scan.eq(k.old),
             strobes.write.eq(x.valid & (k.changed | x.corrected | x.uncorrected)),
         ]
@@ -395,12 +394,12 @@ class Decide(wiring.Component):
             with m.Elif(op.failed):
                 m.d.comb += [k.changed.eq(1), k.new.state.eq(PageState.RESIDENT)]
             with m.Else():
-                # Step and opinion stay in the word, so that a miss soon after can be
-                # counted against this eviction and the policy that chose it.
+                # The step stays in the word, so that a miss soon after can be counted against
+                # this eviction.
                 m.d.comb += [
                     k.changed.eq(1),
                     k.new.state.eq(PageState.COLD),
-                    k.new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)),
+                    k.new.place.eq(x.step),
                 ]
         with m.Case(Op.FREE):
             m.d.comb += [
