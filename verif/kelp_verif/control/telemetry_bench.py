@@ -19,7 +19,6 @@ from kelp_hw.layouts import DropReason, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import STEP_BITS, Event, MissKind, Op, Outcome, PageState, PrefetchSource
-from kelp_spec.policy import GIVEN_BITS
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
 from ..harness.clocking import start_clock
@@ -188,7 +187,7 @@ class TB:
         docs/design.md §3 for them."""
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
-        age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits - GIVEN_BITS)])
+        age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits)])
         kind = rng.choice(
             [Op.READ] * 4
             + [Op.WRITE] * 4
@@ -214,8 +213,7 @@ class TB:
             "miss": rng.randrange(c.misses),
             "outcome": Outcome.DONE,
             "old.state": rng.choice(list(PageState)),
-            "old.place": (self.step - age << GIVEN_BITS | rng.randrange(3))
-            & (1 << c.place_bits) - 1,
+            "old.place": self.step - age & (1 << c.place_bits) - 1,
             "word.last_step": self.step,
             "corrected": rng.random() < 0.05,
             "uncorrected": 0,

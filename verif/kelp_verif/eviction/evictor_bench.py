@@ -216,7 +216,7 @@ async def nothing_to_evict(dut):
     squeue = next(q for q in range(c.squeues) if tb.pool[q] == 0)
     frames = c.frames[0]
     tb.tracker.reserve = 0
-    tb.dut.settings__low_water.value = tb.tracker.low_water = 0  # counts as 1
+    tb.dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
     for page in range(frames - 1):
         await tb.do(
             tb.demand(squeue, page, True),
@@ -264,7 +264,7 @@ async def sweep_cycles(dut):
         if dut.quiet.value == 1:
             break
     dut.turn__hold.value = 0
-    dut.settings__low_water.value = tb.tracker.pools[0].free + 1
+    dut.low_water.value = tb.tracker.pools[0].free + 1
     while dut.swept.value == 0:
         await tb.tick()
     start = tb.cycle

@@ -123,13 +123,9 @@ class TB:
             "sessions",
             "pools__spare",
             "pools__used",
-            "o_prefetch__ready",
-            "settings__frames",
-            "settings__prefetch_on",
-            "settings__prefetch_water",
         ):
             getattr(dut, port).value = 0
-        dut.settings__low_water.value = self.tracker.low_water
+        dut.low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
         await Timer(1, "ns")
         await start_clock(dut)
@@ -588,7 +584,7 @@ class LockStepTB(TB):
         pools = self.tracker.pools
         spare, used = [p.free - p.waiting for p in pools], [p.used for p in pools]
 
-        def claim(squeue, page, last_step, given_by):
+        def claim(squeue, page, last_step):
             at = squeue * self.config.pages + page
             done = (
                 words.state[at] == RESIDENT

@@ -11,7 +11,6 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
 from kelp_golden.eviction import candidate_class
-from kelp_golden.kelp_policy import FIRST, SECOND, KelpPolicy, Scan
 from kelp_hw.eviction.priority import PriorityUnit
 from kelp_hw.eviction.signatures import EvictionLayouts
 from kelp_rtl.build.packing import Packing
@@ -42,19 +41,12 @@ class TB:
         self.dut.rst.value = 0
 
     def constants(self, step, newest, m, sh):
-        """Policy, opinion and factor at random; policy 0 until a seed is used."""
+        """A policy at random; policy 0 until a seed is used."""
         self.sweep = step, newest, m, sh
-        dut, rng = self.dut, self.rng
-        self.kelp, self.second, self.near = (
-            self.outputs > 2 and rng.randrange(2),
-            rng.randrange(2),
-            rng.choice([128, 216, 256, rng.randint(128, 256)]),
-        )
-        dut.constants.value = self.held.pack(
+        self.kelp = self.outputs > 2 and self.rng.randrange(2)
+        self.dut.constants.value = self.held.pack(
             **{
                 "kelp": int(self.kelp),
-                "second": self.second,
-                "near": self.near,
                 "step": step,
                 "tau_m": m,
                 "tau_sh": sh + RECENCY_BIAS,
@@ -66,31 +58,20 @@ class TB:
     async def send(self, page=0, last_step=0, score=0, eligible=1):
         step, newest, m, sh = self.sweep
         p = arithmetic.priority(score, arithmetic.decay(arithmetic.age(step, last_step), m, sh))
-        kind = candidate_class(page, last_step, step, -1 if newest is None else newest)
-        count, over, cold, other = (
-            self.rng.getrandbits(7),
-            self.rng.randrange(2),
-            self.rng.randrange(2),
-            None,
+        finished = self.rng.randrange(2)
+        kind = candidate_class(
+            page, last_step, step, -1 if newest is None else newest, self.kelp and finished
         )
         if self.kelp:
-            score %= 6 * 511 + 4095 + 1
-            scan = Scan(score, count, bool(over))
-            followed, unfollowed = (SECOND, FIRST) if self.second else (FIRST, SECOND)
-            p, other = (
-                65535 - KelpPolicy.worth(scan, opinion, self.near)
-                for opinion in (followed, unfollowed)
-            )
+            p = 65535 - score
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
-        self.due.append((self.cycle + PriorityUnit.LATENCY, (eligible, cold, other), expected))
+        self.due.append((self.cycle + PriorityUnit.LATENCY, eligible, expected))
         self.dut.i__payload.value = self.scanned.pack(
             page=page,
             last_step=last_step,
             score=score,
             eligible=eligible,
-            count=count,
-            over=over,
-            cold=cold,
+            finished=finished,
         )
         self.dut.i__valid.value = 1
         await self.tick()
@@ -101,10 +82,9 @@ class TB:
         valid = self.dut.o__valid.value == 1
         assert valid == bool(self.due and self.due[0][0] == self.cycle), f"cycle {self.cycle}"
         if valid:
-            _, (eligible, cold, other), expected = self.due.popleft()
+            _, eligible, expected = self.due.popleft()
             judged = self.judged.unpack(self.dut.o__payload.value)
-            assert (judged["eligible"], judged["cold"]) == (eligible, cold)
-            assert other is None or judged["other"] == other
+            assert judged["eligible"] == eligible
             got = {name: judged[f"candidate.{name}"] for name in expected}
             assert got == expected, f"{got}, expected {expected} under {self.sweep}"
             self.outputs += 1

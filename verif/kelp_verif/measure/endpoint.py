@@ -13,7 +13,7 @@ from kelp_rtl.device import Descriptor, Driver, FlashTiming, MemoryTiming, Queue
 from kelp_rtl.program import READ, WRITE, Program, Result
 from kelp_spec.config import Config, named
 from kelp_spec.formats import LINE_BYTES, Format
-from kelp_spec.metadata import PageState, PrefetchSource
+from kelp_spec.metadata import PageState
 from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
 
@@ -342,8 +342,7 @@ def dirty_pressure(
     """Share of the tier's bandwidth that is used, and the cycles, while a line of each of `pages`
     pages of 24 queues (or as many as there are) is written, `passes` times in random order and as
     fast as the endpoint takes it, with `limit` frames. Nothing is kept free but the frame of the
-    documented reserve (`low_water` 0, `high_water` 1), every victim is dirty, and policy `kelp`
-    prefetches."""
+    documented reserve (`low_water` 0, `high_water` 1), and every victim is dirty."""
     driver = Driver(
         config,
         memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY),
@@ -351,12 +350,7 @@ def dirty_pressure(
     )
     queues = min(config.queues, 24)
     driver.write_registers(
-        {
-            "pool_limit_raw16": limit,
-            "low_water": 0,
-            "high_water": 1,
-            "prefetch_enable": 1 << PrefetchSource.POLICY - 1,
-        }
+        {"pool_limit_raw16": limit, "low_water": 0, "high_water": 1}
     )
     driver.open_session(
         0,

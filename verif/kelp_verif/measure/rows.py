@@ -149,13 +149,14 @@ def metadata_rows() -> Iterator[Row]:
     KB pages)."""
     from kelp_hw.layouts import Layouts
     from kelp_hw.lib.secded import Secded
-    from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS
+    from kelp_spec.metadata import SCORE_BITS
+    from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS
 
     config = named("llama70b")
     layouts = Layouts(config)
     page_bits = (
         Secded(layouts.page_word.size).code_bits
-        + Secded(SCORE_WORD_BITS).code_bits
+        + Secded(SCORE_BITS).code_bits
         + PROFILE_BITS
         + EPOCH_BITS
     )

@@ -18,8 +18,8 @@ from kelp_hw.pipeline import RESERVE
 from kelp_hw.scores.ema import EmaEngine
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
-from kelp_spec.metadata import PageState, ScoreEvent, ScoreSource
-from kelp_spec.policy import SCORE_WORD_BITS, Policy
+from kelp_spec.metadata import SCORE_BITS, PageState, ScoreEvent, ScoreSource
+from kelp_spec.policy import Policy
 from kelp_spec.scores import IDLE_BIAS, idle_constants
 
 from ..harness.clocking import start_clock
@@ -117,7 +117,6 @@ class TB:
             "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
             "mass": rng.randrange(1 << rng.randint(1, 16)),
             "slot": rng.randrange(16),
-            "scan_tag": rng.randrange(2),
         }
         word = {
             "scan.state": rng.choice([PageState.RESIDENT] * 3 + list(PageState)),
@@ -132,7 +131,7 @@ class TB:
         alpha, m, sh, source, gain, policy = self.settings[values["squeue"]]
         s = self.score.get(page, 0)
         kind = values["kind"]
-        where, found, profile = (values["session"], *page), {"count": None, "over": None}, 0
+        where, found, profile = (values["session"], *page), {"finished": None}, 0
         if policy == Policy.KELP:
             step = self.step[values["session"]]
             if kind == INIT:
@@ -143,7 +142,7 @@ class TB:
                 return
             else:
                 scan = self.kelp.scan(s, *where, step, values["gap"])
-                found = {"score": scan.common, "count": scan.count, "over": int(scan.over)}
+                found = {"score": scan.value, "finished": int(scan.finished)}
             profile = self.kelp.profile(*page, allocated=kind == INIT)
         elif kind == INIT:
             s = arithmetic.initial(alpha)
@@ -162,9 +161,7 @@ class TB:
                     {
                         "page": page[1],
                         "slot": values["slot"],
-                        "tag": values["scan_tag"],
                         "eligible": int(eligible),
-                        "cold": int(word["scan.state"] == PageState.COLD),
                         "last_step": word["scan.last_step"],
                         "score": s,
                         **found,
@@ -296,7 +293,7 @@ async def flipped_bits(dut):
     tb = TB(dut)
     await tb.start()
     c, rng = tb.config, tb.rng
-    code = Secded(SCORE_WORD_BITS)
+    code = Secded(SCORE_BITS)
     pieces = [
         (piece, getattr(dut.scores, piece.name).macro.words)
         for piece in SplitSram.split(c.page_words, code.code_bits)
