@@ -1,29 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Scores of policy `kelp`: how fast frequencies, profile and turns are; `test_priority.py` compares
-their values."""
+"""Scores of policy `kelp`: frequency and age against the golden value, and how fast these, profile
+and turns are. `test_ema.py` compares whole engines."""
+
+import random
 
 import pytest
+from simulation import simulate
 from timing import check_interval, varied
 
-from kelp_hw.scores.kelp_scores import Frequencies, Profile, Turns
+from kelp_golden import kelp_policy
+from kelp_golden.kelp_policy import Scores, fold_table, value
+from kelp_hw.scores.kelp_scores import Age, Frequency, Profile, Turns, remains
+from kelp_spec import policy
 from kelp_spec.config import named
 
 UNIT = named("unit")
 COUNT = {"valid": 1, "counts": 1}
-WORDS = varied("word", (100, 200, 50))
+MANY = (1 << 24) - 2  #: idle steps; one more where a turn has passed
+#: word, count, idle, over: of each the ends, and steps beyond the tables
+PAGES = [
+    (word, count, idle, over)
+    for word in (0, 1, 4095)
+    for count in (0, 1, 127)
+    for over in (0, 1)
+    for idle in (0, 1, 510, 511, 512, 5000, MANY + over)
+]
+
+
+def random_pages(count, seed=1):
+    rng = random.Random(seed)
+    return [
+        (
+            rng.choice([0, 4095, rng.getrandbits(12)]),
+            rng.choice([0, 127, rng.getrandbits(7)]),
+            min(MANY, rng.choice([0, 1, rng.getrandbits(rng.randint(1, 24))])),
+            rng.randrange(2),
+        )
+        for _ in range(count)
+    ]
+
+
+def frequencies(pages, outputs):
+    """What `outputs` of a Frequency are for (word, count, idle), one page a cycle. Each is a name
+    and its latency from the word."""
+    dut, seen = Frequency(), {name: [] for name, _ in outputs}
+    before = dut.IDLE_LATENCY - dut.LATENCY
+
+    async def bench(ctx):
+        for cycle in range(len(pages) + 10):
+            if cycle < len(pages):
+                ctx.set(dut.idle, min(pages[cycle][2], policy.FOLDED))
+            if 0 <= cycle - before < len(pages):
+                ctx.set(dut.word, pages[cycle - before][0])
+                ctx.set(dut.count, pages[cycle - before][1])
+            for name, latency in outputs:
+                if 0 <= cycle - before - latency < len(pages):
+                    seen[name].append(ctx.get(getattr(dut, name)))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    return [seen[name] for name, _ in outputs]
+
+
+def ages(pages):
+    """Of (idle, same, over), one a cycle."""
+    dut, seen = Age(), []
+
+    async def bench(ctx):
+        for idle, same, over in [*pages, *[(0, 0, 0)] * dut.LATENCY]:
+            for name, bits in (("idle", idle), ("same", same), ("over", over)):
+                ctx.set(getattr(dut, name), bits)
+            seen.append(ctx.get(dut.o))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    return seen[dut.LATENCY :]
+
+
+def values(pages):
+    """What pages are worth: the two parts, which the score engine adds. A page that is over has
+    been idle for one step less, which was not in this step."""
+    (often,) = frequencies(pages, [("often", Frequency.LATENCY)])
+    late = [(idle, over and idle > 0) for *_, idle, over in pages]
+    age = ages(
+        [
+            (idle - missed, idle == 0, page[3])
+            for page, (idle, missed) in zip(pages, late, strict=True)
+        ]
+    )
+    return [a + b for a, b in zip(often, age, strict=True)]
+
+
+def test_values_are_the_golden_ones():
+    pages = PAGES + random_pages(2000)
+    found = values(pages)
+    expected = [value(*page) for page in pages]
+    assert found == expected
+    assert (min(found), max(found)) == (1536, 9251)
+
+
+@pytest.mark.parametrize("constant", ["ONCE", "LATE", "LOG_MOST", "PROFILE_SHIFT", "ALPHA"])
+def test_a_changed_constant_shows(constant, monkeypatch):
+    changed = getattr(policy, constant) + 1
+    monkeypatch.setattr(policy, constant, changed)
+    if constant == "ALPHA":
+        monkeypatch.setattr(kelp_policy, "_FOLD", fold_table(changed, policy.FREQUENCY_BITS))
+    pages = random_pages(300)
+    assert values(pages) != [value(*page) for page in pages]
+
+
+def test_a_touched_word_is_the_golden_one():
+    pages = PAGES + random_pages(2000, seed=2)
+    (found,) = frequencies(pages, [("touched", Frequency.TOUCHED_LATENCY)])
+    scores = Scores(UNIT)
+    assert found == [scores.touch(word, 0, 0, 0, 9, idle + 1) for word, _, idle, _ in pages]
+
+
+def test_the_table_of_folds_is_the_golden_one_and_never_rises():
+    table = remains(policy.ALPHA, policy.FREQUENCY_BITS)
+    assert tuple(table) == fold_table(policy.ALPHA, policy.FREQUENCY_BITS)
+    assert table[0] == 1 << policy.FREQUENCY_BITS
+    assert all(a >= b for a, b in zip(table, table[1:], strict=False))
+
+
+WORDS = varied("word", (100, 2000, 50))
 
 
 @pytest.mark.parametrize(
     ("attribute", "output", "stimuli", "prepare"),
     [
-        ("LATENCY", "common", WORDS, {}),
+        ("LATENCY", "often", WORDS, {}),
         ("TOUCHED_LATENCY", "touched", WORDS, {}),
-        ("IDLE_LATENCY", "common", varied("idle"), {"word": (1 << 21) - 1}),
+        ("IDLE_LATENCY", "often", varied("idle", (10, 100, 200)), {"word": 4095}),
     ],
 )
-def test_frequencies_latency_and_interval(attribute, output, stimuli, prepare):
-    check_interval(Frequencies, attribute, output, stimuli, prepare=prepare)
+def test_frequency_latency_and_interval(attribute, output, stimuli, prepare):
+    check_interval(Frequency, attribute, output, stimuli, prepare=prepare)
+
+
+def test_age_latency_and_interval():
+    check_interval(Age, "LATENCY", "o", varied("idle", (1, 200, 5)))
 
 
 def test_profile_latency_and_interval():
@@ -43,12 +160,19 @@ def test_profile_entry_latency_and_interval():
     check_interval(lambda: Profile(config=UNIT), "ENTRY_LATENCY", "entry", stimuli, settle=80)
 
 
-def test_turns_latency_and_interval():
+@pytest.mark.parametrize(
+    ("output", "stimuli", "prepare"),
+    [
+        ("over", varied("page", (1, 5, 1)), {"page": 5, "squeue": 1, "step": 9}),
+        ("finished", varied("squeue", (0, 2, 0)), {"squeue": 2, "step": 9}),
+    ],
+)
+def test_turns_latency_and_interval(output, stimuli, prepare):
     check_interval(
         lambda: Turns(config=UNIT),
         "LATENCY",
-        "over",
-        varied("page", (1, 5, 1)),
-        prepare={"page": 5, "step": 9},
-        before=[{"page": 3, "accessed": 1}],
+        output,
+        stimuli,
+        prepare=prepare,
+        before=[{"page": 3, "squeue": 1, "accessed": 1}],
     )

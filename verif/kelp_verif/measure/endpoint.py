@@ -349,9 +349,7 @@ def dirty_pressure(
         flash=flash,
     )
     queues = min(config.queues, 24)
-    driver.write_registers(
-        {"pool_limit_raw16": limit, "low_water": 0, "high_water": 1}
-    )
+    driver.write_registers({"pool_limit_raw16": limit, "low_water": 0, "high_water": 1})
     driver.open_session(
         0,
         Descriptor(layers=2, kv_heads=queues // 2),
