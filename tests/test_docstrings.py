@@ -24,7 +24,7 @@ UNIT = named("unit")
 _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
-    **dict.fromkeys(("EmaStep", "Frequencies", "Throttle", "TotalCounters"), {}),
+    **dict.fromkeys(("Age", "EmaStep", "Frequency", "Throttle", "TotalCounters"), {}),
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},
@@ -44,6 +44,7 @@ ARGUMENTS = {
         "look": LineLookUp(UNIT),
         "head": LineHead(UNIT),
     },
+    "Log2": {"bits": 2, "least": 0},
     "NoSlots": _TABLE,
     "Quantiser": {"meta_shape": 1},
     "QueueConfig": {"config": UNIT, "fields": ("window",), "protect": True},
@@ -92,7 +93,6 @@ NOT_TIMED = {
     "Dummy": "it computes nothing",
     "Endpoint": "its hit latency and its rate are rows of `make bench`",
     "Evictor": "a search passes as many queues as have no page",
-    "LruShadow": "an event takes longer the more steps have passed",
     "MemoryTest": "a march over as many lines as it is told",
     "Orphans": "a walk over all frames, in the background",
     "SelfTest": "it takes as long as its program",

@@ -123,8 +123,8 @@ class Layouts:
         One queue's configuration; its broadcast to every copy of the configuration memory.
     scanned : layout
         From the score engine to a sweep: a page as its SCAN found it. `eligible` = RESIDENT and not
-        pinned; `finished`, the turn of its queue in this step has passed. Policy `kelp`: `score` is
-        its value.
+        pinned. Policy `kelp`: `score` is its value; `finished`, the turn of its queue in this step
+        has passed, and it has been read since it was written.
     """
 
     def __init__(self, config: Config):

@@ -19,7 +19,6 @@ OBSERVED = {
     ("ColdScheduler", "o_timeout"),
     ("Eviction", "idle"),
     ("Ingress", "spec_dropped"),
-    ("LruShadow", "lost"),
     ("Prefetcher", "access_lost"),
     ("Prefetcher", "credit"),
     ("Prefetcher", "previous_lost"),

@@ -21,8 +21,7 @@ __all__ = ["PriorityUnit"]
 
 class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
-    under policy `kelp` p = 65535 − value, and a page in use whose queue's turn has passed is an
-    ordinary one.
+    under policy `kelp` p = 65535 − value, and a page in use that is `finished` is an ordinary one.
 
     Latency: `LATENCY` cycles. Interval: `INTERVAL`, one page per cycle, in order, never stalls.
     `constants` must hold still while pages are inside.

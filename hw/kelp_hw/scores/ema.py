@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """EMA engine: one score per page, updated by what M3 saw (spec §4, §5; docs/design.md §7,
 docs/arithmetic.md). One event a cycle on distinct pages, committed after 24 cycles; a SCAN is
-answered after 22 cycles."""
+answered after 23 cycles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, ScoreSource
-from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, Policy
+from kelp_spec.policy import (
+    EPOCH_BITS,
+    EPOCH_SHIFT,
+    FOLDED,
+    FREQUENCY_BITS,
+    PROFILE_BITS,
+    Policy,
+)
 from kelp_spec.scores import IDLE_BIAS
 
 from ..control.queue_config import QueueConfig
@@ -555,7 +562,7 @@ class EmaEngine(wiring.Component):
             Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True)
             for k in range(5, 10)
         ]
-        count4 = Signal(PROFILE_BITS, reset_less=True)
+        count4, read8 = Signal(PROFILE_BITS, reset_less=True), Signal(reset_less=True)
         m.d.comb += [
             frequency.idle.eq(b2.idle),
             frequency.word.eq(s.s4),
@@ -566,6 +573,8 @@ class EmaEngine(wiring.Component):
             s7.eq(s6),
             s8.eq(s7),
             count4.eq(profile.count),
+            # A page that was written and not read since is in use until the step ends.
+            read8.eq(s7[:FREQUENCY_BITS].any()),
             entries[0].eq(profile.entry),
             *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
         ]
@@ -577,7 +586,7 @@ class EmaEngine(wiring.Component):
             self.o_scan.p.eligible.eq(info.eligible),
             self.o_scan.p.last_step.eq(info.last_step),
             self.o_scan.p.score.eq(Mux(b8.kelp, frequency.often + b8.x[:AGE_BITS], s8)),
-            self.o_scan.p.finished.eq(b8.finished),
+            self.o_scan.p.finished.eq(b8.finished & read8),
             self.o_scan.valid.eq(back_valid[7] & (b8.event.kind == ScoreEvent.SCAN)),
         ]
         s.frequency, s.s8, s.entry9 = frequency, s8, entries[-1]

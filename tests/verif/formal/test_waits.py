@@ -38,7 +38,7 @@ def test_a_wait_points_to_rows_above(section):
 
 
 def test_a_circle_is_found(section):
-    """The evictor's row, as it was when its PREFETCHes were its own wait."""
+    """If the evictor waited for a PREFETCH."""
     closed = section.replace("| rows 5 to 7, 9, 10 |", "| rows 5 to 7, 9, 10, 17 |")
     assert closed != section
     with pytest.raises(AssertionError, match="Evictor"):
