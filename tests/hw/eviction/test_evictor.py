@@ -2,9 +2,11 @@
 
 """Evictor, in the engine: it chooses as the golden evictor does."""
 
+import pytest
 from eviction_runs import run
 
 from kelp_spec.config import named
+from kelp_spec.policy import Policy
 
 SMALL = named("unit")
 
@@ -12,6 +14,16 @@ SMALL = named("unit")
 def test_every_claim_is_the_golden_evictors():
     records = run(SMALL, "lockstep", ops=500).records
     assert records["victims"] > 100 and records["write_backs"] > 20
+
+
+@pytest.mark.parametrize(
+    "policies", [[Policy.KELP], [Policy.EMA, Policy.KELP]], ids=["kelp", "mixed"]
+)
+def test_every_claim_under_policy_kelp_is_the_golden_evictors(policies):
+    records = run(SMALL, "lockstep", ops=500, policies=policies).records
+    assert records["victims"] > 100 and records["refreshed"] > 100
+    assert records["sweeps"] > records["victims"] + records["refreshed"] // 4
+    assert records["void"] == records["events"] == 0
 
 
 def test_nothing_to_evict_is_an_event_and_a_rest():

@@ -37,6 +37,7 @@ async def lockstep(dut):
         sweeps=tb.sweeps,
         write_backs=tb.write_backs,
         events=len(tb.events),
+        refreshed=tb.refreshed,
     )
 
 

@@ -12,6 +12,7 @@ from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import ops
 from kelp_golden.eviction import Evictor, QueueState
+from kelp_golden.kelp_policy import KelpPolicy, Scan
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
@@ -20,12 +21,14 @@ from kelp_hw.tracker.signatures import count_bits, spare_shape
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
+from kelp_spec.policy import Policy
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params
 
 RESIDENT = PageState.RESIDENT
+ACCESSED = Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED
 
 
 class TrackerOp(ops.Op):
@@ -47,6 +50,17 @@ class Words:
             array("B", bytes(n)),
             array("H", bytes(2 * n)),
         )
+
+
+class Values:
+    """In place of the golden score engine: a page's word, 16 bits at random, is its value, and the
+    lowest of them says that its queue's turn is over."""
+
+    def scan(self, word, *_):
+        return Scan(word, bool(word & 1))
+
+    def opened(self, session):
+        pass
 
 
 class TB:
@@ -80,7 +94,13 @@ class TB:
         self.tracker = Tracker(c)
         self.words, self.queues = Words(c), QueueState(c)
         self.tau, self.pool, self.budget = {}, {}, {}
-        self.audit = SweepAudit(c, self.queues, self.tracker.sessions, lambda q: self.tau[q])
+        self.policies = bench_params().get("policies", [Policy.EMA])
+        self.policy = dict.fromkeys(range(c.squeues), Policy.EMA)
+        self.kelp = KelpPolicy(c)
+        self.kelp.scores = Values()
+        self.audit = SweepAudit(
+            c, self.queues, self.tracker.sessions, lambda q: self.tau[q], self.kelp
+        )
         self.dirty, self.owners = set(), {}  # frames
         self.pipe = deque()  # (due, op) between admission and M3
         self.scans, self.claims, self.peeks, self.flushes, self.written_backs = (
@@ -144,10 +164,17 @@ class TB:
 
     def configure(self, squeue, pool, budget):
         tau = recency_constants(self.rng.choice([1, 4, 64, 1000]))
-        self.tau[squeue], self.pool[squeue] = tau, pool
-        self.queues.configure(squeue, pool, budget)
+        policy = self.rng.choice(self.policies)
+        self.tau[squeue], self.pool[squeue], self.policy[squeue] = tau, pool, policy
+        self.queues.configure(squeue, pool, budget, policy)
         self.tracker.configure(squeue, QueueConfig(pool=pool))
-        values = {"pool": pool, "budget": budget, "tau_m": tau[0], "tau_sh": tau[1] + RECENCY_BIAS}
+        values = {
+            "pool": pool,
+            "budget": budget,
+            "policy": policy,
+            "tau_m": tau[0],
+            "tau_sh": tau[1] + RECENCY_BIAS,
+        }
         self.dut.config_write__payload.value = self.write.pack(
             squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
         )
@@ -272,6 +299,7 @@ class TB:
             "eligible": eligible,
             "last_step": word.last_step,
             "score": score,
+            "finished": score & 1,
         }
         self.scans.append((self.cycle + self.SCAN, found))
         return self.audit.scan(
@@ -348,6 +376,8 @@ class TB:
         return self.result.pack(
             outcome=r.outcome,
             changed=int(r.changed),
+            first=int(r.first),
+            policy=self.policy[op.squeue],
             frame=r.frame,
             pool=r.pool,
             miss=r.miss,
@@ -496,6 +526,7 @@ class TB:
         raise AssertionError(f"demands are not served: {list(self.demands)}")
 
     lockstep = False
+    pins = 0.12  #: share of PIN and UNPIN, and of STEP before
 
     def predict(self):
         pass
@@ -522,7 +553,7 @@ class TB:
         x = rng.random()
         if x < 0.08:
             return TrackerOp(Op.STEP, session=squeue // c.queues, delta=rng.choice([1, 1, 7]))
-        if x < 0.12:
+        if x < self.pins:
             return TrackerOp(
                 rng.choice([Op.PIN, Op.UNPIN, Op.UNPIN]),
                 session=squeue // c.queues,
@@ -556,9 +587,15 @@ class LockStepTB(TB):
             step=lambda s: t.sessions[s].step,
             recency=lambda q: self.tau[q],
             closing=lambda s: bool(t.sessions[s].closing),
+            kelp=self.kelp,
         )
         self.expected, self.expected_events = [], 0
         self.predicted = False
+        self.refreshed = 0
+        # A frame is always free in time: policy `kelp` values a queue anew when the access is
+        # over, and this bench predicts once for each.
+        if Policy.KELP in self.policies:
+            self.pins = 0
 
     def decide(self, op):
         result = super().decide(op)
@@ -566,6 +603,10 @@ class LockStepTB(TB):
             self.evictor.observe(result.word.state, result.word.pinned, op.kind == Op.RELEASE)
         if op.kind == Op.CLOSE:
             self.evictor.drop(op.session)
+        if op.kind == Op.OPEN:
+            self.kelp.opened(op.session)
+        if result.first and self.policy[op.squeue] == Policy.KELP and result.outcome in ACCESSED:
+            self.kelp.access(op.session, op.squeue, self.tracker.sessions[op.session].step)
         return result
 
     def predict(self):
@@ -608,8 +649,15 @@ class LockStepTB(TB):
                 spare[pool] += 1
                 used[pool] -= 1
                 evictor.observe(PageState.COLD, 0, released=True)
+        if self.kelp.refresh is not None:
+            evictor.refresh(self.kelp.refresh)
+            self.kelp.refresh = None
+            self.refreshed += 1
         resting = evictor.resting[:]
+        offers = [(q, queues.excess[q]) for q in self.policy if self.policy[q] == Policy.KELP]
         words.state, queues.listed, queues.excess, queues._heaps = kept
+        for squeue, offer in offers:
+            queues.offer(squeue, offer)
         queues.on_change = on_change
         evictor.words = words
         self.resting = resting
