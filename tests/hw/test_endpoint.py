@@ -217,12 +217,12 @@ def test_everything_at_once(run):
 
 @pytest.mark.parametrize("fmt", ["int4", "raw16"])
 def test_four_frames_under_policy_kelp(run, fmt):
-    """The documented reserve, the policy's own prefetch, four frames: every line is right, and
-    nothing stands still (docs/design.md §11; tests/hw/test_progress.py has many seeds)."""
+    """The documented reserve, prefetch of the next layer's pages, four frames: every line is right,
+    and nothing stands still (docs/design.md §11; tests/hw/test_progress.py has many seeds)."""
     calm = {"pages": 10, "dwell": 120, "hint": 0.0, "odd": 0.0, "poison": 0.0, "spec_read": 0.0}
     run(
         [
-            calm | {"req": 0.8, "rwd": 0.3, "ready": ready, "prefetch": 32}
+            calm | {"req": 0.8, "rwd": 0.3, "ready": ready, "prefetch": 8}
             for ready in (1, 0.7, 0.5)
         ],
         1000,

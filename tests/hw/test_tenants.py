@@ -4,8 +4,8 @@
 device does for it, after a former owner that wrote everything it could.
 
 Left out, because the device keeps them for all sessions together: times and cycle counts, totals,
-event log, `irq` and overflow (LD-ID 0 clears them), the frames that pages stand in, and what
-policy `kelp` and the prefetch throttle have learned of the whole device.
+event log, `irq` and overflow (LD-ID 0 clears them), the frames that pages stand in, and what the
+prefetch throttle has learned of the whole device.
 """
 
 import numpy as np
@@ -54,7 +54,7 @@ class Bench:
             ),
             owner=FORMER,
         )
-        d.write_registers({"prefetch_enable": 63, "irq_enable": ~0 & (1 << 32) - 1})
+        d.write_registers({"prefetch_enable": 31, "irq_enable": ~0 & (1 << 32) - 1})
         for _ in range(rounds):
             (self._traffic, self._traffic, self._hints, self._program)[rng.integers(4)]()
         self._traffic()
@@ -311,7 +311,7 @@ def test_hint_lines_of_a_former_owner_do_not_count(owner):
     d = Bench(3).device
     shape = Descriptor(layers=1, kv_heads=1, used_pages=1)
     d.open_session(SESSION, shape, owner=FORMER)
-    d.write64("prefetch_enable", 63)
+    d.write64("prefetch_enable", 31)
     ahead = [
         HintLine(
             kind=HintKind.PREFETCH,

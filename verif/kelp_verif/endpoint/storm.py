@@ -183,7 +183,7 @@ class Storm:
                 "low_water": int(rng.choice([0, 0, 1, 2])),
                 "high_water": int(rng.choice([1, 1, 2, 4])),
                 "reserve": int(rng.choice([1, 2])),
-                "prefetch_enable": int(rng.choice([0, 32, EVERY_SOURCE, EVERY_SOURCE])),
+                "prefetch_enable": int(rng.choice([0, 8, EVERY_SOURCE, EVERY_SOURCE])),
                 "cold_timeout": 1200,
                 # a command that is to be lost may still come when all is calm
                 "cold_retries": 15 if calm else int(rng.integers(0, 3)),
@@ -374,7 +374,7 @@ class Storm:
         tenant = self.tenants[rng.integers(len(self.tenants))]
         s = f"s{tenant.session}_"
         wide = [0, 1, 2, 3, 9, 0xFFFF, (1 << 48) - 1]
-        mild = [("prefetch_enable", [0, 32, 63]), ("event_clear", [1]), ("irq_enable", wide)]
+        mild = [("prefetch_enable", [0, 8, EVERY_SOURCE]), ("event_clear", [1]), ("irq_enable", wide)]
         mild += [("low_water", [0, 1, 2]), ("high_water", [0, 1, 4])]
         own = [(s + name, wide) for name in ("policy", "recency", "queue", "auto_step")]
         limits = [("low_water", wide), ("high_water", wide), ("reserve", [1, *wide])]
