@@ -374,7 +374,11 @@ class Storm:
         tenant = self.tenants[rng.integers(len(self.tenants))]
         s = f"s{tenant.session}_"
         wide = [0, 1, 2, 3, 9, 0xFFFF, (1 << 48) - 1]
-        mild = [("prefetch_enable", [0, 8, EVERY_SOURCE]), ("event_clear", [1]), ("irq_enable", wide)]
+        mild = [
+            ("prefetch_enable", [0, 8, EVERY_SOURCE]),
+            ("event_clear", [1]),
+            ("irq_enable", wide),
+        ]
         mild += [("low_water", [0, 1, 2]), ("high_water", [0, 1, 4])]
         own = [(s + name, wide) for name in ("policy", "recency", "queue", "auto_step")]
         limits = [("low_water", wide), ("high_water", wide), ("reserve", [1, *wide])]
