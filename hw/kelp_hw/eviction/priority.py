@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Class, recency and priority of scanned pages (spec §5): a pipeline. One page a cycle, judged
-after 15 cycles."""
+after 15 cycles, under policy `kelp` after 2."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
     under policy `kelp` p = 65535 − value, and a page in use that is `finished` is an ordinary one.
 
-    Latency: `LATENCY` cycles. Interval: `INTERVAL`, one page per cycle, in order, never stalls.
-    `constants` must hold still while pages are inside.
+    Latency: `LATENCY` cycles; under `kelp`, whose value has the age in it, `KELP_LATENCY`.
+    Interval: `INTERVAL`, one page per cycle, in order, never stalls. `constants` must hold still
+    while pages are inside.
 
     Parameters
     ----------
@@ -38,6 +39,7 @@ class PriorityUnit(wiring.Component):
     """
 
     LATENCY = 4 + Exp2.LATENCY
+    KELP_LATENCY = 2
     INTERVAL = 1
 
     def __init__(self, *, config: Config):
@@ -91,21 +93,11 @@ class PriorityUnit(wiring.Component):
             wait.en.eq(1),
             wait.i.eq(first),
         ]
-        decay, last = Signal(SCORE_BITS + 1, reset_less=True), Signal(carried, reset_less=True)
-        # 65536 − halving, and 65535 where nothing is left of the halving. A value of policy `kelp`
-        # has its age in it: of that nothing decays.
-        m.d.sync += [
-            decay.eq(
-                Mux(
-                    held.kelp,
-                    1 << SCORE_BITS,
-                    Mux(exp2.halving == 0, 65535, (0 - exp2.halving)[:SCORE_BITS]),
-                )
-            ),
-            last.eq(wait.o),
-        ]
+        decay, last = Signal(SCORE_BITS, reset_less=True), Signal(carried, reset_less=True)
+        # 65536 − halving, and 65535 where nothing is left of the halving.
+        m.d.sync += [decay.eq(Mux(exp2.halving == 0, 65535, 0 - exp2.halving)), last.eq(wait.o)]
 
-        product = Signal(2 * SCORE_BITS + 1, reset_less=True)
+        product = Signal(2 * SCORE_BITS, reset_less=True)
         multiplied = Signal(
             data.StructLayout({name: shape.shape for name, shape in carried if name != "score"}),
             reset_less=True,
@@ -115,15 +107,21 @@ class PriorityUnit(wiring.Component):
             *(multiplied[name].eq(last[name]) for name in multiplied.shape().members),
         ]
 
+        valid, early = Signal(self.LATENCY), self.KELP_LATENCY
         m.d.sync += [
-            *(o.candidate[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
-            o.eligible.eq(multiplied.eligible),
-            o.candidate.priority.eq(product[SCORE_BITS:]),
+            valid.eq(Cat(self.i.valid, valid)),
+            *(
+                o.candidate[name].eq(Mux(held.kelp, first[name], multiplied[name]))
+                for name in ("page", "last_step", "kind")
+            ),
+            o.eligible.eq(Mux(held.kelp, first.eligible, multiplied.eligible)),
+            o.candidate.priority.eq(
+                Mux(held.kelp, (~first.score)[:SCORE_BITS], product[SCORE_BITS:])
+            ),
         ]
-
-        valid = Signal(self.LATENCY)
-        m.d.sync += valid.eq(Cat(self.i.valid, valid))
-        m.d.comb += self.o.valid.eq(valid[-1])
+        m.d.comb += self.o.valid.eq(Mux(held.kelp, valid[early - 1], valid[-1]))
+        with m.If(held.kelp):  # it has left
+            m.d.sync += valid[early:].eq(0)
         steady = Signal(STEP_BITS)
         m.d.sync += steady.eq(held.step)
         m.d.sync += Assert(~valid.any() | (steady == held.step), "the step changed under a sweep")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One sweep: SCAN a queue's listed pages and keep the best candidates (spec §7, docs/design.md §6).
-One SCAN a cycle; a page that comes back is in the list after 17 cycles."""
+One SCAN a cycle; a page that comes back is in the list after 17 cycles, under policy `kelp` after
+4."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Sweep(wiring.Component):
     Interval: `INTERVAL`, one SCAN per cycle when the path takes them; a word of the map without
     pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles
     beside the latency of the path from `o_op` to `i_scan`. Latency: `LATENCY` cycles from a page
-    that comes back to the list.
+    that comes back to the list; under `kelp`, `KELP_LATENCY`.
 
     Parameters
     ----------
@@ -53,6 +54,7 @@ class Sweep(wiring.Component):
     """
 
     LATENCY = PriorityUnit.LATENCY + CandidateList.LATENCY
+    KELP_LATENCY = PriorityUnit.KELP_LATENCY + CandidateList.LATENCY
     INTERVAL = 1
     OVERHEAD = 11 + PriorityUnit.LATENCY
 

@@ -65,7 +65,8 @@ class TB:
         if self.kelp:
             p = 65535 - score
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
-        self.due.append((self.cycle + PriorityUnit.LATENCY, eligible, expected))
+        latency = PriorityUnit.KELP_LATENCY if self.kelp else PriorityUnit.LATENCY
+        self.due.append((self.cycle + latency, eligible, expected))
         self.dut.i__payload.value = self.scanned.pack(
             page=page,
             last_step=last_step,
