@@ -21,7 +21,7 @@ def test_every_claim_is_the_golden_evictors():
 )
 def test_every_claim_under_policy_kelp_is_the_golden_evictors(policies):
     records = run(SMALL, "lockstep", ops=500, policies=policies).records
-    assert records["victims"] > 100 and records["refreshed"] > 100
+    assert records["victims"] > 100 and records["refreshed"] > 50
     assert records["sweeps"] > records["victims"] + records["refreshed"] // 4
     assert records["void"] == records["events"] == 0
 

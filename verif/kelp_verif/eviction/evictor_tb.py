@@ -98,6 +98,12 @@ class TB:
         self.policy = dict.fromkeys(range(c.squeues), Policy.EMA)
         self.kelp = KelpPolicy(c)
         self.kelp.scores = Values()
+        # the page words of each queue, where its pages' values change with time
+        self.ages = [
+            range(q * c.pages, (q + 1) * c.pages)
+            for q in range(c.squeues)
+            if Policy.KELP in self.policies
+        ]
         self.audit = SweepAudit(
             c, self.queues, self.tracker.sessions, lambda q: self.tau[q], self.kelp
         )
@@ -287,6 +293,9 @@ class TB:
                 w.score[at] = rng.getrandbits(16)
         if kind in (Op.READ, Op.WRITE) and rng.random() < 0.5:
             w.score[at] = rng.getrandbits(16)
+            # Under policy `kelp` the other pages' values change with time, and offers go stale.
+            for other in self.ages:
+                w.score[rng.choice(other)] = rng.getrandbits(16)
 
     def scan(self, result):
         """What a SCAN finds comes after a while; what is wrong with it."""
