@@ -221,10 +221,7 @@ def test_four_frames_under_policy_kelp(run, fmt):
     and nothing stands still (docs/design.md §11; tests/hw/test_progress.py has many seeds)."""
     calm = {"pages": 10, "dwell": 120, "hint": 0.0, "odd": 0.0, "poison": 0.0, "spec_read": 0.0}
     run(
-        [
-            calm | {"req": 0.8, "rwd": 0.3, "ready": ready, "prefetch": 8}
-            for ready in (1, 0.7, 0.5)
-        ],
+        [calm | {"req": 0.8, "rwd": 0.3, "ready": ready, "prefetch": 8} for ready in (1, 0.7, 0.5)],
         1000,
         actions={"advance": 1},
         bench={
