@@ -164,17 +164,18 @@ class Age(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        # Quarters of a step, of which there are always an even number.
-        quarters = {0: 4, 1: 4 + LATE, 2: 4, 3: 4 + 4 + LATE}  # by over and not same
-        m.submodules.log = log = Log2(bits=STEP_BITS + 2, least=0)
-        idle, more = Signal(STEP_BITS, reset_less=True), Signal(3, reset_less=True)
-        halves = Signal(STEP_BITS + 2, reset_less=True)
-        m.d.comb += log.x.eq(halves)
+        # Quarters of a step beside the idle ones, by `over` and not `same`.
+        late = (4, 4 + LATE, 4, 4 + 4 + LATE)
+        most = (4 << STEP_BITS) + LATE
+        m.submodules.log = log = Log2(bits=most.bit_length(), least=2)
+        idle, more = Signal(STEP_BITS, reset_less=True), Signal(range(max(late) + 1))
+        quarters = Signal(range(most + 1), reset_less=True)
+        m.d.comb += log.x.eq(quarters)
         m.d.sync += [
             idle.eq(self.idle),
-            more.eq(Array(quarters[k] // 2 for k in range(4))[Cat(self.over, ~self.same)]),
-            halves.eq((idle << 1) + more),
-            self.o.eq(LOG_MOST + (_ONCE_BITS - 1 << LOG_BITS) - log.o),
+            more.eq(Array(late)[Cat(self.over, ~self.same)]),
+            quarters.eq((idle << 2) + more),
+            self.o.eq(LOG_MOST + (_ONCE_BITS - 2 << LOG_BITS) - log.o),
         ]
         return m
 
