@@ -14,6 +14,7 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, Sco
 from kelp_spec.policy import (
     EPOCH_BITS,
     EPOCH_SHIFT,
+    FADE_SHIFT,
     FOLDED,
     FREQUENCY_BITS,
     PROFILE_BITS,
@@ -314,7 +315,13 @@ class EmaEngine(wiring.Component):
         # A page beyond its queue's newest counts as the newest: a distance is one of the session's
         # pages.
         behind, late = Signal(c.page_bits + 1), Signal()
+        # In a value a frequency fades faster than it is learnt. Critical path: what `late` adds
+        # carries no further than the table goes.
+        short = FOLDED.bit_length() - FADE_SHIFT
+        idles, faded = Signal(short + 1), Signal()
         m.d.comb += [
+            idles.eq(a1.idle[:short] + late),
+            faded.eq(a1.idle[short:].any() | idles[short]),
             *(carried1[name].eq(a1[name]) for name, _ in s.carried),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
@@ -330,7 +337,13 @@ class EmaEngine(wiring.Component):
             derived2.distance.eq(
                 Mux(init1 | scrub1, a1.page, Mux(behind[c.page_bits], 0, behind[: c.page_bits]))
             ),
-            derived2.idle.eq(Mux(a1.idle >= FOLDED, FOLDED, a1.idle + late)),
+            derived2.idle.eq(
+                Mux(
+                    scan1,
+                    Mux(faded, FOLDED, idles << FADE_SHIFT),
+                    Mux(a1.idle >= FOLDED, FOLDED, a1.idle),
+                )
+            ),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         m.submodules.age = age = Age()

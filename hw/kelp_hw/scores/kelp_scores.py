@@ -58,7 +58,7 @@ class Frequency(wiring.Component):
     Members
     -------
     idle : in
-        Steps without an access, at most FOLDED.
+        Steps that are folded in, at most FOLDED.
     word : in
         UQ0.12.
     count : in
