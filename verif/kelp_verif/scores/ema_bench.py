@@ -19,13 +19,16 @@ from kelp_hw.scores.ema import EmaEngine
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, PageState, ScoreEvent, ScoreSource
-from kelp_spec.policy import Policy
+from kelp_spec.policy import FADE_SHIFT, FOLDED, Policy
 from kelp_spec.scores import IDLE_BIAS, idle_constants
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
 INIT, TOUCH, MASS, SCAN = ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN
+
+#: gaps about which a table of folds ends: that of a TOUCH, and that of a SCAN
+FOLDS_END = [end + near for end in (FOLDED, FOLDED + 1 >> FADE_SHIFT) for near in range(-1, 4)]
 
 
 def _open(expected, got):
@@ -114,7 +117,9 @@ class TB:
             "squeue": squeue,
             "page": page,
             "step": self.step[session] & 255,
-            "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
+            "gap": rng.choice(
+                [0, 1, 2, rng.choice(FOLDS_END), rng.randrange(1, 1 << rng.randint(1, 24))]
+            ),
             "mass": rng.randrange(1 << rng.randint(1, 16)),
             "slot": rng.randrange(16),
         }
