@@ -170,7 +170,7 @@ class TB:
 
     def configure(self, squeue, pool, budget):
         tau = recency_constants(self.rng.choice([1, 4, 64, 1000]))
-        policy = self.rng.choice(self.policies)
+        policy = self.policies[squeue % len(self.policies)]
         self.tau[squeue], self.pool[squeue], self.policy[squeue] = tau, pool, policy
         self.queues.configure(squeue, pool, budget, policy)
         self.tracker.configure(squeue, QueueConfig(pool=pool))
