@@ -25,8 +25,11 @@ class ChoiceAudit:
 
     def __init__(self, config: Config, queues: QueueState):
         self.config, self.queues = config, queues
-        # by pool: queues with which a search may begin; no queue had more than its budget
+        # by pool: queues with which a search may begin; roots, with which it may go on when the
+        # first gave nothing (None: there was none); no queue had more than its budget
         self._firsts: list[set[int]] = [set() for _ in POOLS]
+        self._seconds: list[set[int | None]] = [set() for _ in POOLS]
+        self._in_order = False  # the search has gone on to a second queue
         self._none = [False] * len(POOLS)
         self._emptied: set[int] = set()  # queues that had no listed page at some moment
         self.begin()
@@ -34,8 +37,10 @@ class ChoiceAudit:
     def begin(self) -> None:
         """A choice has ended: the next one sees nothing older."""
         self._emptied.clear()
+        self._in_order = False
         for pool, firsts in enumerate(self._firsts):
             firsts.clear()
+            self._seconds[pool].clear()
             self._none[pool] = False
             self._note(pool)
 
@@ -55,7 +60,7 @@ class ChoiceAudit:
             return None
         if squeue in firsts:
             return None
-        if not listed and any(self._reaches(first, squeue) for first in firsts):
+        if any(self._follows(first, squeue, listed) for first in firsts):
             return None
         return f"squeue {squeue} is asked, the rule names {sorted(firsts)}"
 
@@ -66,16 +71,38 @@ class ChoiceAudit:
     def following(self, tried: int, squeue: int) -> str | None:
         """The search goes on with this queue after `tried` gave nothing; or that search is over,
         and this is another one's first."""
-        after = (tried + 1) % self.config.squeues
-        if self.queues.pool[tried] == self.queues.pool[squeue] and self._reaches(after, squeue):
+        pool = self.queues.pool[tried]
+        if pool == self.queues.pool[squeue] and self._goes_on(tried, squeue):
+            self._in_order = True
             return None
         return self.first(squeue)
 
+    def _follows(self, first, squeue, listed):
+        """A search that begins with `first` has nothing to sweep before `squeue`, or before it
+        takes a page from that queue's list."""
+        pool = self.queues.pool[squeue]
+        empty = not self.queues.listed[first] or first in self._emptied
+        if not empty and self.queues.pool[first] == pool:
+            return False
+        return squeue in self._seconds[pool] or not listed and self._goes_on(first, squeue)
+
+    def _goes_on(self, tried, squeue):
+        """After `tried` the search may come to `squeue`: it is the root; or the next queue with a
+        page in cyclic order after a root, or after `tried` where that is in this order itself or
+        there was no root."""
+        seconds = self._seconds[self.queues.pool[squeue]]
+        ordered = self._in_order or tried in seconds or None in seconds
+        starts = [s for s in seconds if s in self._emptied] + ([tried] if ordered else [])
+        count = self.config.squeues
+        return squeue in seconds or any(self._reaches((s + 1) % count, squeue) for s in starts)
+
     def _note(self, pool):
         excess, squeue = self.queues.root(pool)
-        if excess:
+        over = excess is not None and excess > 0
+        if over:
             self._firsts[pool].add(squeue)
-        self._none[pool] |= not excess
+        self._seconds[pool].add(None if excess is None else squeue)
+        self._none[pool] |= not over
         if self._none[pool]:
             self._firsts[pool].add(self.queues.requester[pool])
 

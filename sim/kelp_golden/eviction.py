@@ -52,9 +52,10 @@ class QueueState:
         self.pool = [0] * config.squeues
         self.budget = [0] * config.squeues
         self.policy = [0] * config.squeues
-        self.excess = [0] * config.squeues
+        #: lines above the budget, or what was offered (policy `kelp`); None: nothing to give
+        self.excess: list[int | None] = [None] * config.squeues
         self.requester = [0] * len(POOLS)
-        # an eviction was cancelled: the excess counts as 0
+        # an eviction was cancelled: the queue has nothing to give
         self._in_use = [False] * config.squeues
         #: Called with (squeue, page, it was listed or unlisted) after what may change a choice.
         self.on_change: Callable[[int, int, bool], None] | None = None
@@ -65,7 +66,7 @@ class QueueState:
         """The queue's pool, budget (DRAM lines) and policy, from its configuration."""
         self.pool[squeue], self.budget[squeue], self.policy[squeue] = pool, budget, policy
         if policy == Policy.EMA:
-            self.excess[squeue] = -1  # so that the entry is pushed again under its pool
+            self.excess[squeue] = None  # so that the entry is pushed again under its pool
             self._update(squeue)
         if self.on_change is not None:
             self.on_change(squeue, 0, False)
@@ -98,30 +99,31 @@ class QueueState:
 
     def offer(self, squeue: int, excess: int) -> None:
         """Policy `kelp`: what the queue offered last, 0 for nothing."""
-        self._set(squeue, excess)
+        self._set(squeue, excess or None)
 
     def resident_lines(self, squeue: int) -> int:
         return len(self.listed[squeue]) * self._lines[self.pool[squeue]]
 
-    def root(self, pool: int) -> tuple[int, int]:
-        """(largest excess of the pool's queues, the lowest squeue that has it); (0, 0) when no
-        queue has more than its budget."""
+    def root(self, pool: int) -> tuple[int | None, int]:
+        """(largest excess of the pool's queues, the lowest squeue that has it); (None, 0) when no
+        queue has anything to give."""
         heap = self._heaps[pool]
         while heap:
             excess, squeue = heap[0]
             if self.excess[squeue] == -excess and self.pool[squeue] == pool:
                 return -excess, squeue
             heapq.heappop(heap)
-        return 0, 0
+        return None, 0
 
     def _update(self, squeue: int) -> None:
         own = self.policy[squeue] == Policy.EMA and not self._in_use[squeue]
-        self._set(squeue, max(0, self.resident_lines(squeue) - self.budget[squeue]) if own else 0)
+        gives = own and self.listed[squeue]
+        self._set(squeue, self.resident_lines(squeue) - self.budget[squeue] if gives else None)
 
-    def _set(self, squeue: int, excess: int) -> None:
+    def _set(self, squeue: int, excess: int | None) -> None:
         if excess != self.excess[squeue]:
             self.excess[squeue] = excess
-            if excess:
+            if excess is not None:
                 heapq.heappush(self._heaps[self.pool[squeue]], (-excess, squeue))
 
 
@@ -214,29 +216,27 @@ class Evictor:
         self.next_pool = (pool + 1) % len(POOLS)
         queues, config = self.queues, self.config
         excess, first = queues.root(pool)
-        if not excess:
+        if excess is None or excess <= 0:
             first = queues.requester[pool]
         squeue, swept = first, False
         if queues.policy[first] == Policy.KELP:
             first = squeue = self._offered(pool, first)
             swept = queues.policy[first] == Policy.KELP
-        session = squeue // config.queues
-        if not swept and squeue == self.squeue and self.candidates and not self.closing(session):
-            if not self.candidates[0].kind or self.swept_step == self.step(session):
-                page = self._take(claim, working)
-                if page is not None:
-                    return self._found(pool, page)
-        while True:
-            if swept or queues.pool[squeue] == pool and queues.listed[squeue]:
-                if not swept:
-                    self.sweep(squeue)
-                page = self._give(squeue, claim, working)
-                if page is not None:
-                    return self._found(pool, page)
-            swept, squeue = False, (squeue + 1) % config.squeues
+        page = self._try(pool, squeue, claim, working, swept=swept, listed=not swept)
+        if page is None:
+            # The pool's root comes before the others, as it is after all that was tried.
+            excess, root = queues.root(pool)
+            if excess is not None and root != first:
+                squeue = first = root
+                page = self._try(pool, squeue, claim, working, listed=True)
+        while page is None:
+            squeue = (squeue + 1) % config.squeues
             if squeue == first:
                 self.resting[pool] = True
                 return None
+            page = self._try(pool, squeue, claim, working)
+        self.reported[pool] = False
+        return self.squeue, page
 
     def observe(self, new: int, pinned: int, released: bool = False) -> None:
         """A page word was changed to state ``new``, or a RELEASE was decided: pools that rest may
@@ -249,9 +249,23 @@ class Evictor:
         if self.squeue // self.config.queues == session:
             self.candidates.clear()
 
-    def _found(self, pool: int, page: int) -> tuple[int, int]:
-        self.reported[pool] = False
-        return self.squeue, page
+    def _try(
+        self, pool: int, squeue: int, claim, working, *, swept: bool = False, listed: bool = False
+    ) -> int | None:
+        """The page that this queue gives, from its list where that may be used (``listed``) and is
+        still good, else swept anew unless it is already (``swept``)."""
+        session, queues = squeue // self.config.queues, self.queues
+        ours = listed and squeue == self.squeue and queues.policy[squeue] == Policy.EMA
+        if ours and self.candidates and not self.closing(session):
+            if not self.candidates[0].kind or self.swept_step == self.step(session):
+                page = self._take(claim, working)
+                if page is not None:
+                    return page
+        if not swept and (queues.pool[squeue] != pool or not queues.listed[squeue]):
+            return None
+        if not swept:
+            self.sweep(squeue)
+        return self._give(squeue, claim, working)
 
     def _take(self, claim, working) -> int | None:
         while self.candidates:
@@ -283,7 +297,9 @@ class Evictor:
             self._offer(squeue, self.candidates)
             worthy += bool(self.candidates) and not self.candidates[0].kind
             excess, best = queues.root(pool)
-            if swept == SWEEPS_MOST or worthy == SWEEPS or best == squeue or excess <= 1:
+            if swept == SWEEPS_MOST or worthy == SWEEPS or best == squeue:
+                break
+            if excess is None or excess <= 1:
                 break
             squeue = best
             if queues.policy[best] == Policy.EMA:

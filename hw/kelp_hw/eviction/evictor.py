@@ -137,6 +137,8 @@ class Evictor(wiring.Component):
         self._list_kelp, self._outlived = Signal(), Signal()
         # the list was there before this search; it was made in it
         self._old_list, self._fresh = Signal(), Signal()
+        # the first queue gave nothing: the root is tried, then one queue after another
+        self._in_order = Signal()
         # cycles until a result has reached all that is asked; the queue has been looked up and
         # waits for its sweep
         self._wait, self._looked = Signal(range(self.SETTLE + 1)), Signal()
@@ -206,12 +208,15 @@ class Evictor(wiring.Component):
         )
         # A cycle behind: the root stands longer than that before it is known to be absorbed.
         root, offered, asking = Signal(c.squeue_bits), Signal(), Signal(c.squeue_bits)
-        self._root, self._asking, self._over = root, asking, Signal()
+        self._root, self._asking = root, asking
+        self._gives, self._over = Signal(), Signal()  # the root: at all, beyond its budget
         at = self._need.pool
+        excess, at_budget = roots[at].excess, self.layouts.at_budget
         m.d.sync += [
             root.eq(roots[at].squeue),
-            self._over.eq(roots[at].excess != 0),
-            offered.eq(roots[at].excess > 1),
+            self._gives.eq(excess != 0),
+            self._over.eq(excess > at_budget),
+            offered.eq(excess > at_budget + 1),
             asking.eq(requester[at]),
         ]
         for facts in (plain.search.facts, kelp.search.facts):
@@ -301,7 +306,11 @@ class Evictor(wiring.Component):
                 self.busy.eq((evicts | policy.refresh.valid) & ~self.hold),
                 kelp.moment.eq(Moment.BEGIN),
             ]
-            m.d.sync += [self._wait.eq(self.SETTLE), self._looked.eq(0)]
+            m.d.sync += [
+                self._wait.eq(self.SETTLE),
+                self._looked.eq(0),
+                self._in_order.eq(0),
+            ]
             with m.If(self.hold):
                 pass
             with m.Elif(evicts):
@@ -348,8 +357,13 @@ class Evictor(wiring.Component):
                 with m.If(~self._looked & (job == Job.EVICT)):
                     m.next = "CHOOSE"
         with m.State("CHOOSE"):
-            m.d.sync += self._move(Mux(self._over, self._root, self._asking))
             m.next = "LOOK"
+            with m.If(~self._in_order):
+                m.d.sync += self._move(Mux(self._over, self._root, self._asking))
+            with m.Elif(self._gives & (self._root != self._first)):
+                m.d.sync += self._move(self._root)
+            with m.Else():
+                m.next = "NEXT"
         with m.State("LOOK"):
             # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
             # four or more.
@@ -375,15 +389,20 @@ class Evictor(wiring.Component):
                 kelp.moment.eq(Moment.NEXT),
             ]
             m.d.sync += [
-                squeue.eq(following),
                 self._fresh.eq(0),
                 self._old_list.eq(0),
                 self._wait.eq(self.SETTLE),
+                self._in_order.eq(1),
             ]
-            m.next = "LOOK"
-            with m.If(following == self._first):
-                m.d.comb += [self.o_event.valid.eq(need.unreported), need.failed.eq(1)]
-                m.next = "FOUND"
+            with m.If(~self._in_order):
+                # The pool's root comes before the others, as it is after all that was tried.
+                m.next = "SETTLE"
+            with m.Else():
+                m.d.sync += squeue.eq(following)
+                m.next = "LOOK"
+                with m.If(following == self._first):
+                    m.d.comb += [self.o_event.valid.eq(need.unreported), need.failed.eq(1)]
+                    m.next = "FOUND"
 
     def _sweep(self, m):
         """Sweep the queue at hand; then the policy may wait with its verdict."""

@@ -85,14 +85,14 @@ class QueueState(wiring.Component):
     evictions cause by themselves. `view.entered` and `view.done` count events, so that the evictor
     can wait until all that had come is absorbed.
 
-    The excess of a queue whose eviction was cancelled (or failed) counts as 0 until another page of
-    it comes or goes, so that the evictor does not ask for pages that are in use again and again.
+    A queue whose eviction was cancelled (or failed) has nothing to give until another page of it
+    comes or goes, so that the evictor does not ask for pages that are in use again and again.
 
     A configuration write changes the budget at once; the excess of all queues is then worked out
     anew in the background (`view.refreshing`).
 
-    A queue whose policy is `kelp` has no budget: its excess is what it offered last, and 0 when an
-    eviction was cancelled or nothing is left.
+    A queue whose policy is `kelp` has no budget: its excess is what it offered last. When an
+    eviction was cancelled or nothing is left, it has nothing to give.
 
     Parameters
     ----------
@@ -307,6 +307,7 @@ class QueueState(wiring.Component):
         c, events, tree = self.config, m.submodules.events, m.submodules.tree
         records, settings = m.submodules.records, m.submodules.settings
         lookup, offer = self.view.lookup, self.view.offer
+        offered = offer.request.p.excess
         with m.State("IDLE"):
             m.d.sync += [
                 task.page.eq(taken.page),
@@ -330,7 +331,7 @@ class QueueState(wiring.Component):
                 m.d.comb += offer.request.ready.eq(1)
                 m.d.sync += [
                     task.squeue.eq(offer.request.p.squeue),
-                    tree.excess.eq(offer.request.p.excess),
+                    tree.excess.eq(Mux(offered != 0, offered + self.layouts.at_budget, 0)),
                     task.is_offer.eq(1),
                 ]
                 m.next = "READ"
@@ -411,8 +412,9 @@ class QueueState(wiring.Component):
             with m.Elif(task.is_refresh & ((task.count == 0) | task.kelp)):
                 m.next = "IDLE"
         with m.State("SUBTRACT"):
-            above = (resident > task.budget) & ~task.in_use & ~task.kelp
-            m.d.sync += tree.excess.eq(Mux(above, resident - task.budget, 0))
+            gives = (task.count != 0) & ~task.in_use & ~task.kelp
+            excess = self.layouts.at_budget + resident - task.budget
+            m.d.sync += tree.excess.eq(Mux(gives, excess, 0))
             m.d.sync += Assert(resident < 1 << c.dram_line_bits)
             m.next = "START"
             with m.If(~task.is_event & ~task.is_refresh):

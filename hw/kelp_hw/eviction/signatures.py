@@ -103,8 +103,9 @@ class EvictionLayouts(Layouts):
         What the queue state knows of a squeue: `listed` = it has a listed page; its recency
         constant.
     root : layout
-        The queue of a pool with the largest excess, or with the highest offer (policy
-        `kelp`); `excess` 0 when none.
+        The queue of a pool with the largest excess, or with the highest offer (policy `kelp`).
+        `excess` is `at_budget` and above that its lines beyond the budget, or its offer; below
+        `at_budget` the lines that are left of the budget; 0 when no queue has anything to give.
     offer : layout
         Policy `kelp`: the offer of `squeue`.
     sweep_constants : layout
@@ -114,7 +115,7 @@ class EvictionLayouts(Layouts):
         Of the queue at hand, `squeue`: its policy is `kelp`; `eligible`, it has a listed page of
         the pool that is served; `usable`, the list is its own and still good; `fresh`, the list was
         made for it in this search. `evict`: a pool asked for this search. Of that pool: its `root`,
-        which has `offered` a page where its excess is above 1, and the queue that is `asking`.
+        which has `offered` a page where that is above 1, and the queue that is `asking`.
     move : layout
         Another queue to search from.
     sweep_start : layout
@@ -142,7 +143,9 @@ class EvictionLayouts(Layouts):
         self.look = S(
             {"listed": 1, "pool": POOL_BITS, "newest": self.newest, "policy": 1, **recency}
         )
-        self.root = S({"squeue": c.squeue_bits, "excess": max(c.dram_line_bits, SCORE_BITS)})
+        excess_bits = max(c.dram_line_bits, SCORE_BITS)
+        self.at_budget = 1 << excess_bits
+        self.root = S({"squeue": c.squeue_bits, "excess": excess_bits + 1})
         self.offer = S({"squeue": c.squeue_bits, "excess": SCORE_BITS})
         self.sweep_constants = S({"step": STEP_BITS, "newest": self.newest, **recency, "kelp": 1})
         self.search_facts = S(

@@ -172,7 +172,7 @@ def another_queue(engine):
 
     def wrong_root(pool):
         excess, squeue = root(pool)
-        if excess:
+        if excess is not None:
             following = ((squeue + k) % squeues for k in range(1, squeues + 1))
             squeue = next(q for q in following if queues.pool[q] == pool and queues.listed[q])
         return excess, squeue

@@ -58,13 +58,14 @@ class TB:
             Packing(layouts.look),
         )
         self.root_bits, self.layouts = layouts.root.size, layouts
+        self.ample, self.most_budget = False, (1 << self.config.dram_line_bits) - 1
         self.root, self.offered = Packing(layouts.root), Packing(layouts.offer)
         self.word = Packing(MapRead(self.config).members["request"].shape)
         self.golden = QueueState(self.config)
         self.state = {}
         self.pool = {}
         self.taus = {}
-        self.cycle = self.results = self.checks = self.roots = self.offers = 0
+        self.cycle = self.results = self.checks = self.roots = self.within = self.offers = 0
         self.ready = 0
 
     async def start(self):
@@ -95,14 +96,9 @@ class TB:
     async def configure(self, squeue):
         rng = self.rng
         pool = self.pool[squeue]
-        budget = rng.choice(
-            [
-                0,
-                0,
-                rng.randrange(min(self.config.pages, self.config.frames[pool]))
-                * self.config.frame_lines[pool],
-            ]
-        )
+        frames = min(self.config.pages, self.config.frames[pool])
+        budgets = [0, 0, rng.randrange(frames) * self.config.frame_lines[pool]]
+        budget = self.most_budget - rng.randrange(100) if self.ample else rng.choice(budgets)
         self.taus[squeue] = rng.getrandbits(16), rng.getrandbits(5)
         policy = squeue & 1
         self.golden.configure(squeue, pool, budget, policy)
@@ -220,14 +216,16 @@ class TB:
                 int(dut.view__roots.value) >> pool * self.root_bits & (1 << self.root_bits) - 1
             )
             excess, squeue = golden.root(pool)
-            assert root["excess"] == excess and (not excess or root["squeue"] == squeue), (
+            raw = 0 if excess is None else self.layouts.at_budget + excess
+            assert root["excess"] == raw and (not raw or root["squeue"] == squeue), (
                 f"pool {pool}: {root}, expected {excess} of {squeue}"
             )
             assert (
                 int(dut.view__requester.value) >> pool * c.squeue_bits & (1 << c.squeue_bits) - 1
                 == golden.requester[pool]
             ), f"requester of pool {pool}"
-            self.roots += excess > 0
+            self.roots += excess is not None and excess > 0
+            self.within += excess is not None and excess <= 0
         for squeue in self.rng.sample(range(c.squeues), min(4, c.squeues)):
             look = await self.ask(squeue)
             newest = golden.newest[squeue]
@@ -277,7 +275,11 @@ async def random_results(dut):
     tb = TB(dut)
     await tb.start()
     rng, c = tb.rng, tb.config
-    for _ in range(bench_params()["rounds"]):
+    for n in range(bench_params()["rounds"]):
+        if n % 5 in (3, 4):  # all budgets are beyond what queues have, then as they were
+            tb.ample = n % 5 == 3
+            for squeue in range(c.squeues):
+                await tb.configure(squeue)
         pages = [
             (rng.randrange(c.squeues), rng.randrange(c.pages))
             for _ in range(rng.choice([1, 4, 30]))
@@ -293,7 +295,7 @@ async def random_results(dut):
             else:
                 await tb.tick()
         await tb.check()
-    record(results=tb.results, checks=tb.checks, roots=tb.roots, offers=tb.offers)
+    record(results=tb.results, checks=tb.checks, roots=tb.roots, within=tb.within, offers=tb.offers)
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
