@@ -126,8 +126,8 @@ def test_dirty_pressure():
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_victim_among_many_queues(budget):
-    """Pages of many queues are written at once, each the first of its queue. The tree names a victim
-    at once, also where no queue is over its budget (docs/decisions.md)."""
+    """Pages of many queues are written at once, each the first of its queue. The tree names a
+    victim at once, also where no queue is over its budget (docs/decisions.md)."""
     config = wide(640)
     driver = Driver(
         config,

@@ -34,10 +34,11 @@ _UNLIMITED = (1 << 31) - 1
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
     """The part of a recording that is replayed: whole steps that hold so many accesses, from a step
-    on where a page opens; what was written before is the history."""
+    on where a page opens; what was written before is the history. Of all that, some layers."""
 
     accesses: int | None = None  #: all that are left
     first_step: int = 0
+    layers: tuple[int, int] | None = None  #: first and last; all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,8 @@ def plan(
 ) -> Plan:
     """Everything that a replay is, checked: TraceError where the recording cannot be used,
     ValueError for a choice outside its range."""
+    if excerpt.layers is not None:
+        trace = trace.of_layers(*excerpt.layers)
     sequence = access_sequence(trace, first_step=excerpt.first_step, accesses=excerpt.accesses)
     capacity = sequence.capacity(residency)
     sequence.share(capacity)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -74,12 +74,33 @@ class Trace:
     #: [layers, kv_heads, tokens, head_dim] float16: keys after RoPE
     k: np.ndarray | None = None
     v: np.ndarray | None = None  #: [layers, kv_heads, tokens, head_dim] float16
+    first_layer: int = 0  #: of the recording's, where it is a part of one (:meth:`of_layers`)
+    is_part: bool = False
     #: [layers, q_heads, steps, head_dim] float16: the decode steps' queries
     q: np.ndarray | None = None
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        part = f"_layers_{self.first_layer}_to_{self.first_layer + self.layers - 1}"
+        return self.path.stem + (part if self.is_part else "")
+
+    def of_layers(self, first: int, last: int) -> Trace:
+        """Layers ``first`` … ``last`` of the recording, as layers 0, 1, …; :class:`TraceError`
+        where it has no such layers."""
+        if not 0 <= first <= last < self.layers:
+            raise TraceError(
+                f"{self.path}: layers {first}-{last} are refused; legal: FIRST-LAST, within 0-"
+                + f"{self.layers - 1}"
+            )
+        part = slice(first, last + 1)
+        arrays = {name: getattr(self, name) for name in ("reads", "mass", "k", "v", "q")}
+        return replace(
+            self,
+            layers=last + 1 - first,
+            first_layer=self.first_layer + first,
+            is_part=True,
+            **{name: None if array is None else array[part] for name, array in arrays.items()},
+        )
 
     @property
     def queues(self) -> int:

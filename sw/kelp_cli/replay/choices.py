@@ -10,7 +10,15 @@ from pathlib import Path
 
 from ..output import UserError
 
-__all__ = ["FORMATS", "Choices", "Source", "parse_formats", "parse_policy", "parse_sources"]
+__all__ = [
+    "FORMATS",
+    "Choices",
+    "Source",
+    "parse_formats",
+    "parse_layers",
+    "parse_policy",
+    "parse_sources",
+]
 
 #: Stored formats where none are asked for: three of the five, one pool.
 FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
@@ -33,6 +41,7 @@ class Choices:
     residency: float = 0.25
     accesses: int | None = None
     first_step: int = 0
+    layers: str | None = None
     formats: Sequence[str] = FORMATS
     policy: str = "ema"
     tau: float = 1000.0
@@ -61,7 +70,11 @@ class Choices:
                 read(self.trace),
                 named(self.config),
                 residency=self.residency,
-                excerpt=Excerpt(accesses=self.accesses, first_step=self.first_step),
+                excerpt=Excerpt(
+                    accesses=self.accesses,
+                    first_step=self.first_step,
+                    layers=None if self.layers is None else parse_layers(self.layers),
+                ),
                 formats=parse_formats(self.formats),
                 retention=self._retention(policy),
                 prefetch=Prefetch(sources=sources, window=window),
@@ -88,6 +101,14 @@ class Choices:
             budget=self.budget,
             **water,
         )
+
+
+def parse_layers(text: str) -> tuple[int, int]:
+    """``FIRST-LAST``, or one layer."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if match is None:
+        raise UserError(f"--layers {text!r} is not FIRST-LAST")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def parse_formats(texts) -> tuple:

@@ -66,6 +66,13 @@ def replay(
             help="Begin here, where a page opens; what was written before is the history."
         ),
     ] = 0,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Only layers FIRST-LAST of the recording, which are layers 0, 1, … of the replay.",
+            show_default="all",
+        ),
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,6 +159,7 @@ def replay(
         residency=residency,
         accesses=accesses,
         first_step=first_step,
+        layers=layers,
         formats=formats or FORMATS,
         policy=policy,
         tau=tau,
