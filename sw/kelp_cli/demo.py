@@ -21,10 +21,16 @@ from .replay.engines import lockstep_part, measured, resident, run_rtl
 __all__ = ["LOCKSTEP_NEEDS", "RECORDING", "register"]
 
 RECORDING = Path("data/traces/smollm2_argparse.npz")
-#: What is replayed at full speed begins here: 32 pages of each queue are written.
-FIRST_STEP = 256
-#: One pool for pages in three stored formats.
-FORMATS = ("0-14:int8,int4", "15-:fp8_e4m3,int4")
+#: What is replayed at full speed begins here: 128 pages of each queue are written.
+FIRST_STEP = 1024
+#: Of these layers alone, so that in as many minutes steps follow one another with frames enough
+#: for a working set. The lock-step part has all layers.
+LAYERS = "12-17"
+#: One pool for pages in three stored formats; of the six layers, and of all.
+FORMATS, ALL_FORMATS = (
+    ("0-2:int8,int4", "3-:fp8_e4m3,int4"),
+    ("0-14:int8,int4", "15-:fp8_e4m3,int4"),
+)
 #: What the lock-step part must have met, or it has shown little.
 LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50}
 
@@ -40,10 +46,13 @@ def demo(
         typer.Option("--output", "-o", help="Where report.html, report.json and the plots go."),
     ] = Path("build/demo"),
     config: Annotated[str, typer.Option(help="Named configuration that fits it.")] = "smollm2",
-    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 1_700,
+    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 2_000,
     first_step: Annotated[
         int, typer.Option(help="Full speed begins here, where a page opens.")
     ] = FIRST_STEP,
+    layers: Annotated[
+        str, typer.Option(help="Layers FIRST-LAST of it at full speed; lock-step has all.")
+    ] = LAYERS,
     lockstep_accesses: Annotated[
         int, typer.Option(help="Accesses in lock-step, from the recording's first step on.")
     ] = 800,
@@ -71,13 +80,16 @@ def demo(
         config=config,
         accesses=accesses,
         first_step=first_step,
+        layers=layers,
         formats=FORMATS,
         policy=policy,
         seed=seed,
         prefetch="none" if parse_policy(policy) == Policy.KELP else "layer_ahead",
     )
     whole = chosen.plan()
-    begun = replace(chosen, first_step=0, accesses=lockstep_accesses)
+    begun = replace(
+        chosen, first_step=0, accesses=lockstep_accesses, layers=None, formats=ALL_FORMATS
+    )
     begun.plan()  # what is wrong with it is said now
     context = multiprocessing.get_context("spawn")
     with progress_bar() as bar, ProcessPoolExecutor(1, mp_context=context) as beside:
