@@ -26,6 +26,8 @@ FIRST_STEP = 1024
 #: Of these layers alone, so that in as many minutes steps follow one another with frames enough
 #: for a working set. The lock-step part has all layers.
 LAYERS = "12-17"
+#: An eighth of what is there at the end: memory is what is short.
+RESIDENCY = 0.125
 #: One pool for pages in three stored formats; of the six layers, and of all.
 FORMATS, ALL_FORMATS = (
     ("0-2:int8,int4", "3-:fp8_e4m3,int4"),
@@ -81,6 +83,7 @@ def demo(
         accesses=accesses,
         first_step=first_step,
         layers=layers,
+        residency=RESIDENCY,
         formats=FORMATS,
         policy=policy,
         seed=seed,
