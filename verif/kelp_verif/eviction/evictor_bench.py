@@ -48,7 +48,8 @@ async def free_running(dut):
     rng, c = tb.rng, tb.config
     tb.flash_fails = 0.2
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
-    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    of_each = bench_params().get("pages_of_each", c.pages)
+    pages = [(q, p) for q in range(c.squeues) for p in range(of_each)]
     for n in range(bench_params()["cycles"]):
         if n % 1000 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([8, 30, 64])))
@@ -77,6 +78,7 @@ async def free_running(dut):
         failed=tb.failed,
         sweeps=tb.sweeps,
         write_backs=tb.write_backs,
+        within=tb.within,
     )
 
 

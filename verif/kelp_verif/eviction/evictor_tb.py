@@ -127,6 +127,7 @@ class TB:
         self.standing = None  # the flush that is offered and not taken
         self.victims = self.cancelled = self.failed = self.void = self.sweeps = self.write_backs = 0
         self.results = 0
+        self.within = 0  # victims of queues within their budgets that did not ask
         self.tracker.low_water = self.tracker.reserve = 2
 
     # - the world ----------------------------------------------------------------------------------
@@ -164,7 +165,8 @@ class TB:
                 break
         for squeue in range(self.config.squeues):
             pool = rng.choice(bench_params().get("pools", [0, 0, 1]))
-            self.configure(squeue, pool, rng.choice([0, 2, 5]) * self.config.frame_lines[pool])
+            frames = rng.choice(bench_params().get("budgets", [0, 2, 5]))
+            self.configure(squeue, pool, frames * self.config.frame_lines[pool])
             await RisingEdge(dut.clk)
         dut.config_write__valid.value = 0
 
@@ -251,6 +253,10 @@ class TB:
             else 0
         )
         result = t.step(op, fault=fault, descriptor=op.descriptor)
+        if kind == Op.CLAIM and result.outcome == Outcome.DONE:
+            excess = self.queues.excess[op.squeue]
+            asks = self.queues.requester[self.queues.pool[op.squeue]]
+            self.within += excess is not None and excess <= 0 and op.squeue != asks
         self.keep_word(result)
         wrong = None
         if kind == Op.SCAN:
