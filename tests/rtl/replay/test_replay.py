@@ -525,7 +525,7 @@ def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
         "hit_rate": lab["hit_rate"],
         "flash_reads": lab["flash_reads"],
     }
-    assert wanted["demand_misses"] > 200 and wanted["prefetches"] > 20
+    assert wanted["demand_misses"] > 200 and not wanted["prefetches"]
     choice = "--residency", "0.5", "--policy", "kelp", "--formats", "raw16"
     for engine in (("--engine", "golden"), ("--lockstep",), ("--free-running",)):
         done = kelp(
@@ -534,7 +534,7 @@ def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
         assert not found["mismatches"]
-        if engine != ("--free-running",):  # where prefetches take their time
+        if engine != ("--free-running",):  # which decides while accesses are in flight
             assert {name: found[name] for name in wanted} == wanted, engine
 
 
