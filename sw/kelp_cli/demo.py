@@ -53,8 +53,15 @@ def demo(
         int, typer.Option(help="Full speed begins here, where a page opens.")
     ] = FIRST_STEP,
     layers: Annotated[
-        str, typer.Option(help="Layers FIRST-LAST of it at full speed; lock-step has all.")
-    ] = LAYERS,
+        str | None,
+        typer.Option(
+            help="Layers FIRST-LAST of it at full speed; lock-step has all.",
+            show_default=f"{LAYERS} of the default recording, all of another",
+        ),
+    ] = None,
+    residency: Annotated[
+        float, typer.Option(help="Frames, as a share of the pages at the end.")
+    ] = RESIDENCY,
     lockstep_accesses: Annotated[
         int, typer.Option(help="Accesses in lock-step, from the recording's first step on.")
     ] = 800,
@@ -82,8 +89,8 @@ def demo(
         config=config,
         accesses=accesses,
         first_step=first_step,
-        layers=layers,
-        residency=RESIDENCY,
+        layers=LAYERS if layers is None and trace == RECORDING else layers,
+        residency=residency,
         formats=FORMATS,
         policy=policy,
         seed=seed,

@@ -23,6 +23,7 @@ def test_demo_agrees_and_reports(tmp_path):
     sizes = dict(layers=3, prefill_tokens=48, steps=48, tokens=96, with_kv=False)
     trace = save(tmp_path / "small.npz", contents(**sizes))
     part = ["--accesses", "600", "--first-step", "4", "--lockstep-accesses", "1500"]
+    part += ["--residency", "0.25"]
     done = kelp("demo", str(trace), "-o", str(tmp_path), "--config", "trace", *part, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
