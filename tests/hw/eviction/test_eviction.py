@@ -10,7 +10,7 @@ SMALL = named("unit")
 
 
 def test_free_running_sweeps_pass_the_audit():
-    records = run(SMALL, "free_running", cycles=15_000).records
+    records = run(SMALL, "free_running", cycles=25_000).records
     assert records["victims"] > 60 and records["cancelled"] > 0 and records["failed"] > 0
 
 
