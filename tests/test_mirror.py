@@ -61,7 +61,7 @@ TESTED_BY = {
     "sw/cxl_kv/serving": ("tests/cxl_kv/serving",),
     # commands: as a user calls them
     "sw/kelp_cli": ("tests/cli",),
-    "sw/kelp_cli/bench": ("tests/cli/bench", "tests/cxl_kv/serving/test_fairness.py"),
+    "sw/kelp_cli/bench": ("tests/cli/bench",),
     "sw/kelp_cli/docs.py": ("tests/test_docs.py",),
     "sw/kelp_cli/fpga": ("tests/fpga", "tests/cli/fpga", "tests/verif/fpga"),
     "sw/kelp_cli/replay": ("tests/rtl/replay", "tests/cli/test_demo.py"),
