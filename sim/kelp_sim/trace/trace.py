@@ -74,15 +74,17 @@ class Trace:
     #: [layers, kv_heads, tokens, head_dim] float16: keys after RoPE
     k: np.ndarray | None = None
     v: np.ndarray | None = None  #: [layers, kv_heads, tokens, head_dim] float16
-    first_layer: int = 0  #: of the recording's, where it is a part of one (:meth:`of_layers`)
-    is_part: bool = False
     #: [layers, q_heads, steps, head_dim] float16: the decode steps' queries
     q: np.ndarray | None = None
+    #: of a part of a recording (:meth:`of_layers`): which of its layers is layer 0 here
+    first_layer: int | None = None
 
     @property
     def name(self) -> str:
-        part = f"_layers_{self.first_layer}_to_{self.first_layer + self.layers - 1}"
-        return self.path.stem + (part if self.is_part else "")
+        if self.first_layer is None:
+            return self.path.stem
+        last = self.first_layer + self.layers - 1
+        return f"{self.path.stem}_layers_{self.first_layer}_to_{last}"
 
     def of_layers(self, first: int, last: int) -> Trace:
         """Layers ``first`` … ``last`` of the recording, as layers 0, 1, …; :class:`TraceError`
@@ -97,8 +99,7 @@ class Trace:
         return replace(
             self,
             layers=last + 1 - first,
-            first_layer=self.first_layer + first,
-            is_part=True,
+            first_layer=(self.first_layer or 0) + first,
             **{name: None if array is None else array[part] for name, array in arrays.items()},
         )
 

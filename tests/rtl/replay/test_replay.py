@@ -328,6 +328,8 @@ def test_capacity_is_shared_by_queues():
         ),
         (dict(excerpt=Excerpt(accesses=10**6)), "accesses are refused"),
         (dict(excerpt=Excerpt(first_step=3)), "first step 3 is refused"),
+        (dict(excerpt=Excerpt(layers=(1, 7))), "layers 1-7 are refused; legal: FIRST-LAST"),
+        (dict(excerpt=Excerpt(layers=(1, 0))), "layers 1-0 are refused"),
         (dict(retention=Retention(tau=0)), "tau = 0 is refused"),
         (dict(retention=Retention(alpha=300)), "alpha = 300 is refused"),
     ],

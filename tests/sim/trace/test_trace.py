@@ -289,6 +289,19 @@ def test_a_part_outside_the_recording_is_refused(trace, first_step, accesses):
         access_sequence(trace, first_step=first_step, accesses=accesses)
 
 
+def test_some_layers_of_a_recording_are_a_recording(tmp_path):
+    trace = read(save(tmp_path / "three.npz", contents(layers=3)))
+    part = trace.of_layers(1, 2)
+    assert (part.layers, part.queues, part.name) == (2, 4, "three_layers_1_to_2")
+    for name in ("reads", "mass", "k", "v"):
+        assert np.array_equal(getattr(part, name), getattr(trace, name)[1:]), name
+    assert np.array_equal(part.lines, trace.lines[2:]) and part.q is None
+    assert part.of_layers(1, 1).name == "three_layers_2_to_2"
+    for first, last in ((0, 3), (2, 1), (-1, 1)):
+        with pytest.raises(TraceError, match=f"layers {first}-{last} are refused"):
+            trace.of_layers(first, last)
+
+
 def test_layers_and_steps_are_found_by_their_starts(trace):
     sequence = access_sequence(trace)
     for step, layer in ((0, 0), (7, 1), (23, 0)):
