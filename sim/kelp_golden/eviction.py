@@ -63,8 +63,11 @@ class QueueState:
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
     def configure(self, squeue: int, pool: int, budget: int, policy: int = 0) -> None:
-        """The queue's pool, budget (DRAM lines) and policy, from its configuration."""
-        self.pool[squeue], self.budget[squeue], self.policy[squeue] = pool, budget, policy
+        """The queue's pool, budget (DRAM lines) and policy, from its configuration. Of a budget
+        beyond what a DRAM line's address can tell, what that can tell counts."""
+        most = (1 << self.config.dram_line_bits) - 1
+        self.pool[squeue], self.policy[squeue] = pool, policy
+        self.budget[squeue] = min(budget, most)
         if policy == Policy.EMA:
             self.excess[squeue] = None  # so that the entry is pushed again under its pool
             self._update(squeue)

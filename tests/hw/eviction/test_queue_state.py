@@ -69,3 +69,15 @@ def test_golden_root_is_the_largest_excess():
             }
             root = max(excess, key=lambda q: (excess[q], -q), default=None)
             assert queues.root(pool) == ((None, 0) if root is None else (excess[root], root))
+
+
+def test_golden_budgets_without_a_limit_are_equal():
+    """The registers hold larger budgets than the device has lines (`SessionControl` takes the most
+    that it can tell): whose budget has the larger number does not decide then."""
+    config = named("unit")
+    queues, most = GoldenQueueState(config), 1 << config.dram_line_bits
+    for squeue, budget in ((0, most - 1), (1, most), (2, (1 << 31) - 1)):
+        queues.configure(squeue, 0, budget)
+        for page in range(squeue + 1):
+            queues.observe(squeue, page, PageState.ABSENT, PageState.RESIDENT)
+    assert queues.root(0) == (3 * config.frame_lines[0] - most + 1, 2)
