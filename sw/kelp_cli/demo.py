@@ -24,15 +24,12 @@ RECORDING = Path("data/traces/smollm2_argparse.npz")
 #: What is replayed at full speed begins here: 128 pages of each queue are written.
 FIRST_STEP = 1024
 #: Of these layers alone, so that in as many minutes steps follow one another with frames enough
-#: for a working set. The lock-step part has all layers.
-LAYERS = "12-17"
+#: for a working set; and in lock-step, which takes longest, of these.
+LAYERS, LOCKSTEP_LAYERS = "12-17", "0-14"
 #: An eighth of what is there at the end: memory is what is short.
 RESIDENCY = 0.125
-#: One pool for pages in three stored formats; of the six layers, and of all.
-FORMATS, ALL_FORMATS = (
-    ("0-2:int8,int4", "3-:fp8_e4m3,int4"),
-    ("0-14:int8,int4", "15-:fp8_e4m3,int4"),
-)
+#: One pool for pages in three stored formats.
+FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
 #: What the lock-step part must have met, or it has shown little.
 LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50}
 
@@ -55,8 +52,9 @@ def demo(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="Layers FIRST-LAST of it at full speed; lock-step has all.",
-            show_default=f"{LAYERS} of the default recording, all of another",
+            help="Layers FIRST-LAST of it.",
+            show_default=f"of the default recording {LAYERS}, {LOCKSTEP_LAYERS} in lock-step; all "
+            + "of another",
         ),
     ] = None,
     residency: Annotated[
@@ -64,7 +62,7 @@ def demo(
     ] = RESIDENCY,
     lockstep_accesses: Annotated[
         int, typer.Option(help="Accesses in lock-step, from the recording's first step on.")
-    ] = 800,
+    ] = 400,
     policy: Annotated[
         str,
         typer.Option(
@@ -84,12 +82,13 @@ def demo(
 
     command = shlex.join(["kelp", *sys.argv[1:]])
     output.mkdir(parents=True, exist_ok=True)  # before the minutes that come, if it cannot be
+    ours = layers is None and trace == RECORDING
     chosen = Choices(
         trace=trace,
         config=config,
         accesses=accesses,
         first_step=first_step,
-        layers=LAYERS if layers is None and trace == RECORDING else layers,
+        layers=LAYERS if ours else layers,
         residency=residency,
         formats=FORMATS,
         policy=policy,
@@ -98,7 +97,10 @@ def demo(
     )
     whole = chosen.plan()
     begun = replace(
-        chosen, first_step=0, accesses=lockstep_accesses, layers=None, formats=ALL_FORMATS
+        chosen,
+        first_step=0,
+        accesses=lockstep_accesses,
+        layers=LOCKSTEP_LAYERS if ours else layers,
     )
     begun.plan()  # what is wrong with it is said now
     context = multiprocessing.get_context("spawn")
