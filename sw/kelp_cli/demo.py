@@ -28,8 +28,8 @@ FIRST_STEP = 1024
 LAYERS, LOCKSTEP_LAYERS = "12-17", "0-14"
 #: An eighth of what is there at the end: memory is what is short.
 RESIDENCY = 0.125
-#: One pool for pages in three stored formats.
-FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
+#: One pool for pages in three stored formats, whichever part is replayed.
+FORMATS = ("0-2:int8,int4", "3-13:fp8_e4m3,int4", "14-:int8,int4")
 #: What the lock-step part must have met, or it has shown little.
 LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50}
 

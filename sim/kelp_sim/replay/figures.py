@@ -134,6 +134,7 @@ def summarise(
         residency=done.residency,
         capacity=done.capacity,
         kv_heads=sequence.kv_heads,
+        first_layer=done.first_layer,
         formats=done.formats,
         accesses=len(sequence),
         lockstep_accesses=lockstep.accesses,

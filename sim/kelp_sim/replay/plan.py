@@ -154,10 +154,15 @@ class Plan:
             return None
         return replace(setup, limits=frames, prefetch=frozenset())
 
+    @property
+    def first_layer(self) -> int:
+        """Which of the recording's layers is replayed as layer 0."""
+        return self.trace.first_layer or 0
+
     @cached_property
     def formats(self) -> dict[str, str]:
         """Where → stored format, for people."""
-        found, first = {}, 0
+        found, first, shift = {}, 0, self.first_layer
         for r in self.setup.formats:
             if first >= self.setup.layers:
                 break
@@ -165,7 +170,7 @@ class Plan:
             where = (
                 "all layers"
                 if (first, last) == (0, self.setup.layers - 1)
-                else f"layers {first}–{last}"
+                else f"layers {shift + first}–{shift + last}"
             )
             found |= {f"{where}, K": r.k.label, f"{where}, V": r.v.label}
             first = last + 1
@@ -196,9 +201,16 @@ def plan(
     seed: int = 1,
 ) -> Plan:
     """Everything that a replay is, checked: TraceError where the recording cannot be used,
-    ValueError for a choice outside its range."""
+    ValueError for a choice outside its range. `formats` go by the recording's layers, whichever of
+    them `excerpt` takes."""
     if excerpt.layers is not None:
         trace = trace.of_layers(*excerpt.layers)
+        first = excerpt.layers[0]
+        formats = [
+            replace(part, last_layer=part.last_layer - first)
+            for part in formats
+            if part.last_layer >= first
+        ]
     sequence = access_sequence(trace, first_step=excerpt.first_step, accesses=excerpt.accesses)
     capacity = sequence.capacity(residency)
     sequence.share(capacity)

@@ -44,7 +44,7 @@ class ReplayResult:
     seed: int
     residency: float  #: asked for
     capacity: int  #: frames that makes
-    kv_heads: int  #: queue = layer · kv_heads + head
+    kv_heads: int  #: queue = (layer − first_layer) · kv_heads + head
     #: where → stored format, for example "layers 0–2, K" → "fp8_e4m3"
     formats: Mapping[str, str]
 
@@ -99,6 +99,7 @@ class ReplayResult:
     #: kelp_sim.lab.study.ladder: policy → (misses, flash reads) on the same reads with the same
     #: capacity, worst idea first; empty where not asked for.
     ladder: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    first_layer: int = 0  #: which of the recording's layers queue 0 is of
 
     def __post_init__(self) -> None:
         for name in ("residency", "hit_rate"):

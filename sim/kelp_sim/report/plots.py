@@ -77,7 +77,7 @@ def _rate(misses: np.ndarray, accesses: np.ndarray, window: int) -> np.ndarray:
 
 
 def _head_label(result: ReplayResult, queue: int) -> str:
-    return f"layer {queue // result.kv_heads}, head {queue % result.kv_heads}"
+    return f"layer {result.first_layer + queue // result.kv_heads}, head {queue % result.kv_heads}"
 
 
 def waiting(result: ReplayResult) -> Figure:
@@ -356,10 +356,11 @@ def residency(result: ReplayResult) -> Figure:
     cells.imshow(
         states, cmap=colours, norm=norm, aspect="auto", interpolation="nearest", origin="lower"
     )
+    layer = f"(layer − {result.first_layer})" if result.first_layer else "layer"
     _style(
         cells,
         "Where each page is at the end",
-        x="queue = layer · KV heads + head",
+        x=f"queue = {layer} · KV heads + head",
         y="page of the sequence",
     )
     cells.grid(False)

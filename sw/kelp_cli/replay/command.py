@@ -76,8 +76,8 @@ def replay(
     formats: Annotated[
         list[str] | None,
         typer.Option(
-            help="Stored formats K,V (or one for both), for all layers or FIRST-LAST:K,V; "
-            + "repeat for ranges."
+            help="Stored formats K,V (or one for both), for all layers or FIRST-LAST:K,V, "
+            + "by the recording's layers; repeat for ranges."
         ),
     ] = None,
     policy: Annotated[

@@ -341,6 +341,14 @@ def test_many_heads_are_reduced_to_those_with_most_misses(tmp_path):
     assert plots.png(plots.residency(result)).startswith(PNG)
 
 
+def test_heads_of_a_part_have_the_recordings_layers(result):
+    figure = plots.hit_rate(replace(result, first_layer=12))
+    titles = [axes.get_title(loc="left").partition(",")[0] for axes in figure.axes]
+    assert {title for title in titles if title.startswith("layer")} == {"layer 12", "layer 13"}
+    figure = plots.residency(replace(result, first_layer=12))
+    assert any("layer − 12" in axes.get_xlabel() for axes in figure.axes)
+
+
 def test_flash_bars_add_up_to_the_pages_moved(tmp_path):
     keys = contents(prefill_tokens=64, steps=500, tokens=564, with_kv=False)
     result = synthetic_result(access_sequence(read(save(tmp_path / "long.npz", keys))))
