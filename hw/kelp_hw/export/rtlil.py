@@ -27,8 +27,8 @@ def component_ports(component: wiring.Component) -> dict[str, tuple[Value, wirin
     return ports
 
 
-def to_rtlil(component: wiring.Component, *, name: str) -> str:
-    """RTLIL of `component` as top module `name`, free of source paths.
+def to_rtlil(component: wiring.Component, *, name: str, sources: bool = False) -> str:
+    """RTLIL of `component` as top module `name`, free of source paths unless `sources`.
 
     `amaranth.back.rtlil.convert` alone refuses a component whose signature has constants (0.5.10).
     What it makes, millions of objects, is in use until it returns: looking for garbage among them
@@ -39,7 +39,7 @@ def to_rtlil(component: wiring.Component, *, name: str) -> str:
         for port, (value, member) in component_ports(component).items()
     }
     with _uncollected():
-        return rtlil.convert(component, name=name, ports=ports, emit_src=False)
+        return rtlil.convert(component, name=name, ports=ports, emit_src=sources)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ __all__ = ["Passes", "install", "installed"]
 class Passes:
     """Passes that change nothing. Each is called on every design that is built for simulation."""
 
+    #: Whether RTLIL says which line of the source each cell is from.
+    sources = False
+
     def component(self, component):
         """The elaboratable that is converted in place of `component`."""
         return component

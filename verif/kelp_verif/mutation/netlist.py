@@ -35,12 +35,14 @@ class Mutant:
 
     @property
     def site(self) -> str:
-        """Its mode and place, for people."""
+        """Its mode and place, for people; with the line of the source where yosys kept it."""
         words = self.command.split()
         options = dict(zip(words[1::2], words[2::2], strict=False))
         where = f"{options['-cell']}.{options['-port']}[{options['-portbit']}]"
         wire = f", wire {options['-wire']}" if "-wire" in options else ""
-        return f"{options['-mode']} at {self.module} {where}{wire}"
+        lines = re.findall(r"-src \S*?(\w+\.py:\d+)", self.command)
+        source = f", {lines[0]}" if lines else ""
+        return f"{options['-mode']} at {self.module} {where}{wire}{source}"
 
 
 class Paths(Elaboratable):
@@ -102,7 +104,8 @@ def mutated(text: str, mutants: list[Mutant]) -> str:
         m.command.replace("mutate ", f"mutate -ctrl {SELECT} {_BITS} {m.number} ", 1)
         for m in mutants
     ]
-    script = "\n".join([f"proc {modules}", f"opt_clean {modules}", *commands, "write_rtlil @OUT@"])
+    script = "\n".join([f"proc {modules}", f"opt_clean {modules}", *commands])
+    script += "\nattrmap -remove src\nwrite_rtlil @OUT@"
     return _yosys(text, script)
 
 

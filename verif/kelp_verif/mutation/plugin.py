@@ -54,6 +54,7 @@ class Hunt(passes.Passes):
 
     def __init__(self, job: Job):
         self.job = job
+        self.sources = job.level == "netlist"
         self.mutants: dict[int, object] = {}
         self.killers: dict[int, str] = {}
         self.stillborn: set[int] = set()

@@ -29,6 +29,8 @@ _SWAPS = {
 }
 #: Whose arguments are conditions of the hardware.
 _CONDITIONS = {"If", "Elif"}
+#: Whose arguments are no part of it.
+_CHECKS = {"Assert", "Assume", "Cover"}
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,17 @@ def _tree(block: type) -> tuple[ast.ClassDef, int]:
 
 
 def _of_hardware(tree: ast.ClassDef) -> set[int]:
-    """Positions of the nodes that are in methods that build hardware."""
+    """Positions of the nodes that are in methods that build hardware, what is asserted apart."""
     inside = {
         id(node)
         for method in tree.body
         if isinstance(method, ast.FunctionDef) and method.name != "__init__"
         for node in ast.walk(method)
     }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in _CHECKS:
+                inside -= {id(below) for below in ast.walk(node)}
     return {n for n, node in enumerate(ast.walk(tree)) if id(node) in inside}
 
 
