@@ -23,20 +23,28 @@ DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables s
 
 _RUNS = "<!-- runs: written by `kelp docs` from data/bench/nightly.json -->\n"
 _MUTANTS = "<!-- mutants: written by `kelp docs` from data/bench/mutate.json -->\n"
+_COVERAGE = "<!-- coverage: written by `kelp docs` from data/bench/coverage.json -->\n"
 
 
 def generated(bench: Path, directory: Path) -> dict[str, str]:
     """File name in `directory`, docs/, → its text; `bench` has the rows of the last bench, and
-    `nightly.json` and `mutate.json` beside it those of the last runs, which are parts of a page."""
+    `nightly.json`, `mutate.json` and `coverage.json` beside it those of the last runs, which are
+    parts of a page."""
     from kelp_hw.export.ports import ports_markdown
     from kelp_spec.render import c_header, registers_markdown
+    from kelp_verif.coverage.record import markdown as coverage_markdown
     from kelp_verif.mutation.hunt import markdown
 
     config = named(DOCUMENTED)
     runs = json.loads(bench.with_name("nightly.json").read_text(encoding="utf-8"))
     mutants = json.loads(bench.with_name("mutate.json").read_text(encoding="utf-8"))["blocks"]
+    covered = json.loads(bench.with_name("coverage.json").read_text(encoding="utf-8"))
     page = (directory / "verification.md").read_text(encoding="utf-8")
-    for mark, rows in ((_RUNS, runs_markdown(runs)), (_MUTANTS, markdown(mutants))):
+    for mark, rows in (
+        (_RUNS, runs_markdown(runs)),
+        (_COVERAGE, coverage_markdown(covered)),
+        (_MUTANTS, markdown(mutants)),
+    ):
         before, _, after = page.split(mark)
         page = mark.join((before, f"\n{rows}\n", after))
     return {

@@ -3,7 +3,8 @@
 """``make coverage``: run the benches with Verilator's coverage, and say what they reach.
 
 ``python -m kelp_verif.coverage.collect [--only ROOM]… [-o FILE]`` writes ``build/coverage.json``;
-it exits 1 where a test fails, a block is below its bar or a cover point is not reached.
+it exits 1 where a test fails, a block is below its bar or a cover point is not reached. What FILE
+says of blocks and points that the run does not look at stays in it.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from kelp_rtl.build import tools
 from kelp_spec.files import write_whole
 
 from ..mutation.benches import BENCHES
-from .report import BARS, block_rows, point_rows
+from .record import EMPTY, merged
+from .report import block_rows, point_rows
 
 __all__ = ["main"]
 
@@ -52,20 +54,20 @@ def main() -> int:
         check=False,
     ).returncode
     blocks, points = block_rows(folder), point_rows(folder)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    found = {
-        "measured": date.today().isoformat(),
-        "only": given.only,
-        "tests_passed": code == 0,
-        "bars": BARS,
-        "blocks": blocks,
-        "cover_points": points,
-    }
-    write_whole(given.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     _show(blocks, points)
+    if code:
+        print(f"a test fails: nothing of this is kept in {given.output}")
+        return 1
+    kept = EMPTY
+    if given.output.is_file():
+        kept = json.loads(given.output.read_text(encoding="utf-8"))
+    state = {"date": date.today().isoformat(), "commit": tools.commit()}
+    found = merged(kept, blocks, points, state)
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(given.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     asked = [point for point in points if not given.only or point["met"] is not None]
     good = all(row["met"] for row in blocks) and all(point["reached"] for point in asked)
-    return 0 if code == 0 and good else 1
+    return 0 if good else 1
 
 
 def _show(blocks: list[dict], points: list[dict]) -> None:
