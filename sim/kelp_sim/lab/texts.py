@@ -4,15 +4,19 @@ every checkout has: the standard library and the packages of its lock.
 
 ``python -m kelp_sim.lab.texts DIR [NAME…]`` writes them, one file each. Which are tuned on and
 which are held back is fixed here; nothing may be chosen by looking at a text that is held back.
+Those that are ``unseen`` were added when the policy had been judged on the other held-back ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import sysconfig
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +33,7 @@ class Text:
     kind: str
     held_back: bool
     make: Callable[[], str]
+    unseen: bool = False
 
 
 class TextError(ValueError):
@@ -101,6 +106,58 @@ def _foreign(language: str) -> Callable[[], str]:
     return lambda: "\n".join(said for _, said in _messages(language))
 
 
+def _licence() -> str:
+    """NumPy's licence, with those of what it carries."""
+    try:
+        files = distribution("numpy").files or []
+    except PackageNotFoundError:
+        raise TextError("the package 'numpy' is not installed") from None
+    found = [Path(str(file.locate())) for file in files if file.name == "LICENSE.txt"]
+    if not found:
+        raise TextError("the package 'numpy' comes without a LICENSE.txt")
+    return _read(max(found, key=lambda path: path.stat().st_size))
+
+
+def _news() -> str:
+    """IDLE's list of changes, whose name differs between versions of Python."""
+    try:
+        return _of_library("idlelib/News3.txt")()
+    except TextError:
+        return _of_library("idlelib/NEWS.txt")()
+
+
+def _recall() -> str:
+    """A dialogue that says where things are and asks for them again, some at once, some long
+    after."""
+    draw = random.Random(21)
+    colours = "red blue green black white yellow brown silver".split()
+    things = "key cup book lamp coat ball rope drum map clock spoon bell".split()
+    rooms = "kitchen cellar garden attic hall study barn tower workshop library".split()
+    places: dict[str, str] = {}
+
+    def turns() -> Iterator[tuple[str, str]]:
+        for _ in range(400):
+            thing = f"{draw.choice(colours)} {draw.choice(things)}"
+            if places and draw.random() < 0.5:
+                thing = draw.choice(list(places))
+                yield f"Where is the {thing}?", f"The {thing} is in the {places[thing]}."
+            else:
+                places[thing] = draw.choice(rooms)
+                yield f"I have put the {thing} in the {places[thing]}.", "I will remember it."
+
+    return _chat(turns())
+
+
+def _characters() -> str:
+    """A table with commas: what Unicode says of each letter and sign."""
+    rows = (
+        f"{code:04X},{unicodedata.name(chr(code), '')},{unicodedata.category(chr(code))},"
+        + f"{unicodedata.bidirectional(chr(code))},{unicodedata.decomposition(chr(code))}"
+        for code in range(0x20, 0x400)
+    )
+    return "code,name,category,direction,decomposition\n" + "\n".join(rows)
+
+
 TEXTS = {
     "argparse": Text("code", False, _of_library("argparse.py")),
     "reference": Text("prose", False, _reference),
@@ -111,6 +168,20 @@ TEXTS = {
     "spanish": Text("another language", True, _foreign("es")),
     "metrics": Text("table", True, _of_package("matplotlib", "mpl-data/fonts/afm/ptmr8a.afm")),
     "help": Text("prose with markup", True, _of_library("idlelib/help.html")),
+    "licence": Text("legal prose", True, _licence, unseen=True),
+    "header": Text(
+        "code, C", True, _of_package("numpy", "_core/include/numpy/ndarraytypes.h"), unseen=True
+    ),
+    "search": Text(
+        "code, JavaScript",
+        True,
+        _of_package("sphinx", "themes/basic/static/searchtools.js"),
+        unseen=True,
+    ),
+    "japanese": Text("another script", True, _foreign("ja"), unseen=True),
+    "news": Text("list of changes", True, _news, unseen=True),
+    "recall": Text("dialogue that asks back", True, _recall, unseen=True),
+    "characters": Text("table with commas", True, _characters, unseen=True),
 }
 
 

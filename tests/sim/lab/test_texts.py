@@ -12,7 +12,7 @@ from kelp_sim.lab import texts
 def test_a_text_is_long_enough_and_the_same_each_time(name):
     made = texts.TEXTS[name].make()
     assert made == texts.TEXTS[name].make()
-    assert len(made) > 3 * 4096 and len(set(made.split())) > 100, "characters for 4096 tokens"
+    assert len(made.encode()) > 3 * 4096 and len(set(made.split())) > 100, "bytes for 4096 tokens"
 
 
 def test_every_text_is_another_and_some_are_held_back():
@@ -24,6 +24,14 @@ def test_every_text_is_another_and_some_are_held_back():
         for back in (False, True)
     )
     assert {"code", "table", "dialogue"} <= tuned & held and held - tuned
+
+
+def test_those_that_nobody_had_seen_are_of_other_kinds():
+    unseen = {name for name, text in texts.TEXTS.items() if text.unseen}
+    assert len(unseen) >= 5 and all(texts.TEXTS[name].held_back for name in unseen)
+    kinds = [texts.TEXTS[name].kind for name in unseen]
+    assert len(set(kinds)) == len(unseen)
+    assert not set(kinds) & {texts.TEXTS[name].kind for name in texts.TEXTS if name not in unseen}
 
 
 def test_they_are_written_and_told(tmp_path, capsys):
