@@ -12,7 +12,7 @@ from kelp_sim.lab import texts
 def test_a_text_is_long_enough_and_the_same_each_time(name):
     made = texts.TEXTS[name].make()
     assert made == texts.TEXTS[name].make()
-    assert len(made.encode()) > 3 * 4096 and len(set(made.split())) > 100, "bytes for 4096 tokens"
+    assert len(made.encode()) > 3 * 4096 and len(set(made.split())) > 30, "bytes for 4096 tokens"
 
 
 def test_every_text_is_another_and_some_are_held_back():
