@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Sizes of the directory: what is refused, and the table of docs/coherence.md."""
+
+import re
+
+import pytest
+from paths import DOCS
+
+from kelp_spec.coherence import SIZES, Coherence
+from kelp_spec.config import NAMED, ConfigError, named
+
+
+def check_bits(bits):
+    """SECDED for each part of 64 bits at most: 8, as docs/protection.md has it."""
+    return 8 * -(-bits // 64)
+
+
+def test_the_table_of_sizes_is_what_the_sizes_come_to():
+    page = (DOCS / "coherence.md").read_text(encoding="utf-8").partition("## Sizes")[2]
+    rows = re.findall(r"^\| `([\w]+)` \|(.*)\|$", page, re.MULTILINE)
+    said = {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
+    assert said.keys() == SIZES.keys() == NAMED.keys()
+    for name, sizes in SIZES.items():
+        row = sizes.row_bits(named(name))
+        total = sizes.sets * (row + check_bits(row))
+        want = [sizes.sets, sizes.ways, sizes.sector, sizes.lines, sizes.lines // 16, row]
+        assert said[name][:7] == [
+            *map(str, want),
+            f"{total / 8192:.1f}",
+        ], name
+        assert said[name][7] == f"{total / sizes.lines:.1f}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sets": 3}, "coherence: sets = 3 is refused; legal: 2 … 1048576, a power of two"),
+        ({"sector": 64}, "coherence: sector = 64 is refused; legal: 1 … 32, a power of two"),
+        ({"ways": True}, "coherence: ways = True is refused"),
+    ],
+)
+def test_bad_sizes_are_refused(change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Coherence(**change)
+
+
+def test_sizes_that_do_not_fit_the_configuration_are_refused():
+    with pytest.raises(ConfigError, match="sector = 8 is refused; legal: at most half_lines = 4"):
+        Coherence(sector=8).row_bits(named("unit"))
+    with pytest.raises(ConfigError, match="sets = 256 is refused; legal: less than the 128 sec"):
+        Coherence(sector=4).row_bits(named("unit"))
