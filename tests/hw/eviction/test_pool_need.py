@@ -2,6 +2,7 @@
 
 """PoolNeed: which pool needs a frame, and how fast it says so."""
 
+import pytest
 from simulation import cycles_until, simulate
 
 from kelp_hw.eviction.pool_need import PoolNeed
@@ -74,5 +75,42 @@ def test_a_pool_without_a_victim_rests_until_one_may_have_appeared():
                 await ctx.tick()
                 ctx.set(dut.i_result.valid, 0)
                 await cycles_until(ctx, dut.need.valid)
+
+    simulate(dut, bench)
+
+
+@pytest.mark.parametrize(
+    ("result", "wakes"),
+    [
+        ({"word.state": PageState.RESIDENT, "changed": 1}, True),
+        ({"word.state": PageState.RESIDENT}, False),
+        ({"word.state": PageState.FETCHING, "changed": 1}, False),
+        ({"word.state": PageState.RESIDENT, "changed": 1, "word.pinned": 1}, False),
+        ({"word.state": PageState.ABSENT, "op.kind": Op.RELEASE}, True),
+        ({"word.state": PageState.ABSENT, "op.kind": Op.CLAIM}, False),
+    ],
+)
+def test_what_may_have_made_a_victim_ends_the_rest(result, wakes):
+    dut = PoolNeed(config=UNIT)
+
+    async def bench(ctx):
+        ctx.set(dut.pools.used, [1, 0, 0, 0])
+        await cycles_until(ctx, dut.need.valid)
+        for port in (dut.begin, dut.failed):
+            ctx.set(port, 1)
+            await ctx.tick()
+            ctx.set(port, 0)
+        await ctx.tick()
+        assert not ctx.get(dut.need.valid)
+        for path, value in result.items():
+            field = dut.i_result.p
+            for name in path.split("."):
+                field = field[name]
+            ctx.set(field, value)
+        ctx.set(dut.i_result.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.i_result.valid, 0)
+        await ctx.tick().repeat(3)
+        assert ctx.get(dut.need.valid) == wakes
 
     simulate(dut, bench)

@@ -5,6 +5,7 @@
 import random
 
 import pytest
+from flips import fields, flip, simulate_memory
 from simulation import simulate
 from timing import changes, check_fifo, offers
 
@@ -82,3 +83,43 @@ def test_an_offer_that_bypasses_the_rows_stays(registered):
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="depth = 12 is refused"):
         BypassFifo(depth=12, shape=8)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+@pytest.mark.parametrize("protect", [False, True])
+@pytest.mark.parametrize("flips", [0, 1, 2])
+def test_flips_are_reported_with_their_item(registered, protect, flips):
+    """One flipped bit is corrected and counted once, when its item leaves; two are reported as long
+    as their item is offered; what bypasses the rows, and what is left in a row, never is."""
+    dut = BypassFifo(depth=4, shape=12, registered=registered, protect=protect)
+    taken, told = [], []
+
+    async def bench(ctx, memory):
+        for n, item in enumerate((0x123, 0x456, 0x789)):
+            ctx.set(dut.i.valid, 1)
+            ctx.set(dut.i.p, item)
+            await ctx.tick()
+            flip(ctx, memory, n, *((1, 7)[:flips] if n == 1 else ()))
+        ctx.set(dut.i.valid, 0)
+        for cycle in range(24):
+            ready = cycle % 4 == 3
+            ctx.set(dut.o.ready, ready)
+            fault = fields(ctx, dut.fault)
+            if ctx.get(dut.o.valid):
+                told.append((len(taken), ready, fault["corrected"], fault["uncorrected"]))
+                if ready:
+                    taken.append(ctx.get(dut.o.p))
+            else:
+                assert not any(fault.values())
+            await ctx.tick()
+        ctx.set(dut.i.valid, 1)  # straight through, past the row with the flips
+        ctx.set(dut.o.ready, 1)
+        for _ in range(6):
+            assert not any(fields(ctx, dut.fault).values())
+            await ctx.tick()
+
+    simulate_memory(dut, bench)
+    one, two = protect and flips == 1, protect and flips == 2
+    assert told == [(n, ready, n == 1 and ready and one, n == 1 and two) for n, ready, *_ in told]
+    assert {n for n, *_ in told} == {0, 1, 2} and taken[::2] == [0x123, 0x789]
+    assert (taken[1] == 0x456) == (not flips or one) or two

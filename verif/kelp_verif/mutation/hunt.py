@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from dataclasses import asdict
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -23,9 +24,10 @@ from kelp_rtl.build import tools
 from kelp_spec.files import write_whole
 
 from .benches import BENCHES, Bench
-from .equivalence import equivalent
+from .equivalence import equivalent, equivalent_source
 from .netlist import Mutant
 from .plugin import Job
+from .source import SourceMutant
 
 __all__ = ["BAR", "hunt", "main", "markdown", "score"]
 
@@ -64,16 +66,20 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
         found = json.loads(out.read_text(encoding="utf-8"))
     for runs in root.glob("cocotb/*/runs"):
         shutil.rmtree(runs, ignore_errors=True)
-    return {block: _figures(block, found) for block in bench.classes}
+    return {block: _figures(block, bench.classes[block], found) for block in bench.classes}
 
 
-def _figures(block: str, found: dict) -> dict:
+def _figures(block: str, module: str, found: dict) -> dict:
     mine = [m for m in found["mutants"] if m["block"] == block and not m["stillborn"]]
     alive = [m for m in mine if not m["killer"]]
     proved: set[int] = set()
     if alive and block in found["texts"]:
         places = [Mutant(m["number"], block, m["module"], m["command"]) for m in alive]
         proved = equivalent(found["texts"][block], places)
+    elif alive and "what" in alive[0]:
+        fields = SourceMutant.__dataclass_fields__
+        places = [SourceMutant(**{name: m[name] for name in fields}) for m in alive]
+        proved = equivalent_source(getattr(import_module(module), block), places)
     return {
         "mutants": len(mine),
         "killed": len(mine) - len(alive),
@@ -130,6 +136,12 @@ def left(blocks: dict[str, dict], quote: str = "") -> str:
     return f"Never run: {', '.join(names) or 'none'}."
 
 
+def _recorded(path: Path, known: set[str]) -> dict[str, dict]:
+    """Block → its figures, of those of `known` that `path` has."""
+    blocks = json.loads(path.read_text(encoding="utf-8"))["blocks"] if path.is_file() else {}
+    return {block: figures for block, figures in blocks.items() if block in known}
+
+
 def main(
     only: list[str] = typer.Option([], help="rooms or blocks; all by default"),
     count: int = typer.Option(100, min=1, help="mutants of each block, at most"),
@@ -145,8 +157,7 @@ def main(
     if unknown := set(only) - known:
         console.print(f"no room or block is called {', '.join(sorted(unknown))}; known: {known}")
         raise typer.Exit(2)
-    blocks = json.loads(path.read_text(encoding="utf-8"))["blocks"] if path.is_file() else {}
-    blocks = {block: figures for block, figures in blocks.items() if block in known}
+    blocks = _recorded(path, known)
     done = {b for b, f in blocks.items() if f["seed"] == seed and f["count"] >= count}
     state = {
         "seed": seed,
@@ -173,8 +184,10 @@ def main(
             failed = True
             console.print(str(error), markup=False)
             continue
-        blocks |= {block: state | figures for block, figures in found.items()}
-        write_whole(path, json.dumps({"blocks": blocks}, indent=2) + "\n")
+        with tools.lock(path.with_suffix(".lock")):  # another run may record other blocks
+            blocks = _recorded(path, known)
+            blocks |= {block: state | figures for block, figures in found.items()}
+            write_whole(path, json.dumps({"blocks": blocks}, indent=2) + "\n")
     console.print(table(blocks), left(blocks), f"\n{path}", sep="\n")
     short = [b for b, figures in blocks.items() if score(figures) < BAR]
     if short:

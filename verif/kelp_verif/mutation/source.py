@@ -4,6 +4,7 @@
 proof: an operator becomes its neighbour, a condition is negated, an assignment is left out."""
 
 import ast
+import contextlib
 import copy
 import inspect
 import random
@@ -12,7 +13,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SourceMutant", "apply", "sites"]
+__all__ = ["SourceMutant", "apply", "mutated", "sites"]
 
 _SWAPS = {
     ast.BitAnd: ast.BitOr,
@@ -135,4 +136,16 @@ def apply(block: type, mutant: SourceMutant) -> None:
     exec(compile(changed, f"{block.__name__}_mutant.py", "exec"), space)
     for name, member in vars(space[block.__name__]).items():
         if inspect.isfunction(member) and name != "__init__":
+            setattr(block, name, member)
+
+
+@contextlib.contextmanager
+def mutated(block: type, mutant: SourceMutant):
+    """`block` is what `mutant` says, for a while."""
+    before = {name: member for name, member in vars(block).items() if inspect.isfunction(member)}
+    apply(block, mutant)
+    try:
+        yield
+    finally:
+        for name, member in before.items():
             setattr(block, name, member)
