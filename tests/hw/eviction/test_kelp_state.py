@@ -51,14 +51,18 @@ def test_queues_asked_for_are_the_golden_ones(seed):
     async def bench(ctx):
         nonlocal asked
 
-        async def send(**result):
+        async def send(*, counts=True, **result):
             ctx.set(dut.i_result.p, result)
             ctx.set(dut.i_result.valid, 1)
             await ctx.tick()
             ctx.set(dut.i_result.valid, 0)
+            assert ctx.get(dut.idle) != counts, result
             await ctx.tick()
-            while not ctx.get(dut.idle):
-                await ctx.tick()
+            assert ctx.get(dut.idle)
+
+        def asks():
+            refresh = dut.state.refresh
+            return ctx.get(refresh.squeue) if ctx.get(refresh.valid) else None
 
         async def opens(session):
             await send(op={"kind": Op.OPEN, "session": session}, outcome=Outcome.DONE)
@@ -81,13 +85,18 @@ def test_queues_asked_for_are_the_golden_ones(seed):
                 {"policy": Policy.EMA},
                 {"first": 0},
                 {"outcome": Outcome.REFUSED},
-                {"op": {"kind": Op.MASS, "session": session, "squeue": squeue}},
+                {"kind": Op.MASS},
+                {"kind": Op.OPEN, "outcome": Outcome.REFUSED},
             )
-            await send(**access | rng.choice(others))
+            other = rng.choice(others)
+            elsewhere = session * SMALL.queues + rng.randrange(3)
+            op = {"kind": other.get("kind", Op.READ), "session": session, "squeue": elsewhere}
+            other = {name: value for name, value in other.items() if name != "kind"}
+            await send(counts=False, **access | other | {"op": op})
+            assert asks() == golden.refresh, other
             golden.access(session, squeue, steps[session])
             await send(**access)
-            refresh = dut.state.refresh
-            assert (ctx.get(refresh.squeue) if ctx.get(refresh.valid) else None) == golden.refresh
+            assert asks() == golden.refresh
             if rng.random() < 0.01:
                 await opens(session)
             if rng.random() < 0.5:
