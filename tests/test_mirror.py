@@ -28,7 +28,7 @@ MIRRORS = {
 #: tested. The longest row that fits counts.
 TESTED_BY = {
     # formats and parameters: by those who share them
-    "hw/kelp_spec": ("tests/hw", "tests/cxl_kv", "tests/test_docs.py"),
+    "hw/kelp_spec": ("tests/hw", "tests/cxl_kv", "tests/golden", "tests/test_docs.py"),
     # the golden model: in lock step with the RTL
     "sim/kelp_golden": ("tests/hw", "tests/rtl/replay"),
     "sim/kelp_sim/lab": ("tests/sim/lab", "tests/cli/test_lab.py"),

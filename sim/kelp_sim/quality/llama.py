@@ -33,6 +33,7 @@ _SHAPE = (
 )
 
 Store = Callable[[int, np.ndarray], np.ndarray]
+Attention = Callable[[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class ModelError(ValueError):
@@ -86,8 +87,11 @@ class Llama:
             or self.config["hidden_size"] // self.config["num_attention_heads"]
         )
 
-    def losses(self, tokens: np.ndarray, store: Store | None = None) -> np.ndarray:
-        """float64 [tokens − 1]: −log p of each next token."""
+    def losses(
+        self, tokens: np.ndarray, store: Store | None = None, attention: Attention | None = None
+    ) -> np.ndarray:
+        """float64 [tokens − 1]: −log p of each next token. ``attention`` takes the place of
+        :func:`attend`, and is told the layer first."""
         w, heads = self.weights, self.config["num_attention_heads"]
         x = w["model.embed_tokens.weight"][tokens].astype(np.float32)
         cos, sin = self._rope(len(tokens))
@@ -102,9 +106,13 @@ class Llama:
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
             kv = np.stack([k, v]).astype(np.float16)
             k, v = kv.astype(np.float32) if store is None else store(layer, kv)
+            positions = np.arange(len(tokens))
             out = (
-                attend(q, k, v, np.arange(len(tokens))).transpose(1, 0, 2).reshape(len(tokens), -1)
+                attend(q, k, v, positions)
+                if attention is None
+                else attention(layer, q, k, v, positions)
             )
+            out = out.transpose(1, 0, 2).reshape(len(tokens), -1)
             x = x + out @ w[at + "self_attn.o_proj.weight"].T
             normed = self._norm(x, w[at + "post_attention_layernorm.weight"])
             gate = normed @ w[at + "mlp.gate_proj.weight"].T

@@ -2,8 +2,8 @@
 """A model of a GGUF file, in NumPy: transformers turns the file into numbers, and they run in
 :mod:`.llama` as those of a folder do. Needs the environment `.venv.hf`.
 
-Its texts are those that the lab tunes on (:mod:`kelp_sim.lab.texts`): first the beginning of each,
-then what follows.
+Its texts are those that the lab tunes on, or those that it holds back (:mod:`kelp_sim.lab.texts`):
+first the beginning of each, then what follows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ def of_transformers(model, path: Path, digest: str) -> Llama:
     return Llama(Path(path), config, weights, digest)
 
 
-def excerpts(tokenizer, count: int, tokens: int) -> list[tuple[str, np.ndarray]]:
+def excerpts(
+    tokenizer, count: int, tokens: int, *, held_back: bool = False
+) -> list[tuple[str, np.ndarray]]:
     """(text and excerpt, ``tokens`` ids) of each text in turn."""
-    ids = {name: tokenizer.encode(t.make()) for name, t in TEXTS.items() if not t.held_back}
+    ids = {
+        name: tokenizer.encode(t.make()) for name, t in TEXTS.items() if t.held_back == held_back
+    }
     most = min(map(len, ids.values())) // tokens * len(ids)
     if count > most:
         raise ValueError(

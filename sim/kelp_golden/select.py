@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Choice of pages near memory, the executable specification (docs/select.md): block form of stored
+keys and queries, page summaries, bounds, exact scores, masses, and which pages are chosen.
+
+A **block** is 32 elements of one line: integers x, −127 … 127, and an exponent e, worth
+x · 2^(e − 6). All functions take NumPy arrays and are exact: products and sums of elements stay
+below 2^24, so that they may be taken in float32, where a matrix product is fast.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kelp_spec.formats import ELEMENTS, SCALE_NAN, Format, HostType
+from kelp_spec.select import (
+    ALIGNED_BITS,
+    ALIGNED_FRACTION,
+    BLOCK_EXPONENT_LEAST,
+    BOUND_MASS_BITS,
+    MASS_BITS,
+    RATIO_BITS,
+    RECIPROCAL_BITS,
+    SCORE_FRACTION,
+    SCORE_LEAST,
+    SCORE_MOST,
+    SHARE_BITS,
+    SUMMARY_BITS,
+    WEIGHT_BITS,
+)
+
+from . import codec
+
+__all__ = [
+    "Blocks",
+    "Choice",
+    "Summary",
+    "best",
+    "bounds",
+    "candidates",
+    "choose",
+    "estimate",
+    "mass_sums",
+    "of_host",
+    "of_stored",
+    "page_masses",
+    "scores",
+    "summary",
+    "unscored",
+    "weight",
+]
+
+#: 2^(f / 256) with 15 bits after the point, f = 0 … 255.
+WEIGHTS = np.array(
+    [round(2.0 ** (WEIGHT_BITS - 1 + f / (1 << SCORE_FRACTION))) for f in range(256)], np.int64
+)
+_MOST_SHIFT = 31  #: more than any accumulator has bits
+
+
+class Blocks(NamedTuple):
+    """Lines in block form; a line with a NaN is all zeros and `nan`."""
+
+    x: np.ndarray  #: int64 [..., lines, 32]
+    e: np.ndarray  #: int64 [..., lines]
+    nan: np.ndarray  #: bool [..., lines]
+
+
+class Summary(NamedTuple):
+    """A page's: for each element of a key the least and the largest, worth x · 2^(e − 5)."""
+
+    low: np.ndarray  #: int64 [..., lines, 32], −64 … 63
+    high: np.ndarray  #: int64 [..., lines, 32], −63 … 64
+    e: np.ndarray  #: int64 [..., lines]
+
+
+def of_host(codes: np.ndarray, host_type: HostType = HostType.FP16) -> Blocks:
+    """Host lines uint16 [..., lines, 32] (a query, or keys of raw16): as int8 stores them."""
+    payload, scale = codec.encode(codes.reshape(-1, ELEMENTS), host_type, Format.INT8)
+    return _int8(payload.reshape(codes.shape), scale.reshape(codes.shape[:-1]))
+
+
+def of_stored(payload, scale, host_type: HostType, fmt: Format) -> Blocks:
+    """Stored lines, payload uint8 [..., payload_bytes] and scale uint16 [...]. int8 and int4 lose
+    nothing; raw16 and fp8 lines are seen as int8 would store them."""
+    shape = np.shape(scale)
+    match Format(fmt):
+        case Format.INT8:
+            return _int8(payload, scale)
+        case Format.INT4:
+            nibbles = np.stack([payload & 15, payload >> 4], axis=-1).reshape(*shape, ELEMENTS)
+            q = (nibbles.astype(np.int64) ^ 8) - 8
+            scale = np.asarray(scale, np.int64)
+            nan = (scale & 255) == SCALE_NAN
+            x = np.where(nan[..., None], 0, q * (8 + (scale >> 8 & 7))[..., None])
+            # (8 + m) / 8 · 2^(E − 127) = (8 + m) · 2^(E − 124 − 6)
+            return Blocks(x, np.where(nan, 0, (scale & 255) - 124), nan)
+        case _:
+            flat = np.ascontiguousarray(payload).reshape(-1, payload.shape[-1])
+            lines = codec.decode(flat, np.asarray(scale).reshape(-1), host_type, fmt)
+            return of_host(lines.reshape(*shape, ELEMENTS), host_type)
+
+
+def _int8(payload, scale) -> Blocks:
+    scale = np.asarray(scale, np.int64)
+    nan = (scale & 255) == SCALE_NAN
+    x = np.where(nan[..., None], 0, payload.view(np.int8).astype(np.int64))
+    return Blocks(x, np.where(nan, 0, scale - 127), nan)
+
+
+def summary(keys: Blocks, written: np.ndarray) -> Summary:
+    """Of pages: keys [..., tokens, lines], written bool [..., tokens, lines]. What was never
+    written and what has a NaN does not count; where nothing counts the summary is of zeros and the
+    least exponent. The order in which lines come makes no difference."""
+    counts = written & ~keys.nan
+    e = np.where(counts, keys.e, BLOCK_EXPONENT_LEAST).max(axis=-2)
+    # From the exponent of a line, 6 places after the point, to that of the summary with 5.
+    down = np.minimum(e[..., None, :] - keys.e + 1, _MOST_SHIFT)[..., None]
+    low, high = keys.x >> down, -(-keys.x >> down)
+    most = 1 << SUMMARY_BITS - 1
+    some, any_ = counts[..., None], counts.any(axis=-2)[..., None]
+    low = np.where(any_, np.where(some, low, most).min(axis=-3), 0)
+    high = np.where(any_, np.where(some, high, -most).max(axis=-3), 0)
+    return Summary(low, high, e)
+
+
+def scores(query: Blocks, keys: Blocks, m: int, sh: int) -> np.ndarray:
+    """int64 [heads, tokens] from query [heads, lines] and keys [tokens, lines]: log2 of the weight
+    of each token, SCORE_FRACTION bits of it after the point. A token with a NaN has the least."""
+    dots = np.stack(
+        [_product(query.x[:, b], keys.x[:, b].T) for b in range(query.x.shape[1])], axis=-1
+    )
+    found = _scaled(dots, query.e[:, None] + keys.e[None], m, sh)
+    return np.where(keys.nan.any(axis=-1)[None], SCORE_LEAST, found)
+
+
+def bounds(query: Blocks, pages: Summary, m: int, sh: int) -> np.ndarray:
+    """int64 [heads, pages] from query [heads, lines] and summaries [pages, lines]: no token of a
+    page has a larger score."""
+    up, down = np.maximum(query.x, 0), np.minimum(query.x, 0)
+    dots = np.stack(
+        [
+            _product(up[:, b], pages.high[:, b].T) + _product(down[:, b], pages.low[:, b].T)
+            for b in range(query.x.shape[1])
+        ],
+        axis=-1,
+    )
+    return _scaled(dots, query.e[:, None] + pages.e[None] + 1, m, sh)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.int64)
+
+
+def _scaled(dots: np.ndarray, exponent: np.ndarray, m: int, sh: int) -> np.ndarray:
+    """A line's product to ALIGNED_FRACTION bits after the point, clamped; their sum times
+    m · 2^−sh, clamped."""
+    up = exponent - 12 + ALIGNED_FRACTION
+    most = (1 << ALIGNED_BITS - 1) - 1
+    left, right = np.clip(up, 0, ALIGNED_BITS), np.clip(-up, 0, ALIGNED_BITS)
+    raw = np.clip(dots << left >> right, -most, most).sum(axis=-1)
+    return np.clip(raw * m >> sh, SCORE_LEAST, SCORE_MOST)
+
+
+def best(values: np.ndarray, count: int) -> np.ndarray:
+    """The places of the `count` largest, the largest first; of equal ones the lower place."""
+    return np.argsort(-values, kind="stable")[:count]
+
+
+def candidates(bound: np.ndarray, quota: int) -> np.ndarray:
+    """bool [..., pages]: pages that any query head has among its `quota` best by
+    bound [..., heads, pages]."""
+    order = np.argsort(-bound, axis=-1, kind="stable")[..., :quota]
+    named = np.zeros(bound.shape, bool)
+    np.put_along_axis(named, order, True, axis=-1)
+    return named.any(axis=-2)
+
+
+def weight(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, w): 2^score = w · 2^(n − 15), w of WEIGHT_BITS bits."""
+    return score >> SCORE_FRACTION, WEIGHTS[score & (1 << SCORE_FRACTION) - 1]
+
+
+def page_masses(score: np.ndarray, bits: int = MASS_BITS) -> tuple[np.ndarray, np.ndarray]:
+    """(e, z) [..., pages] of scores [..., pages, tokens]: the sum of a page's weights is
+    z · 2^(e − 15), e the largest n so far, z of `bits` bits. Token by token, since what is shifted
+    out is lost."""
+    n, w = weight(score)
+    e, z = n[..., 0], w[..., 0]
+    for token in range(1, score.shape[-1]):
+        top = np.maximum(e, n[..., token])
+        z = (z >> np.minimum(top - e, _MOST_SHIFT)) + (
+            w[..., token] >> np.minimum(top - n[..., token], _MOST_SHIFT)
+        )
+        e, z = top, np.minimum(z, (1 << bits) - 1)
+    return e, z
+
+
+def estimate(bound: np.ndarray, offset: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """(e, z) of a page whose keys are not at hand: `tokens` of the weight bound − offset."""
+    n, w = weight(np.clip(bound - offset, SCORE_LEAST, SCORE_MOST))
+    return n, np.minimum(w << tokens.bit_length() - 1, (1 << MASS_BITS) - 1)
+
+
+def unscored(bound: np.ndarray, named: np.ndarray) -> np.ndarray:
+    """int64 [..., heads]: by how much, UQ8.16, the pages that no head named [..., pages] add to the
+    mass of those named, as their bounds [..., heads, pages] have it. A bound of SCORE_LEAST has no
+    weight to speak of: no page."""
+    e, all_ = page_masses(bound, BOUND_MASS_BITS)
+    at, inside = page_masses(np.where(named[..., None, :], bound, SCORE_LEAST), BOUND_MASS_BITS)
+    inside >>= np.minimum(e - at, _MOST_SHIFT)
+    ratio = (np.maximum(all_ - inside, 0) << SHARE_BITS) // np.maximum(inside, 1)
+    return np.minimum(ratio, (1 << RATIO_BITS) - 1)
+
+
+def mass_sums(
+    e: np.ndarray, z: np.ndarray, counted: np.ndarray, named: np.ndarray, more: np.ndarray
+) -> np.ndarray:
+    """int64 [..., pages] from [..., heads, pages]: the sum over heads of each page's share of the
+    head's whole mass, UQ0.16 each; of those `counted` [..., pages], the others have none. The whole
+    has `more` [..., heads] (`unscored`) times the mass of the pages `named` in it."""
+    counted, named = counted[..., None, :], named[..., None, :]
+    top = np.where(counted, e, SCORE_LEAST >> SCORE_FRACTION).max(axis=-1, keepdims=True)
+    aligned = np.where(counted, z >> np.clip(top - e, 0, _MOST_SHIFT), 0)
+    inside = np.where(named, aligned, 0).sum(axis=-1)
+    whole = aligned.sum(axis=-1) + (inside * more >> SHARE_BITS)
+    reciprocal = (1 << RECIPROCAL_BITS) // np.maximum(whole, 1)
+    shares = aligned * reciprocal[..., None] >> RECIPROCAL_BITS - SHARE_BITS
+    return np.minimum(shares, (1 << SHARE_BITS) - 1).sum(axis=-2)
+
+
+class Choice(NamedTuple):
+    """What SELECT answers."""
+
+    pages: np.ndarray  #: as chosen: those that always are, then by mass
+    masses: np.ndarray  #: the sums of theirs
+    missing: int  #: the sum of the estimates of candidates that are not at hand
+
+
+def choose(pages, masses, present, always, *, target: int, most: int) -> Choice:
+    """Of `pages` (ascending) with their mass sums: those in `always`, then the best of those
+    `present` until the sum reaches `target`, at most `most`. `target` is a share, UQ0.16, times
+    the number of heads."""
+    fixed = np.isin(pages, always)
+    held = int(masses[fixed].sum())
+    chosen = list(np.flatnonzero(fixed))
+    for place in best(np.where(present & ~fixed, masses, -1), most):
+        if held >= target or not present[place] or fixed[place]:
+            break
+        chosen.append(place)
+        held += int(masses[place])
+    order = np.array(chosen, np.int64)
+    return Choice(pages[order], masses[order], int(masses[~present & ~fixed].sum()))

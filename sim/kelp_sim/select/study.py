@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What a reader finds and what it costs a model: a text is decoded, teacher-forced, and from a
+token on each KV head attends to the pages that its reader chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..quality import llama, real
+from ..quality.llama import Llama, attend
+from ..quality.threads import one_thread
+from ..quality.tokens import Tokenizer, texts
+from .readers import Device, Ideal, page_mass
+
+__all__ = ["Row", "documents", "loss", "measure"]
+
+Store = Callable[[int, np.ndarray], np.ndarray]
+
+
+def documents(path: Path, count: int, tokens: int) -> tuple[Llama, list[tuple[str, np.ndarray]]]:
+    """A model, and (name, ids) of texts for it; of a GGUF file those that are held back."""
+    if path.suffix == ".gguf":
+        model, tokenizer = real.load(path)
+        return model, real.excerpts(tokenizer, count, tokens, held_back=True)
+    model = llama.load(path)
+    return model, texts(Tokenizer(path / "tokenizer.json"), count, tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One reader on one text. `mass`, `pages` and `recall` are means over layers, KV heads and
+    steps; `ideal_mass` and `ideal_pages` are the ideal reader's for the same queries."""
+
+    document: str
+    quota: int  #: of the device's choice; 0: the ideal reader
+    steps: int
+    nats: float  #: −log p of the tokens that were decoded, summed
+    mass: float  #: attention mass of the pages chosen
+    #: the same when as many pages are chosen as the ideal reader does, out of the candidates
+    mass_at_as_many: float
+    ideal_mass: float
+    pages: float
+    ideal_pages: float
+    candidates: float  #: pages whose scores were exact, the first and the newest among them
+    recall: float  #: of the ideal reader's pages
+
+
+#: What a row has means of, in the order of the sums.
+_MEANS = ("mass", "mass_at_as_many", "ideal_mass", "pages", "ideal_pages", "candidates")
+
+
+class _Sparse:
+    """Attention that is dense before `first`, and reads chosen pages from there on."""
+
+    def __init__(self, reader, ideal: Ideal, first: int):
+        self.reader, self.ideal, self.first = reader, ideal, first
+        self.sums = np.zeros(8)
+
+    def __call__(self, layer, q, k, v, positions) -> np.ndarray:
+        first, rows = self.first, positions[self.first :]
+        before = attend(q[:, :first], k[:, :first], v[:, :first], positions[:first])
+        late = q[:, first:]
+        chosen = self.reader.chosen(late, k, rows)
+        self._compare(late, k, rows, chosen)
+        group = len(q) // len(k)
+        out = np.empty(late.shape, np.float32)
+        for head in range(len(q)):
+            mine = head // group
+            hidden = ~np.repeat(chosen[mine], self.ideal.page_tokens, axis=1)[:, : k.shape[1]]
+            hidden |= np.arange(k.shape[1])[None] > rows[:, None]
+            score = late[head] @ (k[mine].T * np.float32(q.shape[-1] ** -0.5))
+            score[hidden] = -np.inf
+            score -= score.max(axis=1, keepdims=True)
+            np.exp(score, out=score)
+            out[head] = score @ v[mine] / score.sum(axis=1, keepdims=True)
+        return np.concatenate([before, out], axis=1)
+
+    def _compare(self, q, k, rows, chosen) -> None:
+        group = len(q) // len(k)
+        for head in range(len(k)):
+            mass = page_mass(
+                q[head * group : (head + 1) * group], k[head], rows, self.ideal.page_tokens
+            )
+            best = self.ideal.of_masses(mass, rows // self.ideal.page_tokens)
+            named = self.reader.named[head] if isinstance(self.reader, Device) else best
+            always = np.zeros(mass.shape, bool)
+            always[:, 0] = always[np.arange(len(rows)), rows // self.ideal.page_tokens] = True
+            # As many as the ideal reader takes beside those that both always do.
+            order = -np.sort(-np.where(named & ~always, mass, 0), axis=1)
+            count = (best & ~always).sum(axis=1)
+            as_many = np.where(np.arange(mass.shape[1])[None] < count[:, None], order, 0)
+            self.sums += [
+                (mass * chosen[head]).sum(),
+                as_many.sum() + (mass * always).sum(),
+                (mass * best).sum(),
+                chosen[head].sum(),
+                best.sum(),
+                named.sum(),
+                (chosen[head] & best).sum(),
+                len(rows),
+            ]
+
+
+@one_thread()
+def measure(
+    model: Llama,
+    document: str,
+    tokens: np.ndarray,
+    reader: Ideal | Device,
+    ideal: Ideal,
+    *,
+    first: int,
+    store: Store | None = None,
+) -> Row:
+    """A reader on a text, from token `first` on."""
+    reader = replace(reader)
+    sparse = _Sparse(reader, ideal, first)
+    nats = model.losses(tokens, store, sparse)[first:].sum()
+    s = sparse.sums
+    return Row(
+        document=document,
+        quota=reader.quota if isinstance(reader, Device) else 0,
+        steps=len(tokens) - 1 - first,
+        nats=float(nats),
+        recall=float(s[6] / s[4]),
+        **dict(zip(_MEANS, map(float, s[:6] / s[7]), strict=True)),
+    )
+
+
+def loss(rows: Sequence[Row]) -> dict[int, dict]:
+    """By quota: the choice loss, perplexity against the ideal reader's over documents (the mean of
+    log ratios), the worst document, and the means of what was found."""
+    base = {row.document: row.nats / row.steps for row in rows if not row.quota}
+    out: dict[int, dict] = {}
+    for quota in dict.fromkeys(row.quota for row in rows if row.quota):
+        mine = [row for row in rows if row.quota == quota]
+        by = {
+            row.document: float(np.expm1(row.nats / row.steps - base[row.document])) for row in mine
+        }
+        worst = max(by, key=by.__getitem__)
+        means = {
+            name: float(np.mean([value[name] for value in map(asdict, mine)]))
+            for name in ("candidates", "pages", "ideal_pages", "recall")
+        }
+        share = [(row.mass / row.ideal_mass, row.mass_at_as_many / row.ideal_mass) for row in mine]
+        out[quota] = means | {
+            "documents": len(mine),
+            "loss": float(np.expm1(np.mean(np.log1p(list(by.values()))))),
+            "worst": by[worst],
+            "worst_document": worst,
+            "mass": float(np.mean([a for a, _ in share])),
+            "mass_at_as_many": float(np.mean([b for _, b in share])),
+        }
+    return out

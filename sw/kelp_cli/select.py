@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp select``: what a choice of pages near memory finds, and what it costs a model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import UserError, console, progress_bar, write_json
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(select)
+
+
+def select(
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="A Llama-shaped model: a folder with config.json, model.safetensors and "
+            + "tokenizer.json, or a .gguf file."
+        ),
+    ] = Path("data/model"),
+    texts: Annotated[
+        int,
+        typer.Option(min=1, help="Texts; of a .gguf file those that are held back (docs/lab.md)."),
+    ] = 4,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of each.")] = 2048,
+    first: Annotated[
+        int, typer.Option(min=32, help="Tokens before it attend to everything.")
+    ] = 1792,
+    quotas: Annotated[
+        str, typer.Option(help="Pages that each query head names, with commas between.")
+    ] = "16,32",
+    most: Annotated[
+        int, typer.Option(min=0, help="Pages chosen at most, beside the first and the newest.")
+    ] = 16,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write every row to this file (- is stdout)."),
+    ] = None,
+) -> None:
+    """Mass found, recall and perplexity of the device's choice, everything resident, against an
+    ideal reader's: the best pages by exact scores until 90 % of the mass.
+
+    The choice is the golden model's, bit for bit; the model runs in NumPy. docs/select.md
+    defines it.
+    """
+    from kelp_sim.quality import llama
+    from kelp_sim.quality.tokens import TokenizerError
+    from kelp_sim.select import readers, study
+
+    chosen = _quotas(quotas)
+    if not first < tokens - 1:
+        raise UserError(
+            f"--first {first} of {tokens} tokens leaves none to judge by; legal: to {tokens - 2}"
+        )
+    try:
+        loaded, documents = study.documents(model, texts, tokens)
+    except (llama.ModelError, TokenizerError, ValueError) as error:
+        raise UserError(str(error)) from None
+    ideal = readers.Ideal(most=most)
+    each = [ideal, *(readers.Device(quota=quota, most=most) for quota in chosen)]
+    rows = []
+    with progress_bar() as bar:
+        task = bar.add_task("", total=len(documents) * len(each))
+        for name, ids in documents:
+            for reader in each:
+                bar.update(task, description=f"{name}: {getattr(reader, 'quota', 'ideal')}")
+                rows.append(study.measure(loaded, name, ids, reader, ideal, first=first))
+                bar.update(task, advance=1)
+    found = study.loss(rows)
+    if json is not None:
+        write_json(json, "select", {"rows": [asdict(row) for row in rows], "quotas": found})
+        if str(json) == "-":
+            return
+    _show(found, len(documents), tokens - 1 - first)
+
+
+def _quotas(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+        if min(found) < 1:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--quotas {text!r} is not positive integers with commas between, such as 16,32"
+        ) from None
+    return found
+
+
+def _show(found: dict, documents: int, steps: int) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=f"The device's choice over {documents} texts, {steps} steps of each",
+        title_justify="left",
+        title_style="bold",
+        caption="Mass: of the ideal reader's. Loss: perplexity against it.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in (
+        *("quota", "candidates", "pages (ideal)", "recall"),
+        *("mass", "at as many pages", "loss", "worst"),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for quota, row in found.items():
+        table.add_row(
+            str(quota),
+            f"{row['candidates']:.1f}",
+            f"{row['pages']:.1f} ({row['ideal_pages']:.1f})",
+            f"{row['recall']:.3f}",
+            f"{row['mass']:.4f}",
+            f"{row['mass_at_as_many']:.4f}",
+            f"{row['loss']:+.2%}",
+            f"{row['worst']:+.2%} {row['worst_document']}",
+        )
+    console.print(table)
