@@ -53,7 +53,13 @@ ARGUMENTS = {
     "RequestFifo": {"depth": 2, "shape": 1},
     "Skid": {"shape": 1},
     "Registers": {"config": UNIT, "event_sources": 1},
+    **dict.fromkeys(
+        ("KeyScore", "LineScores", "SummaryScore"), {"heads": 1, "lines": 1, "id_bits": 1}
+    ),
+    "MassShare": {"heads": 1, "depth": 2, "id_bits": 1},
+    "PageMass": {"heads": 1, "id_bits": 1},
     "SlotTable": _TABLE,
+    "TopK": {"depth": 1, "score": 1, "id_bits": 1},
     **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),
     **dict.fromkeys(
         ("ProtectedFifo", "ProtectedMemory"), {"depth": 1, "shape": 1, "protect": True}

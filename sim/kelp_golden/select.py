@@ -205,10 +205,12 @@ def estimate(bound: np.ndarray, offset: int, tokens: int) -> tuple[np.ndarray, n
 
 def unscored(bound: np.ndarray, named: np.ndarray) -> np.ndarray:
     """int64 [..., heads]: by how much, UQ8.16, the pages that no head named [..., pages] add to the
-    mass of those named, as their bounds [..., heads, pages] have it. A bound of SCORE_LEAST has no
-    weight to speak of: no page."""
-    e, all_ = page_masses(bound, BOUND_MASS_BITS)
-    at, inside = page_masses(np.where(named[..., None, :], bound, SCORE_LEAST), BOUND_MASS_BITS)
+    mass of those named, as three quarters of their bounds [..., heads, pages] have it: the largest
+    bounds are the furthest off. A bound of SCORE_LEAST has no weight to speak of: no page."""
+    softer = bound * 3 >> 2
+    e, all_ = page_masses(softer, BOUND_MASS_BITS)
+    least = SCORE_LEAST * 3 >> 2
+    at, inside = page_masses(np.where(named[..., None, :], softer, least), BOUND_MASS_BITS)
     inside >>= np.minimum(e - at, _MOST_SHIFT)
     ratio = (np.maximum(all_ - inside, 0) << SHARE_BITS) // np.maximum(inside, 1)
     return np.minimum(ratio, (1 << RATIO_BITS) - 1)

@@ -188,9 +188,10 @@ def test_mass_sums_are_the_softmax(heads):
 
 
 def test_what_is_not_scored_counts_as_its_bounds_say():
-    bound = np.array([[0, 256, 512, SCORE_LEAST]])
+    # Three quarters of them: weights 1, 8 and 64.
+    bound = np.array([[0, 1024, 2048, SCORE_LEAST]])
     named = np.array([False, False, True, False])
-    assert select.unscored(bound, named).tolist() == [3 * 2**SHARE_BITS // 4]
+    assert select.unscored(bound, named).tolist() == [9 * 2**SHARE_BITS // 64]
     assert select.unscored(bound, named | True).tolist() == [0]
 
 

@@ -67,6 +67,7 @@ ROOMS = {
     "datapath": {"lib", "codec"},
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
+    "select": set(),
     "eviction": {"lib", "tracker", "control"},
     "export": set(),
 }

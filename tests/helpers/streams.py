@@ -33,6 +33,7 @@ class Ends:
     held : port → value, all the time
     answer : (stream, item) of what the block gives → (stream, item) to send, one after another
     watch : called in each cycle with the simulator's context, before the clock edge
+    before : a testbench that is run first, with the context and the block
     """
 
     sends: dict
@@ -42,6 +43,7 @@ class Ends:
     held: dict | None = None
     answer: Any = None
     watch: Any = None
+    before: Any = None
 
 
 def _at(dut, path):
@@ -94,6 +96,8 @@ def pump(dut, ends, *, cycles, seed=1):
     async def bench(ctx):
         for path, value in (ends.held or {}).items():
             ctx.set(_at(dut, path), value)
+        if ends.before:
+            await ends.before(ctx, dut)
         for cycle in range(cycles):
             drive(ctx, cycle)
             if ends.watch:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Products of a line with the queries of a group, summed over a token, scaled (docs/select.md,
+"Scores"). One line a cycle; a token's scores 10 cycles after its last line."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import (
+    ALIGNED_BITS,
+    ALIGNED_FRACTION,
+    BLOCK_EXPONENT_BITS,
+    SCORE_LEAST,
+    SCORE_MOST,
+)
+
+from .signatures import ELEMENT, SelectLayouts
+
+__all__ = ["LineScores"]
+
+_PRODUCT_BITS = 20  #: of 32 products of 8 × 8 bits, signed
+_ALIGNED_MOST = (1 << ALIGNED_BITS - 1) - 1
+
+
+class LineScores(wiring.Component):
+    """Scores of tokens, or bounds of pages, for all query heads of a group at once.
+
+    Of each line, for each head: d = Σ query · (query < 0 ? low : high), aligned to
+    ALIGNED_FRACTION bits after the point and clamped. A token's lines are summed, and the sum is
+    scaled and clamped. A token with a `nan` has the least score.
+
+    Latency: `LATENCY` cycles from a token's last line to `o`. One line in each cycle (`INTERVAL`).
+    The pipeline stands still as a whole while `o` waits. Errors: none; a line out of order is an
+    assertion.
+
+    Parameters
+    ----------
+    heads : int
+        Query heads of a group; each has 32 multipliers of 8 × 8 bits.
+    lines : int
+        Lines of a token at most.
+    id_bits : int
+
+    Members
+    -------
+    i_query : in, always-ready stream of query_line
+        Only while `idle`.
+    scale : in
+        Holds still while tokens are inside.
+    i : in, stream of line
+        The lines of a token, 0 … `last`, one token after another.
+    o : out, stream of scores
+        `id` is that of the last line.
+    idle : out
+        No line is inside.
+    """
+
+    LATENCY = 10
+    INTERVAL = 1
+
+    def __init__(self, *, heads: int, lines: int, id_bits: int):
+        layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
+        self.heads, self.lines, self.id_bits = heads, lines, id_bits
+        super().__init__(
+            {
+                "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
+                "scale": In(layouts.scale),
+                "i": In(stream.Signature(layouts.line)),
+                "o": Out(stream.Signature(layouts.scores)),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        moves = Signal()
+        m.d.comb += [moves.eq(self.o.ready | ~self.o.valid), self.i.ready.eq(moves)]
+        # Stages 1 … 6 hold lines, 7 … 9 tokens; `o` is stage 10.
+        valid = [self.i.valid, *(Signal(name=f"valid{k}") for k in range(1, 10))]
+        busy = valid[0] | self.o.valid
+        for each in valid[1:]:
+            busy |= each
+        m.d.comb += self.idle.eq(~busy)
+        m.d.sync += Assert(~self.i_query.valid | self.idle, "a query changes under a line")
+        self._check_order(m, moves)
+
+        line, first = self.i.p, Signal()
+        m.d.comb += first.eq(line.line == 0)
+        ids = self._later(m, moves, line.id, "id", 9)
+        lasts = self._later(m, moves, line.last, "last", 6)
+        firsts = self._later(m, moves, first, "first", 6)
+        nans = self._later(m, moves, line.nan, "nan", 6)
+        with m.If(moves):
+            m.d.sync += [
+                *(valid[k + 1].eq(valid[k]) for k in range(9) if k != 6),
+                valid[7].eq(valid[6] & lasts[6]),
+                self.o.valid.eq(valid[9]),
+                self.o.p.id.eq(ids[9]),
+            ]
+        # Whether the token so far has a NaN.
+        none = Signal(reset_less=True)
+        with m.If(moves & valid[6]):
+            m.d.sync += none.eq(nans[6] | (none & ~firsts[6]))
+        nones = self._later(m, moves, none, "none", 9, first=7)
+
+        low, high = (self._later(m, moves, line[name], name, 1)[1] for name in ("low", "high"))
+        exponent = self._later(m, moves, line.exponent, "exponent", 1)[1]
+        for head in range(self.heads):
+            query, query_exponent = self._query(m, head, moves)
+            up = Signal(signed(BLOCK_EXPONENT_BITS + 2), name=f"up_{head}")
+            m.d.comb += up.eq(exponent + query_exponent - (12 - ALIGNED_FRACTION))
+            product = self._product(m, head, moves, query, low, high)
+            aligned = self._aligned(m, head, moves, product, up)
+            raw = Signal(
+                signed(ALIGNED_BITS + (self.lines - 1).bit_length()),
+                name=f"raw_{head}",
+                reset_less=True,
+            )
+            with m.If(moves & valid[6]):
+                m.d.sync += raw.eq(Mux(firsts[6], 0, raw) + aligned)
+            self._scaled(m, head, moves, raw, nones[9])
+        return m
+
+    def _later(self, m, moves, value, name, last, first=0):
+        """`value`, known in stage `first`, as it is in each stage up to `last`."""
+        known = {first: value}
+        for k in range(first, last):
+            known[k + 1] = Signal.like(value, name=f"{name}{k + 1}", reset_less=True)
+            with m.If(moves):
+                m.d.sync += known[k + 1].eq(known[k])
+        return known
+
+    def _check_order(self, m, moves):
+        """Lines come as 0, 1, … up to `last`."""
+        expected = Signal(range(self.lines))
+        with m.If(self.i.valid & moves):
+            m.d.sync += [
+                expected.eq(Mux(self.i.p.last, 0, self.i.p.line + 1)),
+                Assert(self.i.p.line == expected, "a token's lines are out of order"),
+            ]
+
+    def _query(self, m, head, moves):
+        """Elements and exponent of the head's line, in stage 1."""
+        put, width = self.i_query.p, 8 * ELEMENTS
+        rows = memory.Memory(shape=width + BLOCK_EXPONENT_BITS, depth=self.lines, init=())
+        m.submodules[f"query_{head}"] = rows
+        write, read = rows.write_port(), rows.read_port()
+        m.d.comb += [
+            write.en.eq(self.i_query.valid & (put.head == head)),
+            write.addr.eq(put.line),
+            write.data.eq(Cat(put.element.as_value(), put.exponent)),
+            read.en.eq(moves),
+            read.addr.eq(self.i.p.line),
+        ]
+        elements = [read.data[8 * k : 8 * k + 8].as_signed() for k in range(ELEMENTS)]
+        return elements, read.data[width:].as_signed()
+
+    def _product(self, m, head, moves, query, low, high):
+        """Stages 1 … 3: the line's product with the query, in stage 4."""
+
+        def register(bits, name):
+            return Signal(signed(bits), name=f"{name}_{head}", reset_less=True)
+
+        products = [register(16, f"product{k}") for k in range(ELEMENTS)]
+        fours = [register(18, f"four{k}") for k in range(ELEMENTS // 4)]
+        whole = register(_PRODUCT_BITS, "whole")
+        with m.If(moves):
+            for k, (q, product) in enumerate(zip(query, products, strict=True)):
+                factor = Signal(ELEMENT, name=f"factor{k}_{head}")
+                m.d.comb += factor.eq(Mux(q[-1], low[k], high[k]))
+                m.d.sync += product.eq(q * factor)
+            for k, four in enumerate(fours):
+                a, b, c, d = products[4 * k : 4 * k + 4]
+                m.d.sync += four.eq((a + b) + (c + d))
+            pairs = [a + b for a, b in zip(fours[::2], fours[1::2], strict=True)]
+            m.d.sync += whole.eq((pairs[0] + pairs[1]) + (pairs[2] + pairs[3]))
+        return whole
+
+    def _aligned(self, m, head, moves, whole, up):
+        """`up`, in stage 1, goes with the product; stages 4 and 5: the product shifted by it and
+        clamped, in stage 6."""
+        kept = Signal(signed(ALIGNED_BITS.bit_length() + 1), name=f"kept_{head}")
+        m.d.comb += kept.eq(
+            Mux(up > ALIGNED_BITS, ALIGNED_BITS, Mux(up < -ALIGNED_BITS, -ALIGNED_BITS, up))
+        )
+        kept4 = self._later(m, moves, kept, f"kept_{head}_", 4, first=1)[4]
+        left, right = Signal(range(ALIGNED_BITS + 1)), Signal(range(ALIGNED_BITS + 1))
+        shifted = Signal(
+            signed(_PRODUCT_BITS + ALIGNED_BITS), name=f"shifted_{head}", reset_less=True
+        )
+        aligned = Signal(signed(ALIGNED_BITS), name=f"aligned_{head}", reset_less=True)
+        m.d.comb += [left.eq(kept4), right.eq(-kept4)]
+        with m.If(moves):
+            m.d.sync += [
+                shifted.eq(Mux(kept4 < 0, whole >> right, whole << left)),
+                aligned.eq(_clamped(shifted, -_ALIGNED_MOST, _ALIGNED_MOST)),
+            ]
+        return aligned
+
+    def _scaled(self, m, head, moves, raw, none):
+        """Stages 7 … 9: the token's sum times m · 2^−sh, clamped, at `o`."""
+        product = Signal(signed(len(raw) + 17), name=f"scaled_{head}", reset_less=True)
+        down = Signal.like(product, name=f"down_{head}", reset_less=True)
+        with m.If(moves):
+            m.d.sync += [
+                product.eq(raw * self.scale.m),
+                down.eq(product >> self.scale.sh),
+                self.o.p.score[head].eq(
+                    Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))
+                ),
+            ]
+
+
+def _clamped(value, least, most):
+    return Mux(value > most, most, Mux(value < least, least, value))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Payloads that blocks of the room hand on to one another (docs/select.md)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import signed
+from amaranth.lib import data
+
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import BLOCK_EXPONENT_BITS, MASS_BITS, SCORE_BITS, SCORE_FRACTION
+
+__all__ = ["ELEMENT", "EXPONENT", "MOST_LINES", "SelectLayouts", "checked"]
+
+ELEMENT = signed(8)  #: of a block
+EXPONENT = signed(SCORE_BITS - SCORE_FRACTION)  #: of a mass
+MOST_LINES = 32  #: of a token: MLA's latent has 18
+
+
+def checked(name: str, value, low: int, high: int) -> int:
+    """`value` where it is an integer of `low` … `high`; else a ValueError that says so."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} = {value!r} is refused; legal: {low} … {high}")
+    return value
+
+
+class SelectLayouts:
+    """Layouts for `heads` query heads of a KV head, tokens of at most `lines` lines, and a name of
+    `id_bits` bits that travels with each page."""
+
+    def __init__(self, *, heads: int, lines: int = 1, id_bits: int = 1, mass_bits: int = MASS_BITS):
+        self.heads = checked("heads", heads, 1, 64)
+        self.lines = checked("lines", lines, 1, MOST_LINES)
+        self.id_bits = checked("id_bits", id_bits, 1, 32)
+        self.mass_bits = checked("mass_bits", mass_bits, 17, 48)
+        at = {"line": range(self.lines), "last": 1, "id": self.id_bits}
+        elements = data.ArrayLayout(ELEMENT, ELEMENTS)
+        exponent = signed(BLOCK_EXPONENT_BITS)
+        #: one line of a query head
+        self.query_line = data.StructLayout(
+            {"head": range(heads), "line": range(self.lines), "element": elements}
+            | {"exponent": exponent}
+        )
+        #: one line of a token or a summary: what is multiplied where the query is negative, and
+        #: where it is not
+        self.line = data.StructLayout(
+            {"low": elements, "high": elements, "exponent": exponent, "nan": 1} | at
+        )
+        #: one stored line of a key: payload and scale of int8 or int4
+        self.stored_line = data.StructLayout({"payload": 8 * ELEMENTS, "scale": 16, "int4": 1} | at)
+        #: one line of a summary, as memory has it
+        self.summary_line = data.StructLayout({"data": 16 * ELEMENTS} | at)
+        #: m · 2^−sh is what a product of query and key is multiplied by
+        self.scale = data.StructLayout({"m": 16, "sh": 5})
+        scores = data.ArrayLayout(signed(SCORE_BITS), heads)
+        #: a token's scores, or a page's bounds
+        self.scores = data.StructLayout({"score": scores, "id": self.id_bits})
+        #: the same, and whether the next one is of another page
+        self.page_scores = data.StructLayout({"score": scores, "last": 1, "id": self.id_bits})
+        #: a page's mass for each head: z · 2^(e − 15)
+        self.page_mass = data.StructLayout(
+            {
+                "e": data.ArrayLayout(EXPONENT, heads),
+                "z": data.ArrayLayout(self.mass_bits, heads),
+                "id": self.id_bits,
+            }
+        )

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""KeyScore: the golden scores of stored keys, one line a cycle."""
+
+import pytest
+from select_cases import SCALE, Group, put_queries
+from streams import Ends, pump
+
+from kelp_hw.select.key_score import KeyScore
+from kelp_spec.formats import Format
+
+
+def scored(group, *, heads, lines, seed=1, offer=1.0, take=1.0):
+    """The transfers of all tokens' scores."""
+    dut, sends = KeyScore(heads=heads, lines=lines, id_bits=8), group.key_lines()
+    ends = Ends(
+        sends={"i": sends},
+        takes=("o",),
+        offer=offer,
+        take=take,
+        held={"scale": SCALE},
+        before=put_queries(group.query),
+    )
+    cycles = int((len(sends) + 40) / offer / take * 1.5)
+    return pump(dut, ends, cycles=cycles, seed=seed)
+
+
+@pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4])
+@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 2), (2, 4)])
+def test_scores_are_the_golden_ones(fmt, heads, lines):
+    group = Group(heads, heads=heads, lines=lines, pages=4, fmt=fmt)
+    seen = scored(group, heads=heads, lines=lines, offer=0.7, take=0.6)["o"]
+    expected = [group.scores(page)[:, token] for page in range(4) for token in range(16)]
+    assert [item.item.id for item in seen] == list(range(64))
+    assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
+
+
+def test_latency_and_interval():
+    group = Group(5, heads=2, lines=2, pages=2)
+    seen = scored(group, heads=2, lines=2)
+    lasts = [line.taken for line in seen["i"] if line.item["last"]]
+    assert [score.offered - last for score, last in zip(seen["o"], lasts, strict=True)] == [
+        KeyScore.LATENCY
+    ] * 32
+    first, *_, end = (line.taken for line in seen["i"])
+    assert end - first == (len(seen["i"]) - 1) * KeyScore.INTERVAL

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""MassShare: the golden mass sums of lists of pages."""
+
+import numpy as np
+import pytest
+from streams import Ends, pump
+
+from kelp_golden import select
+from kelp_hw.select.mass_share import MassShare
+
+
+def made(seed, *, heads, pages):
+    """(e, z, named, more) of a list."""
+    rng = np.random.default_rng(seed)
+    spread = (200, 2000, 12000)[seed % 3]
+    e, z = select.page_masses(rng.integers(-spread, spread, (heads, pages, 16)))
+    return e, z, rng.random(pages) < 0.8, rng.integers(0, 1 << rng.choice([8, 16, 24]), heads)
+
+
+def shared(lists, *, heads, depth=32, offer=1.0, take=1.0):
+    """All transfers; `more` is that of the first list throughout."""
+    dut, sends = MassShare(heads=heads, depth=depth, id_bits=6), []
+    for e, z, named, _ in lists:
+        pages = len(named)
+        sends += [
+            {
+                "mass": {"e": e[:, p].tolist(), "z": z[:, p].tolist(), "id": p},
+                "named": int(named[p]),
+                "last": p == pages - 1,
+            }
+            for p in range(pages)
+        ]
+    cycles = sum(dut.latency(len(named)) + 10 + 4 * len(named) for _, _, named, _ in lists)
+    held = {"more": [int(x) for x in lists[0][3]]}
+    ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, held=held)
+    return pump(dut, ends, cycles=int(cycles / offer / take)), dut
+
+
+def expected(lists):
+    return [
+        (p, int(mass), p == len(named) - 1)
+        for e, z, named, _ in lists
+        for p, mass in enumerate(
+            select.mass_sums(e, z, np.ones(len(named), bool), named, lists[0][3])
+        )
+    ]
+
+
+def given(seen):
+    return [(t.item.id, t.item.mass, bool(t.item.last)) for t in seen["o"]]
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_sums_are_the_golden_ones(heads):
+    lists = [made(10 * heads + n, heads=heads, pages=pages) for n, pages in enumerate((5, 32, 1))]
+    seen, _ = shared(lists, heads=heads, offer=0.7, take=0.6)
+    assert given(seen) == expected(lists)
+
+
+def test_a_page_that_has_all_has_the_most():
+    e, z, named, _ = made(1, heads=2, pages=1)
+    lists = [(e, z, named & False, np.array([1 << 20] * 2))]
+    assert given(shared(lists, heads=2)[0]) == expected(lists) == [(0, 2 * 65535, True)]
+
+
+@pytest.mark.parametrize("pages", [1, 7, 32])
+def test_latency_and_interval(pages):
+    lists = [made(3, heads=2, pages=pages)] * 2
+    seen, dut = shared(lists, heads=2)
+    times = [t.taken for t in seen["i"]], [t.offered for t in seen["o"]]
+    assert times[0][:pages] == list(range(times[0][0], times[0][0] + pages * dut.INTERVAL))
+    first = times[0][pages - 1] + dut.latency(pages)
+    assert times[1][:pages] == list(range(first, first + pages * dut.INTERVAL))
+    assert times[0][pages] == seen["o"][pages - 1].taken + 1
+
+
+def test_depth_is_checked():
+    with pytest.raises(ValueError, match="depth = 1 is refused; legal: 2 … 512"):
+        MassShare(heads=1, depth=1, id_bits=1)
