@@ -46,7 +46,7 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
     """
     root = tools.build_root() / "mutate"
     root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root) as scratch:
+    with tempfile.TemporaryDirectory(dir=root) as scratch, tools.lock(root / "lock"):
         out = Path(scratch) / "mutants.json"
         job = Job(bench.classes, bench.level, count, seed, jobs, str(out))
         env = os.environ | {
@@ -64,8 +64,8 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
                 f"the tests of {bench.name} fail with no mutant:\n{done.stdout[-4000:]}"
             )
         found = json.loads(out.read_text(encoding="utf-8"))
-    for runs in root.glob("cocotb/*/runs"):
-        shutil.rmtree(runs, ignore_errors=True)
+        for runs in root.glob("cocotb/*/runs"):
+            shutil.rmtree(runs, ignore_errors=True)
     return {block: _figures(block, bench.classes[block], found) for block in bench.classes}
 
 
