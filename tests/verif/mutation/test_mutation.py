@@ -4,18 +4,20 @@
 
 import inspect
 import json
+import re
 from importlib import import_module
 
 import pytest
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from paths import ROOT
 
 from kelp_hw.export.rtlil import to_rtlil
+from kelp_hw.lib.skid import Skid
 from kelp_verif.mutation import netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
-from kelp_verif.mutation.equivalence import equivalent
+from kelp_verif.mutation.equivalence import equivalent, equivalent_source
 from kelp_verif.mutation.hunt import hunt, main, markdown, score
 
 
@@ -30,6 +32,32 @@ class Redundant(wiring.Component):
         more, held = Signal(), Signal()
         m.d.comb += [more.eq(self.a & self.b & self.c), self.o.eq(held)]
         m.d.sync += held.eq((self.a & self.b) | more)
+        return m
+
+
+class Idle(wiring.Component):
+    """The upper bit of `held` is 0 from the beginning and stays so."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "o": Out(2)})
+
+    def elaborate(self, platform):
+        m = Module()
+        held = Signal(2)
+        m.d.sync += held.eq(Cat(self.a, held[1] & self.a))
+        m.d.comb += self.o.eq(held)
+        return m
+
+
+class Excess(wiring.Component):
+    """`o` is a − b, or 0."""
+
+    def __init__(self, *, config):
+        super().__init__({"a": In(4), "b": In(4), "o": Out(4)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.eq(Mux(self.a > self.b, self.a - self.b, 0))
         return m
 
 
@@ -58,6 +86,30 @@ def test_what_changes_nothing_is_proved_and_nothing_else_is():
     print(*(f"{m.number in proved} {m.site}" for m in mutants), sep="\n")
     assert proved < {m.number for m in mutants}
     assert not any("held" in m.site for m in mutants if m.number in proved)
+
+
+def test_a_bit_that_never_changes_is_no_state():
+    text = to_rtlil(Idle(), name="top")
+    mutants = netlist.listed(text, {"Idle": ["top"]}, count=100, seed=1)
+    stuck = [m for m in mutants if m.site.startswith("const0") and "Q[1]" in m.site]
+    assert stuck and equivalent(text, stuck) == {m.number for m in stuck}
+    assert not equivalent(text, [m for m in mutants if re.match(r"(inv|const).*Q\[0\]", m.site)])
+
+
+def test_a_mutant_of_the_source_that_changes_nothing_is_proved():
+    mutants = source.sites(Excess, count=100, seed=1)
+    proved = equivalent_source(Excess, mutants)
+    assert [m.site for m in mutants if m.number in proved] == [
+        m.site for m in mutants if m.what == "comparison"
+    ]
+    assert {m.what for m in mutants} > {"comparison", "operator"}
+    assert not equivalent_source(Redundant, source.sites(Redundant, count=9, seed=1))
+
+
+def test_what_is_asserted_is_no_site():
+    sites = [m.site for m in source.sites(Skid, count=1000, seed=1)]
+    assert len(sites) > 20 and not any("Assert(" in site for site in sites)
+    assert not any("puts == gets ^" in site for site in sites)
 
 
 def test_the_same_seed_draws_the_same_sites():
