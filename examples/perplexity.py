@@ -3,13 +3,16 @@
 device gives them back.
 
     .venv.hf/bin/python examples/perplexity.py --model PATH [--texts 4] [--tokens 1024] [FORMAT …]
+    .venv.hf/bin/python examples/perplexity.py --model smollm2 --texts 2 raw16 int8 int8/int4
 
 A FORMAT is raw16, fp8_e4m3, fp8_e5m2, int8, int4, or K/V apart as int8/int4. The texts are modules
-of Python's standard library, each from its beginning.
+of Python's standard library, each from its beginning; for SmolLM2 and any other .gguf file those
+that `kelp quality` takes (docs/quality.md).
 """
 
 import argparse
 import math
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, model_shape
+from kelp_sim.lab.models import load, smollm2
+from kelp_sim.quality.real import excerpts
 
 
 def texts(tokenizer, count, tokens):
@@ -33,6 +38,18 @@ def texts(tokenizer, count, tokens):
         if len(found) == count:
             break
     return found
+
+
+def model_and_texts(name, count, tokens):
+    """A model in fp16, and its texts: int64[1, tokens] each. ValueError of one line where there is
+    no such model or not enough text."""
+    if name == "smollm2" or name.endswith(".gguf"):
+        model, tokenizer = load(str(smollm2() if name == "smollm2" else name))
+        found = [torch.as_tensor(ids)[None] for _, ids in excerpts(tokenizer, count, tokens)]
+        return model.to(torch.float16), found
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16).eval()
+    return model, texts(tokenizer, count, tokens)
 
 
 def perplexity(model, batch, cache_of):
@@ -55,19 +72,25 @@ def main() -> None:
     parser.add_argument(
         "formats", nargs="*", default=["raw16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "int8/int4"]
     )
-    parser.add_argument("--model", required=True, help="folder of a causal language model")
+    parser.add_argument(
+        "--model", required=True, help="smollm2, a .gguf file, or a folder of a causal model"
+    )
     parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=1024)
     options = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float16).eval()
-    batch = texts(tokenizer, options.texts, options.tokens)
+    try:
+        model, batch = model_and_texts(options.model, options.texts, options.tokens)
+    except ValueError as error:
+        sys.exit(str(error))
     base = perplexity(model, batch, lambda: DynamicCache(config=model.config))
     print(f"{len(batch)} texts of {options.tokens} tokens; DynamicCache: perplexity {base:.4f}")
-    page_lines = model_shape(model.config, torch.float16).token_lines * 16
-    pages = max(128, 1 << math.ceil(math.log2(options.tokens / 16)))
-    with cxl_kv.open(f"golden:trace?pages={pages}&half_lines={max(16, page_lines)}") as device:
+    shape = model_shape(model.config, torch.float16)
+    half_lines = max(16, 1 << (shape.token_lines * 16 - 1).bit_length())
+    pages = max(8, 1 << (-(-options.tokens // 16) - 1).bit_length())
+    frames = ",".join([str(shape.queues * pages + 8)] * 4)
+    url = f"golden:trace?sessions=1&queues={shape.queues}&pages={pages}&frames={frames}"
+    with cxl_kv.open(f"{url}&half_lines={half_lines}") as device:
         for label in options.formats:
             k, _, v = label.partition("/")
             formats = cxl_kv.LayerFormats(k=k, v=v or k)

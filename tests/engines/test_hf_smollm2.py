@@ -14,9 +14,11 @@ import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache
 from kelp_sim.lab.models import load, smollm2
 from kelp_sim.lab.recorder import RecorderError
+from kelp_sim.lab.texts import TEXTS
 from kelp_sim.quality import real
 
 SIZES = "queues=90&half_lines=32&pages=8&sessions=1"
+LONG = "queues=90&half_lines=32&pages=32&sessions=1&frames=4096,256,4096,256"  # 512 tokens
 K8V4 = "&pool_formats=raw16,int8/int4,int8,int4"
 PROMPT = "<|im_start|>user\nWhat is a cache?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -65,6 +67,57 @@ def test_the_tokens_are_those_of_a_dynamic_cache(half, inputs, expected, url, tm
         assert got.tolist() == expected.tolist() and got.shape[1] > inputs["input_ids"].shape[1]
         if "frames" in url:
             assert cache.rows[0].telemetry("session")["misses"] > 0
+
+
+@pytest.fixture(scope="module")
+def expected_long(half, inputs):
+    return half.generate(
+        **inputs, past_key_values=DynamicCache(config=half.config), **_exactly(256)
+    )
+
+
+def _exactly(tokens):
+    return dict(max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"dax:{{}}/m?config=trace&{LONG}&create=1",
+        pytest.param(f"golden:trace?{LONG}", marks=pytest.mark.slow),
+        pytest.param("rtl:smollm2", marks=pytest.mark.slow),
+    ],
+    ids=["dax", "golden", "rtl"],
+)
+def test_256_tokens_are_those_of_a_dynamic_cache(half, inputs, expected_long, url, tmp_path):
+    with cxl_kv.open(url.format(tmp_path)) as device:
+        cache = EndpointCache(device, half.config, policy=cxl_kv.Policy(score="observed"))
+        got = half.generate(**inputs, past_key_values=cache, **_exactly(256))
+        assert got.shape[1] == inputs["input_ids"].shape[1] + 256
+        assert got.tolist() == expected_long.tolist()
+
+
+@pytest.mark.timeout(1200)
+def test_perplexity_through_the_device_is_that_of_the_format(loaded, half):
+    """As `kelp quality` finds it with the codec alone (docs/quality.md): K in int8 costs nothing, K
+    in int4 a great deal; raw16 is exact."""
+    ids = torch.tensor(loaded[1].encode(TEXTS["argparse"].make())[:128])[None]
+
+    def loss(cache):
+        with torch.no_grad():
+            logits = half(input_ids=ids, past_key_values=cache).logits[0, :-1].float()
+        return float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
+
+    plain, found = loss(DynamicCache(config=half.config)), {}
+    with cxl_kv.open(f"golden:trace?{LONG}{K8V4}") as device:
+        for k, v in (("raw16", "raw16"), ("int8", "int8"), ("int8", "int4"), ("int4", "int4")):
+            formats, policy = cxl_kv.LayerFormats(k=k, v=v), cxl_kv.Policy(score="observed")
+            with EndpointCache(device, half.config, formats=formats, policy=policy) as cache:
+                found[k, v] = loss(cache) - plain
+    assert found["raw16", "raw16"] == 0
+    assert abs(found["int8", "int8"]) < 0.01 and abs(found["int8", "int4"]) < 0.04
+    assert found["int4", "int4"] > 0.08
 
 
 @pytest.mark.timeout(1200)
