@@ -110,15 +110,22 @@ def record(
         float, typer.Option(help="Pages not read are written without a mass below this share.")
     ] = 0.0,
     lines: Annotated[bool, typer.Option("--lines", help="Keys, values and queries too.")] = False,
+    qkv: Annotated[
+        str | None,
+        typer.Option(
+            help="Queries, keys and values of these layers into a file beside it, as 0,5,10-12."
+        ),
+    ] = None,
 ) -> None:
     """Record a model's attention on a text (kelp-attention-1). Needs torch and transformers:
     .venv.hf, make test-engines ENGINES=hf."""
     from kelp_sim.lab.models import load
-    from kelp_sim.lab.recorder import ReadRule, RecorderError
+    from kelp_sim.lab.recorder import ReadRule, RecorderError, qkv_path
     from kelp_sim.lab.recorder import record as run
 
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
+    chosen = _layer_list(qkv) if qkv is not None else []
     try:
         said = text.read_text(encoding="utf-8")
         loaded, tokenizer = load(model)
@@ -140,6 +147,7 @@ def record(
                 page_tokens=page_tokens,
                 rule=ReadRule(top_p, max_pages, mass_floor),
                 lines=lines,
+                qkv=chosen,
                 progress=lambda done, _: bar.update(task, completed=done),
             )
         except RecorderError as error:
@@ -147,6 +155,24 @@ def record(
     console.print(
         f"{output}: {len(ids) - prefill} steps recorded on {loaded.device.type}", soft_wrap=True
     )
+    if chosen:
+        console.print(f"{qkv_path(output)}: q, k, v of {len(chosen)} layers", soft_wrap=True)
+
+
+def _layer_list(text: str) -> list[int]:
+    """0,5,10-12 as numbers, each once."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if (
+            not first.isdecimal()
+            or dash
+            and not last.isdecimal()
+            or int(last or first) < int(first)
+        ):
+            raise UserError(f"--qkv {text!r} is refused; legal: layers as 0,5,10-12")
+        found += range(int(first), int(last or first) + 1)
+    return sorted(set(found))
 
 
 @trace.command()

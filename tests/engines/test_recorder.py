@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from kelp_sim.lab.models import load
-from kelp_sim.lab.recorder import ReadRule, RecorderError, record
+from kelp_sim.lab.recorder import ReadRule, RecorderError, qkv_path, record
 from kelp_sim.trace.trace import read
 
 SIZES = dict(
@@ -83,6 +83,21 @@ def test_mass_is_the_models_own_attention(tmp_path, name):
         assert np.abs(pages * 65536 - found.mass[layer]).max() < 4
 
 
+def test_queries_keys_and_values_of_some_layers_lie_beside_it(tmp_path):
+    tokens, how = np.random.default_rng(3).integers(0, 64, 60), dict(prefill=16, page_tokens=8)
+    record(_seeded(), tokens, tmp_path / "all.npz", lines=True, qkv=[1], **how)
+    record(_seeded(), tokens, tmp_path / "some.npz", qkv=[0, 2], **how)
+    whole, part = read(tmp_path / "all.npz"), np.load(qkv_path(tmp_path / "some.npz"))
+    assert part["layers"].tolist() == [0, 2] and read(tmp_path / "some.npz").k is None
+    for name in "qkv":
+        assert part[name].dtype == np.float16
+        assert (part[name] == getattr(whole, name)[[0, 2]]).all()
+        assert (np.load(qkv_path(tmp_path / "all.npz"))[name] == getattr(whole, name)[[1]]).all()
+    with pytest.raises(RecorderError, match="layer 3 is refused; legal: 0 … 2"):
+        record(_seeded(), tokens, tmp_path / "more.npz", qkv=[3], **how)
+    assert not (tmp_path / "more.npz").exists()
+
+
 def test_the_read_rule():
     mass = np.array([0.05, 0.5, 0.0, 0.3, 0.15])
     assert ReadRule(0.75, 16).chosen(mass, 4).tolist() == [
@@ -114,6 +129,7 @@ def test_the_read_rule():
         (12, 60, "prefill 12 is refused"),
         (64, 60, "prefill 64 is refused"),
         (16, 200, "200 tokens are refused"),
+        (8, 15, "a text of 15 tokens is refused; legal: at least two pages, 16 tokens"),
     ],
 )
 def test_what_cannot_be_recorded(tmp_path, prefill, count, fault):

@@ -7,8 +7,9 @@ pass, since each attends to what is before it alone. The model's own attention r
 and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged
 over the group's query heads. A full attention matrix is never made, and what a pass leaves is
 reduced at once to what the file holds: 16 bits of mass and one bit of reads for each queue, step
-and page. Needs torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`);
-nothing else of this project does.
+and page. Of chosen layers queries, keys and values can be kept, too, in a file beside it. Needs
+torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of
+this project does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from kelp_spec.files import whole_file
 
-__all__ = ["STEPS", "ReadRule", "RecorderError", "record"]
+__all__ = ["STEPS", "ReadRule", "RecorderError", "qkv_path", "record"]
 
 STEPS = 64  #: decode steps of one pass
 _NAME = "kelp_recorder"
@@ -137,28 +138,51 @@ def record(
     page_tokens: int = 16,
     rule: ReadRule = ReadRule(),
     lines: bool = False,
+    qkv: Sequence[int] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
-    too. ``progress`` hears (steps done, steps)."""
+    too. ``qkv``: those of these layers, into the file :func:`qkv_path`, rows in this order.
+    ``progress`` hears (steps done, steps)."""
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    for layer in qkv:
+        if not 0 <= layer < layers:
+            raise RecorderError(f"layer {layer} is refused; legal: 0 … {layers - 1}")
     cache = DynamicCache(config=model.config)
-    decoded = _Decoded(prefill, len(tokens), page_tokens, rule, lines)
+    kept = range(layers) if lines else qkv
+    decoded = _Decoded(prefill, len(tokens), page_tokens, rule, kept)
     _decode(model, tokens, cache, decoded, progress)
+    meta = decoded.meta() | {"model": Path(model.config.name_or_path).name}
+    stated = np.array(json.dumps(meta))
+    if qkv:
+        rows = list(qkv) if lines else slice(None)
+        found = {"q": decoded.queries[rows]} | _keys_and_values(cache, qkv)
+        with whole_file(qkv_path(path)) as file:
+            np.savez_compressed(file, meta=stated, layers=np.array(qkv, np.int32), **found)
     arrays = {"mass": decoded.mass, "reads": decoded.reads}
     if lines:
-        arrays |= {"q": decoded.queries} | _keys_and_values(cache)
+        arrays |= {"q": decoded.queries} | _keys_and_values(cache, kept)
     arrays["tokens"] = np.asarray(tokens).astype(np.int32)
-    meta = decoded.meta() | {"model": Path(model.config.name_or_path).name}
     with whole_file(path) as file:
-        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
+        np.savez_compressed(file, meta=stated, **arrays)
+
+
+def qkv_path(path: Path) -> Path:
+    """Where queries, keys and values of the recording ``path`` lie."""
+    return Path(path).with_suffix(".qkv.npz")
 
 
 def _check(model, count: int, prefill: int, page_tokens: int) -> None:
     """RecorderError where this model, or so many tokens with so many before the first step, cannot
     be recorded."""
+    if count < 2 * page_tokens:
+        raise RecorderError(
+            f"a text of {count} tokens is refused; legal: at least two pages, {2 * page_tokens} "
+            + "tokens"
+        )
     if not 0 < prefill < count or prefill % page_tokens:
         raise RecorderError(
             f"prefill {prefill} is refused; legal: a multiple of {page_tokens} below the "
@@ -184,7 +208,7 @@ class _Decoded:
     ----------
     mass : [layers, kv_heads, steps, pages] uint16
     reads : [layers, kv_heads, steps, pages / 8] uint8
-    queries : [layers, q_heads, steps, head_dim] float16, or None where no lines are asked for
+    queries : [kept layers, q_heads, steps, head_dim] float16, or None where none are kept
     loss : nats, summed over the steps
     """
 
@@ -194,10 +218,10 @@ class _Decoded:
         count: int,
         page_tokens: int,
         rule: ReadRule,
-        lines: bool,
+        kept: Sequence[int],
     ):
         self.prefill, self.count, self.page_tokens = prefill, count, page_tokens
-        self.rule, self.lines = rule, lines
+        self.rule, self.kept = rule, kept
         self.mass = self.reads = self.queries = None
         self.loss = 0.0
 
@@ -207,8 +231,9 @@ class _Decoded:
         steps, pages = self.count - self.prefill, -(-self.count // self.page_tokens)
         self.mass = np.zeros((layers, heads, steps, pages), np.uint16)
         self.reads = np.zeros((layers, heads, steps, -(-pages // 8)), np.uint8)
-        if self.lines:
-            self.queries = np.zeros((layers, self.q_heads, steps, self.head_dim), np.float16)
+        if self.kept:
+            shape = len(self.kept), self.q_heads, steps, self.head_dim
+            self.queries = np.zeros(shape, np.float16)
 
     def meta(self) -> dict:
         layers, kv_heads, steps, _ = self.mass.shape
@@ -241,8 +266,8 @@ class _Decoded:
             self.mass[:, :, at, :pages] = np.minimum(65535, np.round(kept * 65536))
             packed = np.packbits(chosen, axis=-1, bitorder="little")
             self.reads[:, :, at, : packed.shape[-1]] = packed
-        if self.lines:
-            self.queries[:, :, step:end] = np.stack(tape.queries)
+        for row, layer in enumerate(self.kept):
+            self.queries[row, :, step:end] = tape.queries[layer]
         tape.mass.clear()
         tape.queries.clear()
 
@@ -283,12 +308,15 @@ def _check_tape(model, tape: _Tape) -> None:
         )
 
 
-def _keys_and_values(cache) -> dict[str, np.ndarray]:
+def _keys_and_values(cache, layers: Sequence[int]) -> dict[str, np.ndarray]:
     import torch
 
     return {
         name: np.stack(
-            [getattr(layer, which)[0].to(torch.float16).cpu().numpy() for layer in cache.layers]
+            [
+                getattr(cache.layers[layer], which)[0].to(torch.float16).cpu().numpy()
+                for layer in layers
+            ]
         )
         for name, which in (("k", "keys"), ("v", "values"))
     }

@@ -13,6 +13,7 @@ __all__ = ["hf_rows", "host_rows"]
 
 _CONFIG = "trace"
 _TOKENS = 1024
+_PROMPT = "<|im_start|>user\nWhat is a cache?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def host_rows() -> Iterator:
@@ -61,13 +62,13 @@ def host_rows() -> Iterator:
 def hf_rows() -> Iterator:
     """`hf.tokens_per_second.*`: greedy decoding by a random two-layer Llama of 64 hidden units
     after 32 tokens of prompt; `hf.dax_over_dynamic_cache`: the time of the one over the other's,
-    run by run. Needs the environment of `make test-engines`."""
+    run by run. `hf.smollm2.*` the same of SmolLM2-135M in fp16, where its weights are installed.
+    Needs the environment of `make test-engines`."""
     import torch
-    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    import cxl_kv
-    from cxl_kv.connectors.hf import EndpointCache
-    from kelp_verif.measure.rows import Row
+    from kelp_sim.lab.models import load, smollm2
+    from kelp_sim.lab.recorder import RecorderError
 
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -89,6 +90,26 @@ def hf_rows() -> Iterator:
         .eval()
     )
     ids = torch.randint(3, 101, (1, 32))
+    yield from _decoded("hf", model, ids, _CONFIG, "", tokens=32, rounds=5)
+    try:
+        path = smollm2()
+    except RecorderError:
+        return
+    model, tokenizer = load(str(path))
+    ids = tokenizer(_PROMPT, return_tensors="pt")["input_ids"]
+    options = "sessions=1&pages=32"
+    model = model.to(torch.float16)
+    yield from _decoded("hf.smollm2", model, ids, "smollm2", options, tokens=64, rounds=3)
+
+
+def _decoded(name, model, ids, config, options, *, tokens, rounds) -> Iterator:
+    """The rows `name`.* of a model that goes on after ``ids``."""
+    import torch
+    from transformers import DynamicCache
+
+    import cxl_kv
+    from cxl_kv.connectors.hf import EndpointCache
+    from kelp_verif.measure.rows import Row
 
     def once(cache, tokens):
         model.generate(
@@ -96,6 +117,7 @@ def hf_rows() -> Iterator:
             attention_mask=torch.ones_like(ids),
             past_key_values=cache,
             max_new_tokens=tokens,
+            min_new_tokens=tokens,
             do_sample=False,
         )
         if isinstance(cache, EndpointCache):
@@ -103,31 +125,31 @@ def hf_rows() -> Iterator:
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        caches = {"dynamic_cache": (lambda: DynamicCache(config=model.config), 32)}
-        for name, url, tokens in (
-            ("dax", f"dax:{folder}/memory?config={_CONFIG}&create=1", 32),
-            ("golden", f"golden:{_CONFIG}", 32),
-            ("rtl", f"rtl:{_CONFIG}", 8),
+        caches = {"dynamic_cache": (lambda: DynamicCache(config=model.config), tokens)}
+        for back_end, url, count in (
+            ("dax", f"dax:{folder}/memory?config={config}&create=1&{options}", tokens),
+            ("golden", f"golden:{config}?{options}", tokens),
+            ("rtl", f"rtl:{config}", 8),
         ):
             device = stack.enter_context(cxl_kv.open(url))
-            caches[name] = (
+            caches[back_end] = (
                 lambda device=device: EndpointCache(device, model.config, policy=cxl_kv.Policy()),
-                tokens,
+                count,
             )
         # They take turns, so that a busy moment of the machine is not one cache's alone.
-        seconds = {name: [] for name in caches}
-        for timed in (False, True, True, True, True, True):
-            for name, (cache_of, tokens) in caches.items():
+        seconds = {back_end: [] for back_end in caches}
+        for timed in (False, *[True] * rounds):
+            for back_end, (cache_of, count) in caches.items():
                 cache, started = cache_of(), time.perf_counter()
-                once(cache, tokens)
+                once(cache, count)
                 if timed:
-                    seconds[name].append(time.perf_counter() - started)
-    for name, (_, tokens) in caches.items():
-        got = tokens / statistics.median(seconds[name])
-        config = "" if name == "dynamic_cache" else _CONFIG
-        yield Row(f"hf.tokens_per_second.{name}", got, "tokens/s", config=config)
+                    seconds[back_end].append(time.perf_counter() - started)
+    for back_end, (_, count) in caches.items():
+        got = count / statistics.median(seconds[back_end])
+        of = "" if back_end == "dynamic_cache" else config
+        yield Row(f"{name}.tokens_per_second.{back_end}", got, "tokens/s", config=of)
     slower = [b / a for a, b in zip(seconds["dynamic_cache"], seconds["dax"], strict=True)]
-    yield Row("hf.dax_over_dynamic_cache", statistics.median(slower), "ratio", config=_CONFIG)
+    yield Row(f"{name}.dax_over_dynamic_cache", statistics.median(slower), "ratio", config=config)
 
 
 def _median(runs: int, call: Callable[[], object]) -> float:
