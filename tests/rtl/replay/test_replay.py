@@ -404,6 +404,11 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
         (["none.npz"], "none.npz: no such trace"),
         (["{small}", "--config", "tracer"], "unknown configuration 'tracer'"),
         (["{small}", "--config", "unit"], "does not fit"),
+        (
+            ["data/traces/smollm2_argparse.npz", "--config", "trace"],
+            "smollm2_argparse.npz: does not fit: queues (layers · kv_heads) = 90 is refused by "
+            + "configuration 'trace'; legal: 1 … 16",
+        ),
         (["{small}", "--residency", "2"], "residency = 2.0 is refused"),
         (["{small}", "--formats", "int9"], "stored format 'int9' is unknown"),
         (["{small}", "--formats", "1-2:int8"], "layer 0 is next"),

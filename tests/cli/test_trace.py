@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp trace record``: which layers' queries, keys and values are asked for. The recorder itself
+is held to a model's attention in tests/engines."""
+
+import pytest
+
+from kelp_cli.output import UserError
+from kelp_cli.trace import _layer_list
+
+
+def test_layers_are_listed_and_in_ranges():
+    assert _layer_list("5,0,10-12,11") == [0, 5, 10, 11, 12]
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "-2", "3-1", "1-", "0-2-4", "1.5"])
+def test_what_is_no_list_of_layers_is_one_line(text):
+    with pytest.raises(UserError) as found:
+        _layer_list(text)
+    assert str(found.value) == f"--qkv {text!r} is refused; legal: layers as 0,5,10-12"
