@@ -125,6 +125,8 @@ def record(
 
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
+    if lines and qkv is not None:
+        raise UserError("--lines writes those of every layer; leave out --qkv, or --lines")
     chosen = _layer_list(qkv) if qkv is not None else []
     try:
         said = text.read_text(encoding="utf-8")
@@ -146,8 +148,7 @@ def record(
                 prefill=prefill,
                 page_tokens=page_tokens,
                 rule=ReadRule(top_p, max_pages, mass_floor),
-                lines=lines,
-                qkv=chosen,
+                lines=chosen or lines,
                 progress=lambda done, _: bar.update(task, completed=done),
             )
         except RecorderError as error:

@@ -4,7 +4,9 @@
 is held to a model's attention in tests/engines."""
 
 import pytest
+from typer.testing import CliRunner
 
+from kelp_cli.main import build_app
 from kelp_cli.output import UserError
 from kelp_cli.trace import _layer_list
 
@@ -18,3 +20,9 @@ def test_what_is_no_list_of_layers_is_one_line(text):
     with pytest.raises(UserError) as found:
         _layer_list(text)
     assert str(found.value) == f"--qkv {text!r} is refused; legal: layers as 0,5,10-12"
+
+
+def test_all_lines_and_some_exclude_each_other():
+    asked = ["trace", "record", "m.gguf", "--text", "t", "-o", "o.npz", "--lines", "--qkv", "1"]
+    found = CliRunner().invoke(build_app(), asked)
+    assert isinstance(found.exception, UserError) and "leave out --qkv" in str(found.exception)

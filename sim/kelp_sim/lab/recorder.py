@@ -137,34 +137,32 @@ def record(
     prefill: int = 512,
     page_tokens: int = 16,
     rule: ReadRule = ReadRule(),
-    lines: bool = False,
-    qkv: Sequence[int] = (),
+    lines: bool | Sequence[int] = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
-    too. ``qkv``: those of these layers, into the file :func:`qkv_path`, rows in this order.
+    too, or those of the layers listed, into the file :func:`qkv_path`, rows in this order.
     ``progress`` hears (steps done, steps)."""
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    for layer in qkv:
+    kept = range(layers if lines else 0) if isinstance(lines, bool) else lines
+    for layer in kept:
         if not 0 <= layer < layers:
             raise RecorderError(f"layer {layer} is refused; legal: 0 … {layers - 1}")
     cache = DynamicCache(config=model.config)
-    kept = range(layers) if lines else qkv
     decoded = _Decoded(prefill, len(tokens), page_tokens, rule, kept)
     _decode(model, tokens, cache, decoded, progress)
     meta = decoded.meta() | {"model": Path(model.config.name_or_path).name}
     stated = np.array(json.dumps(meta))
-    if qkv:
-        rows = list(qkv) if lines else slice(None)
-        found = {"q": decoded.queries[rows]} | _keys_and_values(cache, qkv)
-        with whole_file(qkv_path(path)) as file:
-            np.savez_compressed(file, meta=stated, layers=np.array(qkv, np.int32), **found)
     arrays = {"mass": decoded.mass, "reads": decoded.reads}
-    if lines:
-        arrays |= {"q": decoded.queries} | _keys_and_values(cache, kept)
+    found = {"q": decoded.queries} | _keys_and_values(cache, kept) if kept else {}
+    if lines is True:
+        arrays |= found
+    elif found:
+        with whole_file(qkv_path(path)) as file:
+            np.savez_compressed(file, meta=stated, layers=np.array(kept, np.int32), **found)
     arrays["tokens"] = np.asarray(tokens).astype(np.int32)
     with whole_file(path) as file:
         np.savez_compressed(file, meta=stated, **arrays)

@@ -90,19 +90,18 @@ def hf_rows() -> Iterator:
         .eval()
     )
     ids = torch.randint(3, 101, (1, 32))
-    yield from _decoded("hf", model, ids, _CONFIG, "", tokens=32, rounds=5)
+    yield from _decoded("hf", model, ids, _CONFIG, tokens=32, rounds=5)
     try:
         path = smollm2()
     except RecorderError:
         return
     model, tokenizer = load(str(path))
     ids = tokenizer(_PROMPT, return_tensors="pt")["input_ids"]
-    options = "sessions=1&pages=32"
     model = model.to(torch.float16)
-    yield from _decoded("hf.smollm2", model, ids, "smollm2", options, tokens=64, rounds=3)
+    yield from _decoded("hf.smollm2", model, ids, "smollm2", tokens=64, rounds=3)
 
 
-def _decoded(name, model, ids, config, options, *, tokens, rounds) -> Iterator:
+def _decoded(name, model, ids, config, *, tokens, rounds) -> Iterator:
     """The rows `name`.* of a model that goes on after ``ids``."""
     import torch
     from transformers import DynamicCache
@@ -127,8 +126,8 @@ def _decoded(name, model, ids, config, options, *, tokens, rounds) -> Iterator:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         caches = {"dynamic_cache": (lambda: DynamicCache(config=model.config), tokens)}
         for back_end, url, count in (
-            ("dax", f"dax:{folder}/memory?config={config}&create=1&{options}", tokens),
-            ("golden", f"golden:{config}?{options}", tokens),
+            ("dax", f"dax:{folder}/memory?config={config}&create=1", tokens),
+            ("golden", f"golden:{config}", tokens),
             ("rtl", f"rtl:{config}", 8),
         ):
             device = stack.enter_context(cxl_kv.open(url))
