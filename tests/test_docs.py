@@ -28,6 +28,7 @@ TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp
     "name",
     [
         "registers.md",
+        "cxl_registers.md",
         "ports.md",
         "kelp_regs.h",
         "figures.md",

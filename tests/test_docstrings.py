@@ -19,12 +19,22 @@ from kelp_fpga.selftest.self_test_program import program
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
 from kelp_spec.config import named
+from kelp_spec.cxlio.component import component_registers
+from kelp_spec.cxlio.config import named_cxlio
 
 UNIT = named("unit")
+IO = named_cxlio("recorded")
 _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
     **dict.fromkeys(("Age", "EmaStep", "Frequency", "Throttle", "TotalCounters"), {}),
+    **dict.fromkeys(
+        ("CommandEngine", "CxlIo", "HdmDecode", "HdmDecoders", "Mailbox", "RasLog"), {"config": IO}
+    ),
+    **dict.fromkeys(("Doe", "RegisterPort"), {}),
+    "Msix": {"vectors": 2},
+    "RegisterBank": {"block": component_registers(IO)},
+    "Sequencer": {"program": [0]},
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},

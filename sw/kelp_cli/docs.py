@@ -31,6 +31,8 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     `nightly.json`, `mutate.json` and `coverage.json` beside it those of the last runs, which are
     parts of a page."""
     from kelp_hw.export.ports import ports_markdown
+    from kelp_spec.cxlio.config import named_cxlio
+    from kelp_spec.cxlio.render import cxl_registers_markdown
     from kelp_spec.render import c_header, registers_markdown
     from kelp_verif.coverage.record import markdown as coverage_markdown
     from kelp_verif.mutation.hunt import markdown
@@ -49,6 +51,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
         page = mark.join((before, f"\n{rows}\n", after))
     return {
         "registers.md": registers_markdown(config),
+        "cxl_registers.md": cxl_registers_markdown(named_cxlio("full")),
         "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),

@@ -69,6 +69,7 @@ ROOMS = {
     "scores": {"lib", "control"},
     "select": set(),
     "eviction": {"lib", "tracker", "control"},
+    "cxlio": set(),
     "export": set(),
 }
 # Files that may import more, and why.

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""CXL.io of the device behind one register port: the blocks of this room, joined. Latency 3 cycles,
+an access in 4 cycles."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.cxlio.component import HEADER_WORDS, component_registers
+from kelp_spec.cxlio.config import CxlIoConfig
+from kelp_spec.cxlio.device import PAYLOAD, device_registers
+from kelp_spec.cxlio.pci import MSIX_PENDING, MSIX_TABLE, configuration_space
+
+from .command_engine import CommandEngine
+from .doe import Doe
+from .hdm_decode import LINE_BITS, HdmDecode, device_line_layout
+from .hdm_decoders import HdmDecoders
+from .msix import Msix
+from .ras_log import RasLog, signal_layout
+from .register_bank import RegisterBank
+from .register_port import RegisterPort
+from .signatures import (
+    AxiLiteSignature,
+    answer_layout,
+    error_layout,
+    event_layout,
+    health_layout,
+    message_layout,
+    request_layout,
+)
+
+__all__ = ["CxlIo"]
+
+
+class CxlIo(wiring.Component):
+    """The device as CXL.io shows it. Spaces of the port: `kelp_spec.cxlio.config.Space`; which
+    register is where, what it does and what a host then sees: docs/cxl.md.
+
+    Latency: `LATENCY` cycles from an address to its answer; interval: `INTERVAL`. Addresses are
+    decoded in `HdmDecode`'s time beside it.
+
+    Parameters
+    ----------
+    config : CxlIoConfig
+
+    Members
+    -------
+    port : In AxiLiteSignature
+        Registers.
+    memory_ready : in
+        The data path serves: range and media are ready.
+    messages : Out stream of message_layout
+        MSI-X.
+    errors : In stream of error_layout, always taken
+        RAS.
+    signals : out
+        ERR_COR, ERR_NONFATAL, ERR_FATAL, where device control lets them go.
+    events : In stream of event_layout
+    requests : Out stream of request_layout
+    answers : In stream of answer_layout, always taken
+    health : in
+    host_line : In stream
+        Host address / 64 of a CXL.mem request.
+    device_line : Out stream {line, hit}
+        Its device address / 64.
+    knobs : out
+        Values of the vendor features.
+    """
+
+    LATENCY = RegisterPort.LATENCY
+    INTERVAL = RegisterPort.INTERVAL
+
+    def __init__(self, *, config: CxlIoConfig):
+        self.config = config
+        super().__init__(
+            {
+                "port": In(AxiLiteSignature()),
+                "memory_ready": In(1),
+                "messages": Out(stream.Signature(message_layout())),
+                "errors": In(stream.Signature(error_layout(), always_ready=True)),
+                "signals": Out(signal_layout()),
+                "events": In(stream.Signature(event_layout())),
+                "requests": Out(stream.Signature(request_layout())),
+                "answers": In(stream.Signature(answer_layout(), always_ready=True)),
+                "health": In(health_layout()),
+                "host_line": In(stream.Signature(LINE_BITS)),
+                "device_line": Out(stream.Signature(device_line_layout(config))),
+                "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        m.submodules.port = port = RegisterPort(spaces=3 if c.pmu else 2)
+        m.submodules.configuration = pci = RegisterBank(block=configuration_space(c))
+        m.submodules.component = component = RegisterBank(block=component_registers(c))
+        m.submodules.device = device = RegisterBank(block=device_registers(c))
+        m.submodules.engine = engine = CommandEngine(config=c)
+        m.submodules.msix = msix = Msix(vectors=c.vectors)
+        wiring.connect(m, wiring.flipped(self.port), port.port)
+        m.d.comb += port.memory_enable.eq(pci.values.command_memory)
+        spaces = {0: component, 1: device, 3: pci}
+        for number, bank in spaces.items():
+            self._joined(m, port, bank.access, port.space == number)
+        lanes = [
+            (engine.access, PAYLOAD // 8, c.payload // 8),
+            (msix.table, MSIX_TABLE // 8, 2 * 256),
+            (msix.pending_access, MSIX_PENDING // 8, 1),
+        ]
+        shown = Signal(64)
+        m.d.comb += shown.eq(device.access.read_data)
+        for access, first, count in lanes:
+            here, was_here = Signal(), Signal()
+            lane = port.access.lane
+            m.d.comb += here.eq((port.space == 1) & (lane >= first) & (lane < first + count))
+            self._joined(m, port, access, here, first)
+            m.d.sync += was_here.eq(here)
+            with m.If(was_here):
+                m.d.comb += shown.eq(access.read_data)
+        read = {0: component.access.read_data, 1: shown, 3: pci.access.read_data}
+        with m.Switch(port.space):
+            for number, value in read.items():
+                with m.Case(number):
+                    m.d.comb += port.access.read_data.eq(value)
+        self._configuration(m, pci, engine)
+        self._component(m, component, pci)
+        self._device(m, device, engine, msix, pci)
+        return m
+
+    @staticmethod
+    def _joined(m, port, access, here, first=0):
+        """The port's access, when it is for this one; its lanes begin at `first`."""
+        m.d.comb += [
+            access.lane.eq(port.access.lane - first),
+            access.write.eq(port.access.write & here),
+            access.write_data.eq(port.access.write_data),
+            access.strobe.eq(port.access.strobe),
+        ]
+
+    def _configuration(self, m, pci, engine):
+        m.d.comb += [
+            pci.inputs.range0_size_valid.eq(self.memory_ready),
+            pci.inputs.range0_size_active.eq(self.memory_ready),
+            pci.locks.config_lock.eq(pci.values.cxl_lock_lock),
+        ]
+        if self.config.doe:
+            m.submodules.doe = doe = Doe()
+            m.d.comb += [
+                doe.word.valid.eq(pci.written.doe_write),
+                doe.word.p.eq(pci.strobes.doe_write),
+                doe.go.eq(pci.strobes.doe_control_go),
+                doe.abort.eq(pci.strobes.doe_control_abort),
+                doe.take.eq(pci.written.doe_read),
+                pci.inputs.doe_read.eq(doe.read),
+                pci.inputs.doe_status_busy.eq(doe.busy),
+                pci.inputs.doe_status_error.eq(doe.error),
+                pci.inputs.doe_status_ready.eq(doe.ready),
+                doe.send.eq(engine.exchange_send),
+            ]
+            wiring.connect(m, doe.o, engine.exchange)
+            wiring.connect(m, engine.exchange_word, doe.answer)
+
+    def _component(self, m, component, pci):
+        c = self.config
+        m.submodules.decoders = decoders = HdmDecoders(config=c)
+        m.submodules.decode = decode = HdmDecode(config=c)
+        m.submodules.ras = ras = RasLog(config=c)
+        values = component.values
+        m.d.comb += [
+            decoders.values.eq(values),
+            decoders.written.eq(component.written),
+            decode.windows.eq(decoders.windows),
+            decode.enable.eq(values.hdm_control_enable),
+            decode.mem_enable.eq(pci.values.cxl_control_mem),
+            decode.range_base.eq(Cat(pci.values.range0_base, pci.values.range0_base_high)),
+            ras.values.eq(values),
+            component.sets.eq(ras.sets),
+            component.inputs.error_control_first.eq(ras.first),
+        ]
+        for i in range(c.decoders):
+            state = decoders.states[i]
+            m.d.comb += [
+                component.inputs[f"decoder{i}_control_committed"].eq(state.committed),
+                component.inputs[f"decoder{i}_control_error"].eq(state.error),
+                component.locks[f"decoder{i}_held"].eq(state.held),
+                component.locks[f"decoder{i}_locked"].eq(state.locked),
+            ]
+        for i in range(HEADER_WORDS):
+            m.d.comb += component.inputs[f"header{i}"].eq(ras.header[32 * i : 32 * (i + 1)])
+        wiring.connect(m, wiring.flipped(self.errors), ras.i)
+        wiring.connect(m, wiring.flipped(self.host_line), decode.i)
+        wiring.connect(m, decode.o, wiring.flipped(self.device_line))
+        for kind in ("correctable", "non_fatal", "fatal"):
+            m.d.comb += [
+                self.signals[kind].eq(
+                    ras.signals[kind] & pci.values[f"pcie_device_control_{kind}"]
+                ),
+                pci.sets[f"pcie_device_status_{kind}"].eq(ras.signals[kind]),
+            ]
+
+    def _device(self, m, device, engine, msix, pci):
+        c, state = self.config, engine.state
+        shown = {
+            "event_status_info": state.event_status[0],
+            "event_status_warning": state.event_status[1],
+            "event_status_failure": state.event_status[2],
+            "event_status_fatal": state.event_status[3],
+            "memory_status_fatal": 0,
+            "memory_status_media": Mux(self.memory_ready, state.media, 0),
+            "memory_status_mailbox": state.ready,
+            "mailbox_control_doorbell": engine.busy,
+            "mailbox_status_background": state.running,
+            "mailbox_status_code": state.code,
+            "background_opcode": state.opcode,
+            "background_percent": state.percent,
+            "background_code": state.background_code,
+        }
+        m.d.comb += [device.inputs[key].eq(value) for key, value in shown.items()]
+        m.d.comb += [
+            device.locks.busy.eq(engine.busy),
+            device.loads.mailbox_command_length.eq(engine.out_length),
+            device.load.eq(engine.length_load),
+            engine.ring.eq(device.strobes.mailbox_control_doorbell),
+            engine.opcode.eq(device.values.mailbox_command_opcode),
+            engine.length.eq(device.values.mailbox_command_length),
+            engine.health.eq(self.health),
+            self.knobs.eq(engine.knobs),
+            msix.enable.eq(pci.values.msix_control_enable),
+            msix.mask.eq(pci.values.msix_control_mask),
+            msix.bus_master.eq(pci.values.command_bus_master),
+        ]
+        own = Const(0, c.vectors)
+        if c.mailbox_irq:
+            was_busy, was_running, ended = Signal(), Signal(), Signal()
+            m.d.sync += [was_busy.eq(engine.busy), was_running.eq(state.running)]
+            values = device.values
+            m.d.comb += ended.eq(
+                (was_busy & ~engine.busy & values.mailbox_control_doorbell_irq)
+                | (was_running & ~state.running & values.mailbox_control_background_irq)
+            )
+            own = ended
+        m.d.comb += msix.trigger.eq(engine.interrupt | own)
+        wiring.connect(m, msix.o, wiring.flipped(self.messages))
+        wiring.connect(m, wiring.flipped(self.events), engine.events)
+        wiring.connect(m, engine.requests, wiring.flipped(self.requests))
+        wiring.connect(m, wiring.flipped(self.answers), engine.answers)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What passes between the blocks of this room, and the register port: AXI4-Lite of 64 bits."""
+
+from __future__ import annotations
+
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.cxlio.config import Space
+
+__all__ = [
+    "Access",
+    "AxiLiteSignature",
+    "LANE_BYTES",
+    "RESP_DECERR",
+    "RESP_OKAY",
+    "RESP_SLVERR",
+    "answer_layout",
+    "error_layout",
+    "event_layout",
+    "exchange_layout",
+    "health_layout",
+    "message_layout",
+    "request_layout",
+]
+
+LANE_BYTES = 8
+RESP_OKAY, RESP_SLVERR, RESP_DECERR = 0, 2, 3
+
+
+class AxiLiteSignature(wiring.Signature):
+    """AXI4-Lite seen from the manager: each channel is a stream named after it. 64 bits of data; a
+    narrower access is a write with fewer strobes, or a read of the whole lane.
+
+    Members
+    -------
+    aw, ar : Out stream {addr}
+    w : Out stream {data, strb}
+    b : In stream {resp}
+    r : In stream {data, resp}
+    """
+
+    def __init__(self, *, address_bits: int = Space.ADDRESS_BITS):
+        address = data.StructLayout({"addr": address_bits})
+        super().__init__(
+            {
+                "aw": Out(stream.Signature(address)),
+                "w": Out(stream.Signature(data.StructLayout({"data": 64, "strb": 8}))),
+                "b": In(stream.Signature(data.StructLayout({"resp": 2}))),
+                "ar": Out(stream.Signature(address)),
+                "r": In(stream.Signature(data.StructLayout({"data": 64, "resp": 2}))),
+            }
+        )
+
+
+class Access(wiring.Signature):
+    """An access of the port to a block. `lane` and what is written stand from the cycle of `write`,
+    or of the read, until `read_data` has been taken two cycles later.
+
+    Members
+    -------
+    lane : Out
+        Which 64 bits.
+    write : Out
+        In this cycle the bytes of `strobe` are written.
+    write_data, strobe : Out
+    read_data : In
+        Valid 1 cycle after `lane`.
+    """
+
+    def __init__(self, *, lane_bits: int):
+        super().__init__(
+            {
+                "lane": Out(lane_bits),
+                "write": Out(1),
+                "write_data": Out(64),
+                "strobe": Out(LANE_BYTES),
+                "read_data": In(64),
+            }
+        )
+
+
+def message_layout() -> data.StructLayout:
+    """An MSI-X message: a write of 32 bits on the link."""
+    return data.StructLayout({"address": 64, "data": 32})
+
+
+def event_layout() -> data.StructLayout:
+    """An event as the device reports it; the mailbox makes the 128-byte record of it.
+
+    `log`: 0 info, 1 warning, 2 failure, 3 fatal. `kind`: 0 general media, 1 DRAM, 2 memory module,
+    3 vendor. `flags`: those of the record's header. `word`: general media and DRAM: descriptor,
+    type, transaction type, a byte each; vendor: the first words of its data. `poison`: the line of
+    `dpa` is poisoned, and belongs on the poison list.
+    """
+    return data.StructLayout(
+        {
+            "log": 2,
+            "kind": 2,
+            "flags": 8,
+            "poison": 1,
+            "reserved": 19,
+            "dpa": 64,
+            "word": 32,
+            "more": 32,
+        }
+    )
+
+
+def request_layout() -> data.StructLayout:
+    """What the mailbox asks of the data path. `kind`: 1 inject poison, 2 write `data` and clear
+    poison, 3 sanitize. `line`: device address / 64. `tag` comes back with the answer."""
+    return data.StructLayout({"kind": 2, "tag": 4, "line": 46, "data": 512})
+
+
+def answer_layout() -> data.StructLayout:
+    """`code`: 0 done, 1 no such line (absent, closed), 2 try again, 3 failed."""
+    return data.StructLayout({"tag": 4, "code": 2})
+
+
+def health_layout() -> data.StructLayout:
+    """Health as the device reports it: fields of Get Health Info, temperature in degrees
+    Celsius."""
+    return data.StructLayout(
+        {
+            "status": 8,
+            "media": 8,
+            "additional": 8,
+            "life": 8,
+            "temperature": 16,
+            "reserved": 16,
+            "corrected": 32,
+        }
+    )
+
+
+def exchange_layout() -> data.StructLayout:
+    """A data object that came in through DOE: its first words, and how many there were (7: seven or
+    more)."""
+    return data.StructLayout({"header": 32, "length": 32, "word": 32, "count": 3})
+
+
+def error_layout() -> data.StructLayout:
+    """Errors of one cycle, bits as in the status registers; `header` goes with the
+    uncorrectable."""
+    return data.StructLayout({"uncorrectable": 17, "correctable": 7, "header": 512})

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The sequencer's program: health, alerts, shutdown state, label storage, vendor features."""
+
+from __future__ import annotations
+
+from kelp_spec.cxlio.commands import KNOB_BYTES, ReturnCode, knob_uuid
+
+from .image import IO, PAYLOAD, Image
+from .program import Reg
+
+__all__ = [
+    "get_alerts",
+    "get_feature",
+    "get_lsa",
+    "get_shutdown",
+    "health",
+    "set_alerts",
+    "set_feature",
+    "set_lsa",
+    "set_shutdown",
+    "supported_features",
+]
+
+A, B, C, D, E, F, G, H = Reg.A, Reg.B, Reg.C, Reg.D, Reg.E, Reg.F, Reg.G, Reg.H
+I, IOS, ZERO = Reg.I, Reg.M, Reg.ZERO
+#: Alerts that can be programmed: life used, over and under temperature, corrected errors.
+PROGRAMMABLE = 0x0F
+_FEATURE_BYTES, _VERSION = 48, 1
+
+
+def health(im: Image) -> None:
+    p = im.program
+    p.li(B, PAYLOAD)
+    p.li(C, 5)
+    p.call("zeros")
+    p.lw(A, IOS, IO.HEALTH)
+    p.sw(A, ZERO, PAYLOAD)
+    p.lw(A, IOS, IO.TEMPERATURE)
+    p.sh(A, ZERO, PAYLOAD + 4)
+    p.lw(A, IOS, IO.CORRECTED)
+    p.sh(A, ZERO, PAYLOAD + 0xA)
+    p.shr(A, A, 16)
+    p.sh(A, ZERO, PAYLOAD + 0xC)
+    p.li(A, 0x12)
+    p.jmp("ok")
+
+
+def get_alerts(im: Image) -> None:
+    """The store holds: enabled, life warning (halves); over, under temperature; corrected; and the
+    critical thresholds are 100 %, 85 and 0 degrees."""
+    p, at = im.program, im.store("alerts")
+    p.lh(A, ZERO, at)
+    p.li(B, PROGRAMMABLE << 8)
+    p.or_(A, A, B)
+    p.sh(A, ZERO, PAYLOAD)
+    p.lb(A, ZERO, at + 2)
+    p.shl(A, A, 8)
+    p.addi(A, A, 100)
+    p.sh(A, ZERO, PAYLOAD + 2)
+    p.li(A, 85)
+    p.sw(A, ZERO, PAYLOAD + 4)
+    for i in range(3):
+        p.lh(A, ZERO, at + 4 + 2 * i)
+        p.sh(A, ZERO, PAYLOAD + 8 + 2 * i)
+    p.sh(ZERO, ZERO, PAYLOAD + 14)
+    p.li(A, 16)
+    p.jmp("ok")
+
+
+def set_alerts(im: Image) -> None:
+    """Of each bit in `valid`: whether it is enabled, and its threshold."""
+    p, at = im.program, im.store("alerts")
+    p.lb(E, ZERO, PAYLOAD)
+    p.lb(F, ZERO, PAYLOAD + 1)
+    p.li(B, PROGRAMMABLE + 1)
+    p.bgeu(E, B, "bad_input")
+    p.lh(G, ZERO, at)
+    p.or_(G, G, E)
+    p.xor(G, G, E)
+    p.and_(F, F, E)
+    p.or_(G, G, F)
+    p.sh(G, ZERO, at)
+    places = (
+        (1, 2, 2, p.lb, p.sb),
+        *((2 << i, 4 + 2 * i, 4 + 2 * i, p.lh, p.sh) for i in range(3)),
+    )
+    for bit, given, kept, load, store in places:
+        p.andi(A, E, bit)
+        p.beq(A, ZERO, f"alerts_{bit}")
+        load(A, ZERO, PAYLOAD + given)
+        store(A, ZERO, at + kept)
+        p.label(f"alerts_{bit}")
+    p.jmp("nothing")
+
+
+def get_shutdown(im: Image) -> None:
+    p = im.program
+    p.lw(A, ZERO, im.store("shutdown"))
+    p.sb(A, ZERO, PAYLOAD)
+    p.li(A, 1)
+    p.jmp("ok")
+
+
+def set_shutdown(im: Image) -> None:
+    p = im.program
+    p.lb(A, ZERO, PAYLOAD)
+    p.li(B, 2)
+    p.bgeu(A, B, "bad_input")
+    p.sw(A, ZERO, im.store("shutdown"))
+    p.jmp("nothing")
+
+
+def _within_labels(im: Image) -> None:
+    """E, the offset, and C, how many bytes, lie in the label storage."""
+    p = im.program
+    p.lw(E, ZERO, PAYLOAD)
+    p.li(B, im.config.lsa)
+    p.bltu(B, E, "bad_input")
+    p.sub(B, B, E)
+    p.bltu(B, C, "bad_input")
+    p.li(B, im.store("lsa"))
+
+
+def get_lsa(im: Image) -> None:
+    p = im.program
+    p.lw(C, ZERO, PAYLOAD + 4)
+    _within_labels(im)
+    p.li(D, im.config.payload)
+    p.bltu(D, C, "bad_input")
+    p.add(A, B, E)
+    p.mov(E, C)
+    p.li(B, PAYLOAD)
+    p.call("copy_bytes")
+    p.mov(A, E)
+    p.jmp("ok")
+
+
+def set_lsa(im: Image) -> None:
+    p = im.program
+    p.lw(C, IOS, IO.LENGTH)
+    p.addi(C, C, -8)
+    _within_labels(im)
+    p.add(B, B, E)
+    p.li(A, PAYLOAD + 8)
+    p.call("copy_bytes")
+    p.jmp("nothing")
+
+
+def supported_features(im: Image) -> None:
+    """Entries from number `start` on, as many as `count` bytes hold."""
+    p, c = im.program, im.config
+    entries = b"".join(
+        knob_uuid(i)
+        + i.to_bytes(2, "little")
+        + 2 * KNOB_BYTES.to_bytes(2, "little")
+        + (1).to_bytes(4, "little")  # changeable
+        + bytes([_VERSION, _VERSION])
+        + (1 << 2).to_bytes(2, "little")  # immediate configuration change
+        + bytes(18)
+        for i in range(c.knobs)
+    )
+    im.add("features", entries)
+    p.lw(E, ZERO, PAYLOAD)
+    p.lh(F, ZERO, PAYLOAD + 4)
+    p.li(B, 8)
+    p.bltu(E, B, "bad_input")
+    p.li(B, c.knobs)
+    p.bgeu(F, B, "bad_input")
+    p.sub(G, B, F)  # entries that there are
+    p.addi(E, E, -8)
+    p.li(H, 0)  # entries that are given
+    p.li(I, (c.payload - 8) // _FEATURE_BYTES)
+    p.li(B, _FEATURE_BYTES)
+    p.label("features_fit")
+    p.beq(H, G, "features_counted")
+    p.beq(H, I, "features_counted")
+    p.bltu(E, B, "features_counted")
+    p.sub(E, E, B)
+    p.addi(H, H, 1)
+    p.jmp("features_fit")
+    p.label("features_counted")
+    p.sh(H, ZERO, PAYLOAD)
+    p.li(A, c.knobs)
+    p.sh(A, ZERO, PAYLOAD + 2)
+    p.sw(ZERO, ZERO, PAYLOAD + 4)
+    # 48 bytes are 12 words: 8 and 4.
+    p.shl(A, F, 5)
+    p.shl(B, F, 4)
+    p.add(A, A, B)
+    p.li(B, im.table("features"))
+    p.add(A, A, B)
+    p.shl(C, H, 3)
+    p.shl(D, H, 2)
+    p.add(C, C, D)
+    p.shl(E, C, 2)
+    p.addi(E, E, 8)
+    p.li(B, PAYLOAD + 8)
+    p.call("copy")
+    p.mov(A, E)
+    p.jmp("ok")
+
+
+def _knob(im: Image, name: str) -> None:
+    """G: the number of the feature whose UUID the payload begins with."""
+    p = im.program
+    p.li(G, 0)
+    p.li(A, im.table("features"))
+    p.label(name + "_next")
+    for word in range(4):
+        p.lw(B, A, 4 * word)
+        p.lw(C, ZERO, PAYLOAD + 4 * word)
+        p.bne(B, C, name + "_other")
+    p.jmp(name + "_found")
+    p.label(name + "_other")
+    p.addi(A, A, _FEATURE_BYTES)
+    p.addi(G, G, 1)
+    p.li(B, im.config.knobs)
+    p.bltu(G, B, name + "_next")
+    p.li(A, ReturnCode.UNSUPPORTED)
+    p.jmp("fail")
+    p.label(name + "_found")
+
+
+def get_feature(im: Image) -> None:
+    """`count` bytes from `offset` on of the current value (selector 0) or the default (1), zero."""
+    p = im.program
+    _knob(im, "feature_get")
+    p.lb(A, ZERO, PAYLOAD + 20)
+    p.li(B, 2)
+    p.bltu(A, B, "feature_selected")
+    p.li(A, ReturnCode.FEATURE_SELECTOR)
+    p.jmp("fail")
+    p.label("feature_selected")
+    p.lh(E, ZERO, PAYLOAD + 16)
+    p.lh(C, ZERO, PAYLOAD + 18)
+    p.li(B, KNOB_BYTES)
+    p.bltu(B, E, "bad_input")
+    p.sub(B, B, E)
+    p.bltu(B, C, "bad_input")
+    p.beq(C, ZERO, "bad_input")
+    p.li(H, 0)
+    p.bne(A, ZERO, "feature_value")
+    p.shl(A, G, 2)
+    p.li(B, im.store("knobs"))
+    p.add(A, A, B)
+    p.lw(H, A)
+    p.label("feature_value")
+    p.label("feature_shift")
+    p.beq(E, ZERO, "feature_shifted")
+    p.shr(H, H, 8)
+    p.addi(E, E, -1)
+    p.jmp("feature_shift")
+    p.label("feature_shifted")
+    p.mov(E, C)
+    p.li(B, PAYLOAD)
+    p.label("feature_byte")
+    p.sb(H, B)
+    p.shr(H, H, 8)
+    p.addi(B, B, 1)
+    p.addi(C, C, -1)
+    p.bne(C, ZERO, "feature_byte")
+    p.mov(A, E)
+    p.jmp("ok")
+
+
+def set_feature(im: Image) -> None:
+    """A whole value in one transfer; the knob has it when the command ends."""
+    p = im.program
+    _knob(im, "feature_set")
+    p.lw(A, ZERO, PAYLOAD + 16)
+    p.andi(B, A, 7)
+    p.beq(B, ZERO, "feature_full")
+    p.li(C, 2)
+    p.bltu(B, C, "bad_input")
+    p.li(C, 5)
+    p.bgeu(B, C, "bad_input")
+    p.li(A, ReturnCode.TRANSFER_ORDER)
+    p.jmp("fail")
+    p.label("feature_full")
+    p.bne(A, ZERO, "bad_input")
+    p.lb(A, ZERO, PAYLOAD + 22)
+    p.li(B, _VERSION)
+    p.beq(A, B, "feature_version")
+    p.li(A, ReturnCode.FEATURE_VERSION)
+    p.jmp("fail")
+    p.label("feature_version")
+    p.lh(A, ZERO, PAYLOAD + 20)
+    p.bne(A, ZERO, "bad_input")
+    p.lw(A, IOS, IO.LENGTH)
+    p.li(B, 32 + KNOB_BYTES)
+    p.bne(A, B, "bad_length")
+    p.lw(H, ZERO, PAYLOAD + 32)
+    p.shl(A, G, 2)
+    p.li(B, im.store("knobs"))
+    p.add(B, B, A)
+    p.sw(H, B)
+    p.add(A, A, IOS)
+    p.sw(H, A, IO.KNOB)
+    p.jmp("nothing")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A configuration of CXL.io: what a device shows of itself, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from .commands import COMMANDS, Opcode
+
+__all__ = ["CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "named_cxlio"]
+
+CXL_VENDOR = 0x1E98  #: of the consortium: DVSECs, DOE
+UNIT_BYTES = 256 << 20  #: capacities, decoder bases and sizes are multiples of it
+
+
+class Space:
+    """Where the register port shows what: address bits 19:16 choose the space."""
+
+    COMPONENT = 0x0_0000  #: BAR0
+    DEVICE = 0x1_0000  #: BAR2
+    PMU = 0x2_0000  #: BAR4
+    CONFIGURATION = 0x3_0000
+    ADDRESS_BITS = 20
+    NAMES = ("component", "device", "pmu", "configuration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CxlIoConfig:
+    """`capacity` in units of 256 MiB. `payload_bits`: 2^n bytes of mailbox payload. `events`:
+    records of each log; `poisons`: entries of the poison list. `lsa`: bytes of label storage.
+    `knobs`: 32-bit vendor features. `period_ns`: nanoseconds of a clock cycle. `patience`: cycles
+    after which a request to the data path counts as lost. `latency_ns`, `bandwidth_gb`: of a hit,
+    as the CDAT says it: an integrator's figures at the clock that the device has."""
+
+    name: str
+    vendor: int = CXL_VENDOR
+    device: int = 0x4B50
+    serial: int = 0x4B454C50_00000001
+    firmware: str = "KELP 0.1"
+    capacity: int = 1
+    decoders: int = 2
+    payload_bits: int = 9
+    vectors: int = 4
+    event_vector: int = 1
+    events: int = 16
+    poisons: int = 32
+    lsa: int = 0
+    knobs: int = 0
+    period_ns: int = 4
+    patience: int = 1 << 16
+    latency_ns: int = 80
+    bandwidth_gb: int = 64
+    mailbox_irq: bool = False
+    function_map: bool = False
+    doe: bool = False
+    pmu: bool = False
+    commands: tuple[Opcode, ...] = tuple(COMMANDS)
+
+    def __post_init__(self):
+        limits = {
+            "vendor": (0, 0xFFFF),
+            "device": (0, 0xFFFF),
+            "serial": (0, (1 << 64) - 1),
+            "capacity": (1, 1 << 20),
+            "payload_bits": (8, 12),
+            "vectors": (1, 16),
+            "event_vector": (0, self.vectors - 1),
+            "events": (1, 16),
+            "poisons": (1, 64),
+            "lsa": (0, 1024),
+            "knobs": (0, 16),
+            "period_ns": (1, 1000),
+            "patience": (16, 1 << 30),
+            "latency_ns": (1, 0xFFFF),
+            "bandwidth_gb": (1, 0xFFFF),
+        }
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} = {value!r} is refused; legal: {least} … {most}")
+        if self.decoders not in (1, 2, 4):
+            raise ValueError(f"decoders = {self.decoders!r} is refused; legal: 1, 2, 4")
+        if len(self.firmware.encode()) > 16:
+            raise ValueError(f"firmware = {self.firmware!r} is refused; legal: 16 bytes at most")
+        missing = {Opcode.SUPPORTED_LOGS, Opcode.GET_LOG, Opcode.IDENTIFY} - set(self.commands)
+        if missing:
+            names = ", ".join(sorted(op.name for op in missing))
+            raise ValueError(f"commands without {names} are refused: no host would bind")
+        for optional, size in ((Opcode.GET_LSA, self.lsa), (Opcode.GET_FEATURE, self.knobs)):
+            if bool(size) != (optional in self.commands):
+                raise ValueError(f"{optional.name} without its storage is refused, and vice versa")
+        if self.lsa % 4:
+            raise ValueError(f"lsa = {self.lsa} is refused; legal: a multiple of 4")
+
+    @property
+    def bytes(self) -> int:
+        return self.capacity * UNIT_BYTES
+
+    @property
+    def payload(self) -> int:
+        return 1 << self.payload_bits
+
+    def replace(self, **changes) -> CxlIoConfig:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return CxlIoConfig(**given | changes)
+
+
+_OF_THE_RECORDING = (
+    Opcode.GET_EVENTS,
+    Opcode.CLEAR_EVENTS,
+    Opcode.GET_INTERRUPT_POLICY,
+    Opcode.SET_INTERRUPT_POLICY,
+    Opcode.FIRMWARE_INFO,
+    Opcode.GET_TIMESTAMP,
+    Opcode.SET_TIMESTAMP,
+    Opcode.SUPPORTED_LOGS,
+    Opcode.GET_LOG,
+    Opcode.IDENTIFY,
+    Opcode.HEALTH,
+    Opcode.POISON_LIST,
+    Opcode.INJECT_POISON,
+    Opcode.CLEAR_POISON,
+)
+
+_RECORDED = CxlIoConfig(
+    name="recorded",
+    firmware="KELP-PEERS 0.1",
+    commands=_OF_THE_RECORDING,
+)
+_NAMED = {
+    "recorded": _RECORDED,
+    "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu=True),
+    "full": CxlIoConfig(
+        name="full",
+        payload_bits=10,
+        vectors=8,
+        lsa=256,
+        knobs=4,
+        mailbox_irq=True,
+        function_map=True,
+        doe=True,
+        pmu=True,
+    ),
+}
+
+
+def named_cxlio(name: str) -> CxlIoConfig:
+    """A configuration by its name: `recorded` and `recorded_pmu` show what the stand-in behind the
+    recordings of data/linux showed, `full` everything there is."""
+    if name not in _NAMED:
+        raise ValueError(f"{name!r} is no configuration; there are {', '.join(_NAMED)}")
+    return _NAMED[name]

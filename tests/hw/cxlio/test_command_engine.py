@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Every mailbox command against the golden model: lengths, bad input, what an error leaves; and how
+many cycles each takes."""
+
+import random
+import re
+
+import pytest
+from paths import DOCS
+from simulation import simulate
+from timing import changes
+
+from kelp_golden.cxlio.mailbox import Event, Mailbox
+from kelp_hw.cxlio.command_engine import CommandEngine
+from kelp_spec.cxlio.commands import CEL_UUID, COMMANDS, Opcode, ReturnCode, cel, knob_uuid
+from kelp_spec.cxlio.config import named_cxlio
+
+FULL = named_cxlio("full").replace(name="short", patience=300)
+LIMIT = 20_000
+SANITIZE = 3  #: kind of a request
+
+
+class Host:
+    """The engine and the golden model, given the same."""
+
+    def __init__(self, config):
+        self.config, self.dut, self.golden = config, CommandEngine(config=config), Mailbox(config)
+        self.asked, self.codes, self.time = [], [], 0
+        self.expected, self.interrupts, self.told = [], [], []
+        self.golden.ask = lambda kind, line, data: self._expect(kind, line, data)
+        self.golden.interrupt = lambda vector: self.told.append(1 << vector)
+        self.golden.set_now = lambda value: setattr(self, "time", value)
+        self.golden.now = lambda: self.time
+        self.code = 0
+
+    def _expect(self, kind, line, data):
+        self.expected.append((kind, line, int.from_bytes(data, "little")))
+        return self.code
+
+    async def tick(self, ctx, cycles=1):
+        """The data path answers after a few cycles with `code`; None: never."""
+        dut = self.dut
+        for _ in range(cycles):
+            ctx.set(dut.requests.ready, 1)
+            ctx.set(dut.answers.valid, 0)
+            if self.codes:
+                self.codes[0][0] -= 1
+                if self.codes[0][0] == 0:
+                    _, tag, code = self.codes.pop(0)
+                    ctx.set(dut.answers.valid, 1)
+                    ctx.set(dut.answers.p.tag, tag)
+                    ctx.set(dut.answers.p.code, code)
+            if ctx.get(dut.requests.valid):
+                p = dut.requests.p
+                kind, line = ctx.get(p.kind), ctx.get(p.line)
+                data = ctx.get(p.data) if kind == 2 else 0
+                if kind != SANITIZE:
+                    self.asked.append((kind, line, data))
+                if self.code is not None and kind != SANITIZE:
+                    self.codes.append([5, ctx.get(p.tag), self.code])
+                self.tag = ctx.get(p.tag)
+            if vector := ctx.get(dut.interrupt):
+                self.interrupts.append(vector)
+            await ctx.tick()
+
+    async def ready(self, ctx):
+        while not ctx.get(self.dut.state.ready):
+            await self.tick(ctx)
+
+    async def event(self, ctx, **fields):
+        dut = self.dut
+        for name, value in fields.items():
+            ctx.set(dut.events.p[name], value)
+        ctx.set(dut.events.valid, 1)
+        while not ctx.get(dut.events.ready):
+            await self.tick(ctx)
+        await self.tick(ctx)
+        ctx.set(dut.events.valid, 0)
+        for name in fields:
+            ctx.set(dut.events.p[name], 0)
+        self.golden.event(Event(**{"log": 0} | fields))
+
+    async def payload(self, ctx, size):
+        out = b""
+        for lane in range(-(-size // 8)):
+            ctx.set(self.dut.access.lane, lane)
+            await self.tick(ctx)
+            out += ctx.get(self.dut.access.read_data).to_bytes(8, "little")
+        return out[:size]
+
+    async def command(self, ctx, opcode, given=b"", length=None):
+        """Both carry it out and agree; the return code, the answer and the cycles."""
+        dut = self.dut
+        for i in range(0, len(given), 8):
+            part = given[i : i + 8]
+            ctx.set(dut.access.lane, i // 8)
+            ctx.set(dut.access.write, 1)
+            ctx.set(dut.access.strobe, (1 << len(part)) - 1)
+            ctx.set(dut.access.write_data, int.from_bytes(part, "little"))
+            await self.tick(ctx)
+        ctx.set(dut.access.write, 0)
+        before = await self.payload(ctx, self.config.payload)
+        ctx.set(dut.opcode, opcode)
+        length = len(given) if length is None else length
+        ctx.set(dut.length, length)
+        ctx.set(dut.ring, 1)
+        await self.tick(ctx)
+        ctx.set(dut.ring, 0)
+        cycles = out_length = 0
+        while ctx.get(dut.busy):
+            if ctx.get(dut.length_load):
+                out_length = ctx.get(dut.out_length)
+            await self.tick(ctx)
+            cycles += 1
+            assert cycles < LIMIT, f"{opcode:04x} hangs"
+        code, answer = ctx.get(dut.state.code), await self.payload(ctx, out_length)
+        whole = given if length == len(given) else length
+        assert (code, answer) == self.golden.run(opcode, whole), f"{opcode:04x} {given.hex()}"
+        if code:
+            assert await self.payload(ctx, self.config.payload) == before, f"{opcode:04x}"
+        assert self.asked[-8:] == self.expected[-8:]
+        assert ctx.get(dut.state.event_status) == self.golden.event_status
+        return code, answer, cycles
+
+
+def play(config, script):
+    host, out = Host(config), []
+
+    async def bench(ctx):
+        await host.ready(ctx)
+        out.append(await script(ctx, host))
+        assert host.interrupts == host.told
+
+    simulate(host.dut, bench)
+    return out[0]
+
+
+def line(address):
+    return address.to_bytes(8, "little")
+
+
+def span(offset, length):
+    return line(offset) + line(length)
+
+
+#: One legal input of each command.
+LEGAL = {
+    Opcode.GET_EVENTS: bytes(1),
+    Opcode.CLEAR_EVENTS: bytes([0, 1, 0, 0, 0, 0]),
+    Opcode.SET_INTERRUPT_POLICY: bytes([1] * 4),
+    Opcode.SET_TIMESTAMP: line(1 << 40),
+    Opcode.GET_LOG: CEL_UUID + bytes(4) + len(cel(FULL.commands)).to_bytes(4, "little"),
+    Opcode.SUPPORTED_FEATURES: (512).to_bytes(8, "little"),
+    Opcode.GET_FEATURE: knob_uuid(0) + bytes([0, 0, 4, 0, 0]),
+    Opcode.SET_FEATURE: knob_uuid(0) + bytes(6) + bytes([1]) + bytes(9) + bytes([7, 0, 0, 0]),
+    Opcode.GET_LSA: bytes([8, 0, 0, 0, 64, 0, 0, 0]),
+    Opcode.SET_LSA: bytes([8, 0, 0, 0, 0, 0, 0, 0]) + bytes(range(64)),
+    Opcode.SET_ALERTS: bytes([15, 15, 90, 0, 80, 0, 5, 0, 9, 0, 0, 0]),
+    Opcode.SET_SHUTDOWN: bytes([1]),
+    Opcode.POISON_LIST: span(0, 1 << 22),
+    Opcode.INJECT_POISON: line(0x1000),
+    Opcode.CLEAR_POISON: line(0x1000) + bytes(range(64)),
+}
+
+
+def test_lengths_and_opcodes():
+    async def script(ctx, host):
+        codes = {}
+        for opcode, command in COMMANDS.items():
+            legal = LEGAL.get(opcode, b"")
+            for length in {command.least - 1, command.most + 1, 1 << 16, (1 << 21) - 1}:
+                if 0 <= length <= min(command.most, FULL.payload):
+                    continue
+                if length >= 0:
+                    code, _, _ = await host.command(ctx, opcode, legal, length)
+                    assert code == ReturnCode.LENGTH
+            codes[opcode] = (await host.command(ctx, opcode, legal))[0]
+        for opcode in (0, 0x104, 0x4303, 0x4802, 0x8400, 0xC000, 0xFFFF):
+            assert (await host.command(ctx, opcode))[0] == ReturnCode.UNSUPPORTED
+        return codes
+
+    codes = play(FULL, script)
+    assert codes.pop(Opcode.SANITIZE) == ReturnCode.BACKGROUND and not any(codes.values())
+
+
+def test_events_overflow_are_given_in_pages_and_cleared_in_order():
+    async def script(ctx, host):
+        rng = random.Random(9)
+        await host.command(ctx, Opcode.SET_INTERRUPT_POLICY, bytes([1, 0, 1, 1]))
+        for _ in range(20):
+            fields = {"kind": 2, "flags": 8, "dpa": 64, "word": 32, "more": 32}
+            given = {name: rng.getrandbits(bits) for name, bits in fields.items()}
+            await host.event(ctx, log=2, **given)
+        await host.event(ctx, log=1)
+        _, answer, _ = await host.command(ctx, Opcode.GET_EVENTS, bytes([2]))
+        assert answer[0] == 3 and answer[2] == 4 and len(answer) == 32 + 7 * 128
+        bad = [bytes([2, 0, 1, 0, 0, 0, 2, 0]), bytes([2, 0, 2, 0, 0, 0, 1, 0, 3, 0])]
+        bad += [bytes([1, 0, 2, 0, 0, 0, 1, 0, 2, 0]), bytes([4, 0, 1, 0, 0, 0, 1, 0])]
+        bad += [
+            bytes([2, 0, 0, 0, 0, 0]),
+            bytes([2, 1, 1, 0, 0, 0, 1, 0]),
+            bytes([2, 2, 0, 0, 0, 0]),
+        ]
+        bad += [bytes([2, 0, 1, 0, 0, 0, 1, 0, 0, 0]), bytes([2, 0, 255, 0, 0, 0])]
+        for given in bad:
+            assert (await host.command(ctx, Opcode.CLEAR_EVENTS, given))[0]
+        handles = b"".join(h.to_bytes(2, "little") for h in range(1, 6))
+        good = bytes([2, 0, 5, 0, 0, 0]) + handles
+        assert not (await host.command(ctx, Opcode.CLEAR_EVENTS, good))[0]
+        for _ in range(7):
+            await host.event(ctx, log=2, word=5)
+        _, answer, _ = await host.command(ctx, Opcode.GET_EVENTS, bytes([2]))
+        assert answer[0] == 3 and answer[2] == 2
+        await host.command(ctx, Opcode.CLEAR_EVENTS, bytes([2, 1, 0, 0, 0, 0]))
+        await host.event(ctx, log=2)
+        await host.command(ctx, Opcode.GET_EVENTS, bytes([2]))
+        assert (await host.command(ctx, Opcode.GET_EVENTS, bytes([4])))[0] == ReturnCode.INPUT
+        for policy in (bytes([2, 0, 0, 0]), bytes([0, 0, 0, 3])):
+            code = (await host.command(ctx, Opcode.SET_INTERRUPT_POLICY, policy))[0]
+            assert code == ReturnCode.INPUT
+        await host.command(ctx, Opcode.GET_INTERRUPT_POLICY)
+        return len(host.interrupts)
+
+    assert play(FULL, script) == 2
+
+
+def test_poison_is_listed_in_pages_and_cleared():
+    config = FULL.replace(payload_bits=8)
+
+    async def script(ctx, host):
+        rng = random.Random(10)
+        for code, wanted in (
+            (1, ReturnCode.ADDRESS),
+            (2, ReturnCode.RETRY),
+            (3, ReturnCode.INTERNAL),
+        ):
+            host.code = code
+            for opcode in (Opcode.INJECT_POISON, Opcode.CLEAR_POISON):
+                data = bytes(64) if opcode is Opcode.CLEAR_POISON else b""
+                assert (await host.command(ctx, opcode, line(64) + data))[0] == wanted
+        host.code = 0
+        for address, wanted in ((65, 2), (config.bytes, 0xF), (1 << 60, 0xF), (1 << 63 | 1, 2)):
+            assert (await host.command(ctx, Opcode.INJECT_POISON, line(address)))[0] == wanted
+        lines = [64 * rng.randrange(config.bytes // 64) for _ in range(config.poisons - 1)]
+        for address in (*lines, lines[3]):
+            assert not (await host.command(ctx, Opcode.INJECT_POISON, line(address)))[0]
+        await host.event(ctx, poison=1, dpa=lines[0] + 2)
+        await host.event(ctx, poison=1, dpa=0x40)
+        full = await host.command(ctx, Opcode.INJECT_POISON, line(0x80))
+        assert full[0] == ReturnCode.POISON_LIMIT
+        await host.event(ctx, poison=1, dpa=0x80)
+        pages = 0
+        while True:
+            _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+            pages += 1
+            if not answer[0] & 1:
+                break
+        assert pages == 3 and answer[0] == 2
+        for offset, length in (
+            (lines[5], 1),
+            (lines[5] + 64, 1 << 40),
+            (1 << 40, 5),
+            (0, 0),
+            (config.bytes // 2, (1 << 64) - 1),
+            (0, 1 << 21),
+        ):
+            await host.command(ctx, Opcode.POISON_LIST, span(offset, length))
+        assert (await host.command(ctx, Opcode.POISON_LIST, span(8, 8)))[0] == ReturnCode.INPUT
+        await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+        for address in (lines[7], lines[0], 0x40, 0x12340):
+            data = rng.randbytes(64)
+            assert not (await host.command(ctx, Opcode.CLEAR_POISON, line(address) + data))[0]
+            await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+        return len(host.asked)
+
+    assert play(config, script) > 30
+
+
+def test_a_data_path_that_does_not_answer():
+    async def script(ctx, host):
+        host.code = None
+        code, _, cycles = await host.command(ctx, Opcode.INJECT_POISON, line(0))
+        assert code == ReturnCode.INTERNAL and cycles > FULL.patience
+        late = host.tag
+        host.code = 0
+        # The answer to the lost request comes with its old tag while the next one waits.
+        host.codes.append([1, late, 1])
+        assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
+
+    play(FULL, script)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_sanitize_runs_in_the_background(code):
+    async def script(ctx, host):
+        dut = host.dut
+        await host.command(ctx, Opcode.INJECT_POISON, line(64))
+        assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BACKGROUND
+        assert ctx.get(dut.state.media) == 3 and ctx.get(dut.state.running)
+        assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BUSY
+        code_ = (await host.command(ctx, Opcode.INJECT_POISON, line(0)))[0]
+        assert code_ == ReturnCode.MEDIA_DISABLED
+        await host.command(ctx, Opcode.IDENTIFY)
+        host.codes.append([5, host.tag, code])
+        await host.tick(ctx, 200)
+        told = host.golden.sanitized(code)
+        state = dut.state
+        shown = [
+            ctx.get(x) for x in (state.running, state.percent, state.background_code, state.media)
+        ]
+        assert shown == [0, 100, told, 1] and ctx.get(state.opcode) == Opcode.SANITIZE
+        await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+
+    play(FULL, script)
+
+
+def test_state_that_a_host_keeps():
+    async def script(ctx, host):
+        rng = random.Random(11)
+        dut = host.dut
+        ctx.set(
+            dut.health,
+            {"status": 1, "media": 2, "life": 3, "temperature": 40, "corrected": 1 << 20},
+        )
+        host.golden.condition = (1, 2, 0, 3, 40, 1 << 20)
+        await host.command(ctx, Opcode.HEALTH)
+        for _ in range(12):
+            given = bytes([rng.randrange(16), rng.randrange(256), rng.randrange(101), 0])
+            await host.command(ctx, Opcode.SET_ALERTS, given + rng.randbytes(8))
+            await host.command(ctx, Opcode.GET_ALERTS)
+        assert (await host.command(ctx, Opcode.SET_ALERTS, bytes([16] + [0] * 11)))[0] == 2
+        for state, wanted in ((1, 0), (2, 2), (0, 0), (255, 2)):
+            assert (await host.command(ctx, Opcode.SET_SHUTDOWN, bytes([state])))[0] == wanted
+            await host.command(ctx, Opcode.GET_SHUTDOWN)
+        for _ in range(12):
+            offset, size = rng.randrange(300), rng.randrange(40)
+            head = offset.to_bytes(4, "little")
+            await host.command(ctx, Opcode.SET_LSA, head + bytes(4) + rng.randbytes(size))
+            await host.command(ctx, Opcode.GET_LSA, head + size.to_bytes(4, "little"))
+        await host.command(ctx, Opcode.GET_LSA, bytes([255] * 8))
+        for offset, length in ((0, 100), (3, 7), (50, 0), (0, 101), (101, 0), (1 << 31, 1 << 31)):
+            given = CEL_UUID + offset.to_bytes(4, "little") + length.to_bytes(4, "little")
+            await host.command(ctx, Opcode.GET_LOG, given)
+        other = await host.command(ctx, Opcode.GET_LOG, bytes(24))
+        assert other[0] == ReturnCode.LOG
+
+    play(FULL, script)
+
+
+def test_features():
+    def setting(knob, flags=0, offset=0, version=1, data=b"abcd"):
+        head = knob_uuid(knob) + flags.to_bytes(4, "little") + offset.to_bytes(2, "little")
+        return head + bytes([version]) + bytes(9) + data
+
+    def asking(knob, offset=0, count=4, selector=0):
+        return knob_uuid(knob) + bytes([offset, 0, count, 0, selector])
+
+    async def script(ctx, host):
+        code = ReturnCode
+        for given, wanted in (
+            (setting(3), code.SUCCESS),
+            (setting(1, data=b"wxyz"), code.SUCCESS),
+            (setting(4), code.UNSUPPORTED),
+            (setting(0, flags=1), code.INPUT),
+            (setting(0, flags=2), code.TRANSFER_ORDER),
+            (setting(0, flags=4), code.TRANSFER_ORDER),
+            (setting(0, flags=5), code.INPUT),
+            (setting(0, flags=8), code.INPUT),
+            (setting(0, version=2), code.FEATURE_VERSION),
+            (setting(0, offset=1), code.INPUT),
+            (setting(0, data=b"abc"), code.LENGTH),
+            (setting(0, data=b"abcde"), code.LENGTH),
+        ):
+            assert (await host.command(ctx, Opcode.SET_FEATURE, given))[0] == wanted
+        assert [ctx.get(k) for k in host.dut.knobs] == host.golden.knobs
+        for knob in range(5):
+            for more in (
+                {},
+                {"offset": 2, "count": 2},
+                {"offset": 3},
+                {"count": 0},
+                {"selector": 1},
+            ):
+                await host.command(ctx, Opcode.GET_FEATURE, asking(knob, **more))
+        bad = await host.command(ctx, Opcode.GET_FEATURE, asking(0, selector=2))
+        assert bad[0] == code.FEATURE_SELECTOR
+        for count, start in ((7, 0), (8, 0), (55, 0), (56, 0), (152, 1), (4096, 2), (512, 4)):
+            given = count.to_bytes(4, "little") + start.to_bytes(4, "little")
+            await host.command(ctx, Opcode.SUPPORTED_FEATURES, given)
+
+    play(FULL, script)
+
+
+def test_the_clock_runs_from_when_it_is_set():
+    async def script(ctx, host):
+        _, answer, _ = await host.command(ctx, Opcode.GET_TIMESTAMP)
+        assert answer == bytes(8)
+        now = (1 << 32) - 100
+        await host.command(ctx, Opcode.SET_TIMESTAMP, line(now))
+        host.golden.now = lambda: 0
+        ctx.set(host.dut.opcode, Opcode.GET_TIMESTAMP)
+        ctx.set(host.dut.length, 0)
+        told = []
+        for _ in range(2):
+            ctx.set(host.dut.ring, 1)
+            await host.tick(ctx)
+            ctx.set(host.dut.ring, 0)
+            await host.tick(ctx, 400)
+            told.append(int.from_bytes(await host.payload(ctx, 8), "little"))
+        return now, told
+
+    now, (first, second) = play(FULL, script)
+    assert now < first < now + 1600 * FULL.period_ns
+    # 402 cycles from one to the next, give or take a turn of the sequencer's loop.
+    assert abs((second - first) / FULL.period_ns - 402) < 30
+
+
+def test_cycles_are_those_of_the_page():
+    """docs/cxl.md has a row for each command: its cycles from doorbell on to off, for LEGAL."""
+
+    async def script(ctx, host):
+        return {op: (await host.command(ctx, op, LEGAL.get(op, b"")))[2] for op in COMMANDS}
+
+    page = (DOCS / "cxl.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.* (\d+) \|$", page, re.MULTILINE)
+    assert {Opcode[name]: int(cycles) for name, cycles in rows} == play(named_cxlio("full"), script)
+
+
+def test_latency_and_interval():
+    write = [
+        {"access.lane": i, "access.write": 1, "access.strobe": 255, "access.write_data": i}
+        for i in range(4)
+    ]
+    dut = CommandEngine(config=FULL)
+    seen = changes(dut, "access.read_data", [{"access.lane": i} for i in (1, 2, 3)], before=write)
+    assert seen == [dut.LATENCY + i * dut.INTERVAL for i in range(3)]

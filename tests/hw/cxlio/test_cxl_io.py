@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""CXL.io as a whole: recordings of Linux, what a driver relies on, random accesses."""
+
+import pytest
+from paths import ROOT
+from timing import changes
+
+from kelp_hw.cxlio.cxl_io import CxlIo
+from kelp_spec.cxlio.config import named_cxlio
+from kelp_verif.harness.runner import made, run_cocotb
+
+LINUX = ROOT / "data" / "linux"
+CONFIGS = ("recorded", "full")
+# The stand-in's command effects log had no effects; ours are true. Line of the recording → what it
+# read, and what the RTL reads.
+EFFECTS = {
+    369: (0x101, 0x100101),
+    371: (0x103, 0x20103),
+    374: (0x301, 0x80301),
+    380: (0x4301, 0x44301),
+    381: (0x4302, 0x44302),
+}
+# The stand-in's clock stood still: low words of the time in the three event records.
+TIMES = (658, 741, 824)
+
+
+def run(bench, config, test=None, **params):
+    return run_cocotb(
+        made(CxlIo, config=named_cxlio(config)),
+        bench=bench,
+        test=test,
+        params={"config": config, **params},
+        timeout_s=280,
+    ).records
+
+
+def test_a_boot_of_linux_reads_what_it_read():
+    path = LINUX / "registers_boot_poison_teardown.txt"
+    seen = run("kelp_verif.cxlio.replay_bench", "recorded", recording=str(path), pause=0.1)
+    assert (seen["lines"], seen["reads"], seen["messages"]) == (998, 812, 3)
+    differs = {line: (recorded, ours) for line, ours, recorded in seen["differs"]}
+    assert {line: differs.pop(line) for line in EFFECTS} == EFFECTS
+    assert tuple(differs) == TIMES
+    assert all(0 < ours - recorded < 1 << 24 for recorded, ours in differs.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "test",
+    ["capabilities", "register_blocks", "decoders", "doorbell_while_busy", "interrupts", "cdat"],
+)
+def test_what_a_driver_relies_on(config, test):
+    run("kelp_verif.cxlio.checks_bench", config, test)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_random_accesses(config):
+    seen = run("kelp_verif.cxlio.access_bench", config, steps=500, pause=0.1)
+    counts = seen["seen"]
+    wanted = ("refused", "allowed", "signalled", "silent", "committed", "error", "event")
+    wanted += tuple(f"{kind} of {size}" for kind in ("read", "write") for size in (1, 2, 4, 8))
+    if config == "full":
+        wanted += ("sanitized",)
+    assert {name: counts.get(name, 0) for name in wanted if counts.get(name, 0) < 2} == {}
+    assert seen["messages"] > 3 and seen["requests"] > 10
+
+
+def test_latency_and_interval():
+    dut = CxlIo(config=named_cxlio("recorded"))
+    given = [{"port.ar.valid": 1, "port.r.ready": 1, "port.ar.p.addr": 0x30000}] * 16
+    seen = changes(dut, "port.r.valid", given)
+    assert seen[0] == dut.LATENCY and seen[2] - seen[0] == dut.INTERVAL

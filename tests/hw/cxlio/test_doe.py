@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Data object exchange: one object at a time, abort at any moment, what is an error."""
+
+from simulation import simulate
+from timing import changes
+
+from kelp_hw.cxlio.doe import Doe
+
+
+def run(steps):
+    """(busy, error, ready, read, request) after each step, a dict of what is pulsed."""
+    dut, seen = Doe(), []
+
+    async def bench(ctx):
+        for step in steps:
+            for name in ("go", "abort", "take", "send"):
+                ctx.set(getattr(dut, name), name in step)
+            for name in ("word", "answer"):
+                ctx.set(getattr(dut, name).valid, name in step)
+                ctx.set(getattr(dut, name).p, step.get(name, 0))
+            await ctx.tick()
+            request = (ctx.get(dut.o.p.header), ctx.get(dut.o.p.word), ctx.get(dut.o.p.count))
+            seen.append(
+                (
+                    *(ctx.get(x) for x in (dut.busy, dut.error, dut.ready)),
+                    ctx.get(dut.read),
+                    request if ctx.get(dut.o.valid) else None,
+                )
+            )
+
+    simulate(dut, bench)
+    return seen
+
+
+ASK = [{"word": 5}, {"word": 3}, {"word": 9}, {"go": 1}]
+TOLD = [{"answer": 5}, {"answer": 4}, {"send": 1}]
+QUIET = (0, 0, 0, 0, None)
+
+
+def test_a_request_and_its_answer():
+    seen = run([*ASK, *TOLD, {}, {"take": 1}, {"take": 1}, {"take": 1}])
+    assert seen[3] == (1, 0, 0, 0, (5, 9, 3))
+    assert seen[6] == seen[7] == (0, 0, 1, 5, None)
+    assert seen[8] == (0, 0, 1, 4, None) and seen[9] == seen[10] == QUIET
+    assert run([*ASK, *TOLD, {"take": 1}, {"take": 1}, *ASK])[-1][4] == (5, 9, 3)
+
+
+def test_an_object_without_an_answer():
+    seen = run([*ASK, {"send": 1}, {"word": 1}, {"go": 1}])
+    assert seen[4] == QUIET and seen[6] == (1, 0, 0, 0, (1, 9, 1))
+
+
+def test_errors_last_until_abort():
+    for steps in ([{"go": 1}], [*ASK, {"word": 1}], [*ASK, *TOLD, {"word": 1}], [*ASK, {"go": 1}]):
+        assert run(steps)[-1][1] == 1
+        assert run([*steps, {}, {"abort": 1}])[-1][1] == 0
+
+
+def test_abort_of_what_is_worked_on():
+    seen = run([*ASK, {"answer": 5}, {"abort": 1}, {"answer": 6}, {"send": 1}, *ASK, *TOLD])
+    assert seen[7] == QUIET and seen[-1] == (0, 0, 1, 5, None)
+    assert run([*ASK, *TOLD, {"abort": 1}, {"take": 1}])[-1] == QUIET
+    assert run([{"word": 1}, {"abort": 1}, *ASK])[-1][4] == (5, 9, 3)
+
+
+def test_many_words_are_counted_as_seven():
+    assert run([{"word": 1}] * 20 + [{"go": 1}])[-1][4][2] == 7
+
+
+def test_latency_and_interval():
+    given = [{"word.valid": 1, "word.p": i} for i in (1, 2, 3)]
+    assert changes(Doe(), "o.p.count", given) == [Doe.LATENCY + i * Doe.INTERVAL for i in range(3)]

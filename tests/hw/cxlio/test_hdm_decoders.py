@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Commit, lock, refusal of HDM decoders: random registers, against the golden model."""
+
+import random
+
+from simulation import simulate
+from timing import changes
+
+from kelp_golden.cxlio.hdm import HdmDecoders as Golden
+from kelp_golden.cxlio.registers import Registers
+from kelp_hw.cxlio.hdm_decoders import HdmDecoders
+from kelp_spec.cxlio.component import component_registers
+from kelp_spec.cxlio.config import named_cxlio
+
+CONFIG = named_cxlio("full").replace(name="large", capacity=16, decoders=4)
+
+
+def test_random_commits():
+    rng, seen = random.Random(1), {"committed": 0, "error": 0, "uncommitted": 0}
+    registers = Registers(component_registers(CONFIG))
+    golden, dut = Golden(CONFIG, registers), HdmDecoders(config=CONFIG)
+    values = registers.values
+
+    async def bench(ctx):
+        for _ in range(600):
+            i = rng.randrange(4) if rng.random() < 0.3 else sum(map(bool, golden.windows)) % 4
+            p = f"decoder{i}_"
+            held = golden.held(i)
+            if not held:
+                near = 8 if rng.random() < 0.9 else 1 << 36
+                for what, most in (("base", 32), ("size", near), ("skip", 3)):
+                    unit = rng.randrange(most)
+                    values[p + what], values[p + what + "_high"] = unit & 15, unit >> 4
+                values[p + "control_ways"] = rng.choice((0, 0, 0, 1, 2, 3, 4, 8))
+                values[p + "control_granularity"] = rng.choice((0, 1, 6, 6, 7))
+                values[p + "control_host_only"] = rng.random() < 0.95
+                values[p + "control_back_invalidate"] = rng.random() < 0.05
+                values[p + "control_uio"] = rng.random() < 0.05
+            if not golden.locked(i):
+                values[p + "control_commit"] = not held or rng.random() < 0.5
+            was = values[p + "control_committed"]
+            golden.control_written(i)
+            for key in dut.values.shape().members:
+                ctx.set(dut.values[key], int(values[key]))
+            ctx.set(dut.written[p + "control"], 1)
+            await ctx.tick()
+            ctx.set(dut.written[p + "control"], 0)
+            await ctx.tick().repeat(2 * dut.LATENCY)
+            now = values[p + "control_committed"]
+            seen["committed"] += bool(now and not was)
+            seen["error"] += values[p + "control_error"]
+            seen["uncommitted"] += bool(was and not now)
+            for j, window in enumerate(golden.windows):
+                state = dut.states[j]
+                shown = tuple(
+                    ctx.get(x) for x in (state.committed, state.error, state.held, state.locked)
+                )
+                control = f"decoder{j}_control_"
+                assert shown == (
+                    values[control + "committed"],
+                    values[control + "error"],
+                    golden.held(j),
+                    golden.locked(j),
+                )
+                if window:
+                    w = dut.windows[j]
+                    got = tuple(ctx.get(x) for x in (w.on, w.base, w.size, w.dpa))
+                    assert got == (1, window.base >> 28, window.size >> 28, window.dpa >> 28)
+
+    simulate(dut, bench)
+    assert min(seen.values()) > 15, seen
+
+
+def test_latency_and_interval():
+    legal = {"size": 1, "control_host_only": 1, "control_commit": 1}
+    both = {f"values.decoder{i}_{key}": value for i in range(2) for key, value in legal.items()}
+    both["values.decoder1_base"] = 1
+    for decoder, later in ((0, 0), (1, HdmDecoders.INTERVAL)):
+        dut = HdmDecoders(config=CONFIG)
+        seen = changes(dut, lambda d, i=decoder: d.states[i].committed, [both] * 16)
+        assert seen[0] == dut.LATENCY + later

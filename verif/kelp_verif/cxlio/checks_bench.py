@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What a driver relies on, walked as a driver walks it: capabilities, register blocks, decoders,
+the doorbell, interrupts, the CDAT. Offsets here are written out, not taken from the register
+map."""
+
+import cocotb
+from cocotb.triggers import ReadOnly, RisingEdge
+
+from ..harness.runner import record
+from .port_tb import TB
+
+_CXL, _DVSEC, _DOE = 0x1E98, 0x23, 0x2E
+_BAR_BYTES = 1 << 16
+
+
+async def started(dut):
+    tb = TB(dut)
+    await tb.start()
+    await tb.boot()
+    await tb.write("configuration", 4, 2, 6)
+    return tb
+
+
+async def extended(tb):
+    """Extended capability id → offsets, and CXL DVSEC id → (offset, length)."""
+    at, capabilities, dvsecs = 0x100, {}, {}
+    while at:
+        header, _ = await tb.read("configuration", at, 4)
+        assert header & 0xFFFF and header >> 16 & 0xF == 1 and at % 4 == 0
+        capabilities.setdefault(header & 0xFFFF, []).append(at)
+        if header & 0xFFFF == _DVSEC:
+            first, _ = await tb.read("configuration", at + 4, 4)
+            number, _ = await tb.read("configuration", at + 8, 2)
+            assert first & 0xFFFF == _CXL and number not in dvsecs
+            dvsecs[number] = (at, first >> 20)
+        assert header >> 20 == 0 or header >> 20 > at
+        at = header >> 20
+    return capabilities, dvsecs
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def capabilities(dut):
+    tb = await started(dut)
+    c = tb.config
+    assert (await tb.read("configuration", 8, 4))[0] >> 8 == 0x050210
+    assert (await tb.read("configuration", 6, 2))[0] & 0x10
+    at, ids = (await tb.read("configuration", 0x34, 1))[0], []
+    while at:
+        header, _ = await tb.read("configuration", at, 2)
+        ids.append(header & 0xFF)
+        at = header >> 8
+    assert ids == [0x10, 0x11]
+    _, dvsecs = await extended(tb)
+    lengths = {0: 0x38, 5: 0x10, 7: 0x20, 8: 0x24} | ({2: 0x2C} if c.function_map else {})
+    assert {number: length for number, (_, length) in dvsecs.items()} == lengths
+    ends = sorted((at, at + length) for at, length in dvsecs.values())
+    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    device = dvsecs[0][0]
+    capability, _ = await tb.read("configuration", device + 0xA, 2)
+    assert capability & 4 and capability >> 4 & 3 in (1, 2)
+    size = (await tb.read("configuration", device + 0x18, 4))[0] << 32
+    low, _ = await tb.read("configuration", device + 0x1C, 4)
+    assert low & 3 == 3
+    _, identity, _ = await tb.command(0x4000)
+    assert int.from_bytes(identity[16:24], "little") << 28 == size | low & 0xF0000000
+    # The locator: each block inside its BAR.
+    blocks = {}
+    for i in range(3):
+        low, _ = await tb.read("configuration", dvsecs[8][0] + 0xC + 8 * i, 4)
+        if low:
+            blocks[low >> 8 & 0xFF] = (low & 7, low & 0xFFFF0000)
+    wanted = {1: (0, 0), 3: (2, 0)} | ({4: (4, 0)} if c.pmu else {})
+    assert blocks == wanted
+    await tb.write("configuration", device + 0x14, 1, 1)
+    await tb.write("configuration", device + 0x0C, 2, 4)
+    assert (await tb.read("configuration", device + 0x0C, 2))[0] & 4 == 0
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def register_blocks(dut):
+    tb = await started(dut)
+    array, _ = await tb.read("device", 0, 8)
+    count, found = array >> 32 & 0xFFFF, {}
+    assert array & 0xFFFF == 0
+    for i in range(1, count + 1):
+        number, offset, length = [(await tb.read("device", 16 * i + 4 * k, 4))[0] for k in range(3)]
+        found[number & 0xFFFF] = (offset, length)
+        assert offset + length <= _BAR_BYTES
+    assert (await tb.read("device", 16 * (count + 1), 8))[0] == 0
+    payload = 1 << ((await tb.read("device", found[2][0], 4))[0] & 0x1F)
+    assert set(found) == {1, 2, 0x4000} and found[2][1] == 0x20 + payload
+    header, _ = await tb.read("component", 0x1000, 4)
+    ids = [(await tb.read("component", 0x1000 + 4 * i, 4))[0] for i in range(1, (header >> 24) + 1)]
+    assert header & 0xFFFF == 1 and {each & 0xFFFF for each in ids} == {2, 5}
+    hdm = 0x1000 + next(each >> 20 for each in ids if each & 0xFFFF == 5)
+    code = (await tb.read("component", hdm, 4))[0] & 0xF
+    assert (2 * code or 1) == tb.config.decoders
+    for offset, mask in ((0x10, 0xF0000000), (0x14, 0xFFFFFFFF), (0x18, 0xF0000000)):
+        await tb.write("component", hdm + offset, 4, 0xFFFFFFFF)
+        assert (await tb.read("component", hdm + offset, 4))[0] == mask
+
+
+async def committed(tb, decoder, base, size, skip=0, control=0x1200):
+    """Bits committed and error after a commit as Linux writes it."""
+    at = 0x1120 + 0x20 * decoder
+    for offset, value in (
+        (4, base >> 32),
+        (0, base & 0xFFFFFFFF),
+        (0xC, size >> 32),
+        (8, size & 0xFFFFFFFF),
+        (0x18, skip >> 32),
+        (0x14, skip & 0xFFFFFFFF),
+        (0x10, control),
+    ):
+        await tb.write("component", at + offset, 4, value)
+    value, _ = await tb.read("component", at + 0x10, 4)
+    return value >> 10 & 3
+
+
+async def decoded(tb, address):
+    """The device address of a host address, or None."""
+    dut = tb.dut
+    dut.host_line__payload.value, dut.host_line__valid.value = address >> 6, 1
+    dut.device_line__ready.value = 1
+    await RisingEdge(dut.clk)
+    dut.host_line__valid.value = 0
+    while True:
+        await ReadOnly()
+        if int(dut.device_line__valid.value):
+            payload = int(dut.device_line__payload.value)
+            await RisingEdge(dut.clk)
+            bits = len(dut.device_line__payload) - 1
+            return (payload & (1 << bits) - 1) << 6 if payload >> bits else None
+        await RisingEdge(dut.clk)
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def decoders(dut):
+    tb = await started(dut)
+    unit, done, error = 1 << 28, 1, 2
+    base = 14 * unit
+    assert await decoded(tb, 0) is None
+    await tb.write("configuration", 0x10C, 2, 6)
+    assert await decoded(tb, 0) == 0 and await decoded(tb, unit) is None
+    await tb.write("component", 0x1114, 4, 2)
+    assert await decoded(tb, 0) is None
+    # Out of order; sizes that are none; ways, types, memory that there are not; then legal.
+    assert await committed(tb, 1, base, unit) == error
+    for arguments in (
+        (0, base, 0),
+        (0, base, 2 * unit),
+        (0, base, unit, unit),
+        (0, base, unit, 0, 0x0200),
+        (0, base, unit, 0, 0x3200),
+        (0, base, unit, 0, 0x5200),
+        (0, base, unit, 0, 0x1280),
+        (0, base, unit, 0, 0x1207),
+        (0, base, unit, 0, 0x1210),
+        (0, (1 << 64) - unit, 2 * unit),
+    ):
+        assert await committed(tb, *arguments) == error, arguments
+    assert await committed(tb, 0, base, unit) == done
+    assert await decoded(tb, base - 64) is None and await decoded(tb, base) == 0
+    assert await decoded(tb, base + unit - 64) == unit - 64
+    assert await decoded(tb, base + unit) is None
+    # What is committed does not move, nor does a second decoder overlap it.
+    await tb.write("component", 0x1120, 4, 0)
+    assert (await tb.read("component", 0x1120, 4))[0] == base & 0xFFFFFFFF
+    assert await committed(tb, 1, base, unit) == error
+    await tb.write("component", 0x1130, 4, 0x1400)
+    assert (await tb.read("component", 0x1130, 4))[0] == 0x1000
+    assert await decoded(tb, base) is None
+    assert await committed(tb, 0, 3 * unit, unit, 0, 0x1300) == done
+    # Locked: nothing but a reset undoes it.
+    await tb.write("component", 0x1130, 4, 0)
+    assert (await tb.read("component", 0x1130, 4))[0] == 0x1700
+    assert await decoded(tb, 3 * unit) == 0
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def doorbell_while_busy(dut):
+    tb = await started(dut)
+    await tb.write("device", 0x1008, 4, 0x4000)
+    await tb.write("device", 0x100C, 4, 0)
+    await tb.write("device", 0x1004, 4, 1)
+    for offset, value in ((0x1008, 0x777), (0x1004, 0), (0x1004, 1), (0x1020, 0x55)):
+        await tb.write("device", offset, 4, value)
+    assert (await tb.read("device", 0x1004, 4))[0] & 1, "too quick to be caught busy"
+    assert (await tb.read("device", 0x1020, 8))[0] == 0
+    await tb.quiet()
+    assert (await tb.read("device", 0x1010, 8))[0] == 0
+    assert (await tb.read("device", 0x1008, 8))[0] == 0x43 << 16 | 0x4000
+    name = tb.config.firmware.encode()[:8].ljust(8, b"\0")
+    assert (await tb.read("device", 0x1020, 8))[0].to_bytes(8, "little") == name
+    # Alone, a zero rings nothing.
+    await tb.write("device", 0x1008, 8, 0x777)
+    await tb.write("device", 0x1004, 4, 0)
+    await tb.quiet()
+    assert (await tb.read("device", 0x1010, 8))[0] == 0
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def interrupts(dut):
+    tb = await started(dut)
+    vector = tb.config.event_vector
+    entry = 0x8000 + 16 * vector
+    for offset, value in ((0, 0xFEE00000), (4, 1), (8, 0x31)):
+        await tb.write("device", entry + offset, 4, value)
+    await tb.write("configuration", 0x7E, 2, 0x8000)
+    await tb.command(0x0103, bytes([1, 1, 1, 1]))
+    tb.events.append({"log": 3})
+    await tb.quiet()
+    assert (await tb.read("device", 0x100, 4))[0] == 8
+    assert not tb.messages and (await tb.read("device", 0x9000, 8))[0] == 1 << vector
+    await tb.write("device", entry + 12, 4, 0)
+    await tb.idle(100)
+    assert tb.messages == [{"address": 0x1_FEE00000, "data": 0x31}]
+    assert (await tb.read("device", 0x9000, 8))[0] == 0
+    tb.events.append({"log": 3})
+    await tb.quiet()
+    assert len(tb.messages) == 1
+    await tb.command(0x0101, bytes([3, 0, 2, 0, 0, 0, 1, 0, 2, 0]))
+    assert (await tb.read("device", 0x100, 4))[0] == 0
+    tb.events.append({"log": 3})
+    await tb.quiet()
+    assert len(tb.messages) == 2
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def cdat(dut):
+    tb = await started(dut)
+    capabilities, _ = await extended(tb)
+    if not tb.config.doe:
+        assert _DOE not in capabilities
+        record(tables=0)
+        return
+    (at,) = capabilities[_DOE]
+
+    async def exchange(*words):
+        for word in words:
+            await tb.write("configuration", at + 0x10, 4, word)
+        await tb.write("configuration", at + 8, 4, 1 << 31)
+        for _ in range(300):
+            status, _ = await tb.read("configuration", at + 0xC, 4)
+            if not status & 1:
+                break
+        assert not status & 1, "busy for ever"
+        answer = []
+        while (await tb.read("configuration", at + 0xC, 4))[0] >> 31:
+            answer.append((await tb.read("configuration", at + 0x14, 4))[0])
+            await tb.write("configuration", at + 0x14, 4, 0)
+        return answer
+
+    kinds, index = [], 0
+    while True:
+        answer = await exchange(0x1, 3, index)
+        kinds.append(answer[2] & 0xFFFFFF)
+        index = answer[2] >> 24
+        if not index:
+            break
+    assert kinds == [0x1, 0x21E98] and answer[:2] == [1, 3]
+    handle, table = 0, b""
+    lengths = []
+    while handle != 0xFFFF:
+        answer = await exchange(0x21E98, 3, handle << 16)
+        assert answer[0] == 0x21E98 and answer[1] == len(answer)
+        entry = b"".join(word.to_bytes(4, "little") for word in answer[3:])
+        lengths.append((entry[0], int.from_bytes(entry[2:4], "little"), len(entry)))
+        table += entry
+        handle = answer[2] >> 16
+    assert int.from_bytes(table[:4], "little") == len(table) and sum(table) % 256 == 0
+    assert all(given == length for _, given, length in lengths[1:])
+    assert [kind for kind, _, _ in lengths[1:]] == [0, 1, 1, 1, 1, 4]
+    # Objects that there are not, get no answer; an error lasts until abort.
+    for words in ((0x21E98, 3, 7 << 16), (0x21E98, 3, 1), (0x31E98, 3, 0), (0x1, 2, 0), (0x1,)):
+        assert await exchange(*words) == []
+    await tb.write("configuration", at + 8, 4, 1 << 31)
+    assert (await tb.read("configuration", at + 0xC, 4))[0] == 4
+    await tb.write("configuration", at + 8, 4, 1)
+    assert (await tb.read("configuration", at + 0xC, 4))[0] == 0
+    record(tables=len(lengths))
