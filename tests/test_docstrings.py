@@ -68,6 +68,7 @@ ARGUMENTS = {
     ),
     "MassShare": {"heads": 1, "depth": 2, "id_bits": 1},
     "PageMass": {"heads": 1, "id_bits": 1},
+    "SummaryBuild": {"lines": 2, "id_bits": 1},
     "SlotTable": _TABLE,
     "TopK": {"depth": 1, "score": 1, "id_bits": 1},
     **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),

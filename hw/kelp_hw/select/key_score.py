@@ -4,14 +4,13 @@ cycles after its last line."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.formats import ELEMENTS, INT4_MANTISSA_BITS, SCALE_NAN
-
+from .block_form import unpack
 from .line_scores import LineScores
-from .signatures import ELEMENT, SelectLayouts
+from .signatures import SelectLayouts
 
 __all__ = ["KeyScore"]
 
@@ -70,24 +69,14 @@ class KeyScore(wiring.Component):
         connect(m, flipped(self.i_query), scores.i_query)
         connect(m, scores.o, flipped(self.o))
         stored, line = self.i.p, Signal(self.layouts.line)
-        size = Cat(stored.scale[8 : 8 + INT4_MANTISSA_BITS], 1)  # 8 + m
+        unpack(m, stored, line.low, line.exponent, line.nan)
         m.d.comb += [
             scores.scale.eq(self.scale),
             self.i.ready.eq(~scores.i.valid | scores.i.ready),
             self.idle.eq(scores.idle & ~self.i.valid),
-            line.nan.eq(stored.scale[:8] == SCALE_NAN),
-            line.exponent.eq(stored.scale[:8] - Mux(stored.int4, 124, 127)),
+            line.high.eq(line.low),
             *(line[name].eq(stored[name]) for name in ("line", "last", "id")),
         ]
-        for k in range(ELEMENTS):
-            whole = stored.payload[8 * k : 8 * k + 8].as_signed()
-            small = stored.payload[4 * k : 4 * k + 4].as_signed()
-            element = Signal(ELEMENT, name=f"element{k}")
-            m.d.comb += [
-                element.eq(Mux(stored.int4, small * size, whole)),
-                line.low[k].eq(element),
-                line.high[k].eq(element),
-            ]
         with m.If(self.i.ready):
             m.d.sync += [scores.i.valid.eq(self.i.valid), scores.i.p.eq(line)]
         return m
