@@ -58,14 +58,14 @@ _TITLES = {
     ),
     "replay": (
         "Replay rates",
-        "Wall-clock rates of one core, the median of three, comparison with the golden model "
-        + "included. They are of the machine as much as of the program: the last row is a plain "
-        + "Python loop in the same run.",
+        "Wall-clock rates of one core, the median of three, attn_0 (the small model), comparison "
+        + "with the golden model included. They are of the machine as much as of the program: the "
+        + "last row is a plain Python loop in the same run.",
     ),
     "lab": (
         "Policy lab",
-        "Wall-clock rates of one core, the median of three, attn_0 at 25 %, one pool; "
-        + "libcachesim's in the same run, where it is installed.",
+        "Wall-clock rates of one core, the median of three, attn_0 (the small model) at 25 %, one "
+        + "pool; libcachesim's in the same run, where it is installed.",
     ),
     "host": (
         "Host library",
