@@ -18,6 +18,7 @@ from kelp_fpga.configs import FIRST_LIGHT, board_config
 from kelp_fpga.selftest.self_test_program import program
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
+from kelp_spec.coherence import SIZES
 from kelp_spec.config import named
 from kelp_spec.cxlio.component import component_registers
 from kelp_spec.cxlio.config import named_cxlio
@@ -35,6 +36,10 @@ ARGUMENTS = {
     "Msix": {"vectors": 2},
     "RegisterBank": {"block": component_registers(IO)},
     "Sequencer": {"program": [0]},
+    **dict.fromkeys(
+        ("AskQueue", "CoherentFront", "Directory", "Grants", "RequestWindow", "SnoopEngine"),
+        {"config": UNIT, "sizes": SIZES["unit"]},
+    ),
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},

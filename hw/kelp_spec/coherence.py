@@ -94,7 +94,7 @@ class Coherence:
         for field, low, high, power in (
             ("sets", 2, 1 << 20, True),
             ("ways", 2, 8, True),
-            ("sector", 1, 32, True),
+            ("sector", 2, 32, True),
             ("recalls", 2, 16, True),
             ("pending", 4, 512, True),
         ):
@@ -156,9 +156,9 @@ class Coherence:
 
     def row_bits(self, config: Config) -> int:
         """A set: of each way its tag, two bits for each line, and whether it is being called back;
-        and the way whose turn it is."""
+        the way whose turn it is, and whether a request has found no room."""
         entry = self.tag_bits(config) + 2 * self.sector + 1
-        return self.ways * entry + self.way_bits
+        return self.ways * entry + self.way_bits + 1
 
 
 #: Sizes that go with the named configurations: 32 MiB of host cache for the large ones, 512 KiB for

@@ -81,6 +81,8 @@ class Way:
 class Row:
     ways: list[Way]
     turn: int = 0  #: the way from which the next one is looked for
+    #: a request found no room: from then on the oldest sector leaves ahead of need
+    pressed: bool = False
 
 
 class Result(NamedTuple):
@@ -178,17 +180,19 @@ class Directory:
         if n is None:
             if busy or not free:
                 return Result(DirectoryOutcome.WAIT)
-            victim = self._next(row, used=True)
+            row.pressed, victim = True, self._next(row, used=True)
             return Result(DirectoryOutcome.RECALL, None, recall=self._recall(index, row, victim))
         way = row.ways[n]
         _, way.tag = self.place(line >> self.sizes.sector_bits)
         way.held[line % self.sizes.sector] = reply.held
         row.turn = (n + 1) % self.sizes.ways
-        if busy or not free or self._next(row, used=False) is not None:
-            return Result(DirectoryOutcome.DONE, n, reply)
-        victim = self._next(row, used=True)
-        ahead = self._recall(index, row, victim)
-        return Result(DirectoryOutcome.DONE_RECALL, n, reply, recall=ahead)
+        if self._next(row, used=False) is not None:
+            row.pressed = False
+        elif row.pressed and free and not busy:
+            victim = self._next(row, used=True)
+            ahead = self._recall(index, row, victim)
+            return Result(DirectoryOutcome.DONE_RECALL, n, reply, recall=ahead)
+        return Result(DirectoryOutcome.DONE, n, reply)
 
     def write(self, line: int, message: dict, *, rounds: bool) -> Result:
         _, row, n = self.find(line >> self.sizes.sector_bits)

@@ -85,16 +85,27 @@ def test_sectors_a_power_of_two_apart_do_not_share_a_set():
         assert directory.sector_of(*directory.place(sector)) == sector
 
 
-def test_a_full_set_gives_its_oldest_sector_ahead_of_need():
+def test_a_set_that_was_full_gives_its_oldest_sector_ahead_of_need():
     directory = Directory(SMALL, CONFIG)
-    same = [s for s in range(64) if directory.place(s)[0] == 1][:3]
-    first, second, third = (directory.request(s * SMALL.sector, OWN, free=True) for s in same)
-    assert first.outcome == DirectoryOutcome.DONE
-    assert second.outcome == DirectoryOutcome.DONE_RECALL
-    assert second.recall == (0, same[0], (0,))
-    assert third.outcome == DirectoryOutcome.WAIT
+    same = [s for s in range(64) if directory.place(s)[0] == 1][:4]
+
+    def own(sector):
+        return directory.request(sector * SMALL.sector, OWN, free=True)
+
+    first, second, third = map(own, same[:3])
+    assert first.outcome == second.outcome == DirectoryOutcome.DONE
+    assert third.outcome == DirectoryOutcome.RECALL and third.recall == (0, same[0], (0,))
+    assert own(same[2]).outcome == DirectoryOutcome.WAIT
     directory.finish(same[0], 0)
-    assert directory.request(same[2] * SMALL.sector, OWN, free=True).way == 0
+    again = own(same[2])
+    assert again.outcome == DirectoryOutcome.DONE_RECALL
+    assert again.way == 0 and again.recall == (1, same[1], (0,))
+    directory.finish(same[1], 1)
+    assert own(same[3]).outcome == DirectoryOutcome.DONE_RECALL
+    # Where room is left the set is no longer pressed.
+    directory.finish(same[2], 0)
+    directory.write(same[3] * SMALL.sector, message(1, MetaValue.INVALID, 0), rounds=False)
+    assert own(same[0]).outcome == own(same[1]).outcome == DirectoryOutcome.DONE
 
 
 def test_a_rounded_copy_is_called_back_before_the_next_grant():

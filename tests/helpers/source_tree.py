@@ -71,6 +71,7 @@ ROOMS = {
     "eviction": {"lib", "tracker", "control"},
     "cxlio": set(),
     "export": set(),
+    "coherence": {"lib"},
 }
 # Files that may import more, and why.
 ROOM_ALSO = {

@@ -36,7 +36,7 @@ def test_the_table_of_sizes_is_what_the_sizes_come_to():
     ("change", "message"),
     [
         ({"sets": 3}, "coherence: sets = 3 is refused; legal: 2 … 1048576, a power of two"),
-        ({"sector": 64}, "coherence: sector = 64 is refused; legal: 1 … 32, a power of two"),
+        ({"sector": 64}, "coherence: sector = 64 is refused; legal: 2 … 32, a power of two"),
         ({"ways": True}, "coherence: ways = True is refused"),
     ],
 )

@@ -207,6 +207,28 @@ BENCHES = (
         ("tests/hw/datapath/test_datapath.py",),
     ),
     Bench(
+        "coherence",
+        {
+            "coherence/directory": ("Directory",),
+            "coherence/snoop_engine": ("SnoopEngine",),
+            "coherence/grants": ("Grants",),
+            "coherence/request_window": ("RequestWindow",),
+            "coherence/ask_queue": ("AskQueue",),
+            "coherence/completions": ("Completions",),
+            "coherence/front": ("CoherentFront",),
+        },
+        (
+            "tests/hw/coherence/test_completions.py",
+            "tests/hw/coherence/test_ask_queue.py",
+            "tests/hw/coherence/test_request_window.py",
+            "tests/hw/coherence/test_grants.py",
+            "tests/hw/coherence/test_snoop_engine.py",
+            "tests/hw/coherence/test_directory.py",
+            "tests/hw/coherence/test_front.py",
+        ),
+        "source",
+    ),
+    Bench(
         "endpoint",
         {"endpoint": ("Endpoint", "DataFifo")},
         ("tests/hw/test_endpoint.py::test_traffic",),

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The coherent front: stands between the host's six channels and a device that knows nothing of
+caches (docs/coherence.md). One Req or RwD a cycle; a Req reaches the inner device after 5 cycles, a
+RwD after 1 cycle."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_spec.coherence import (
+    Coherence,
+    DirectoryOp,
+    DirectoryOutcome,
+    MetaField,
+    MetaValue,
+    SnpType,
+)
+from kelp_spec.config import Config
+from kelp_spec.messages import S2MNDR, M2SReq, M2SRwD
+
+from ..layouts import MESSAGES, TIME_BITS
+from ..lib.order_fifo import OrderFifo
+from ..lib.protected import BlockFault, gather, gather_blocks
+from ..lib.skid import Skid
+from .ask_queue import AskQueue
+from .completions import Completions
+from .directory import Directory
+from .grants import Grants
+from .layouts import CoherenceLayouts
+from .request_window import RequestWindow
+from .snoop_engine import SnoopEngine
+
+__all__ = ["CoherentFront"]
+
+
+class CoherentFront(wiring.Component):
+    """Keeps the directory of what the host may hold and calls it back: HDM-DB in front, HDM-H
+    behind.
+
+    Only Req waits: in a window, from whose head on requests are tried again when a recall stands in
+    their way. RwD and BIRsp pass it. BIConflict is answered here. Of the KV aperture MemRd, MemInv
+    and MemClnEvct come to what docs/coherence.md says; everything else is handed on as it is.
+
+    Latency: `LATENCY` cycles from `m2s_req` to `inner_req`, `WRITE_LATENCY` from `m2s_rwd` to
+    `inner_rwd`, `ANSWER_LATENCY` from `inner_drs` to `s2m_drs`. One Req or RwD in each cycle
+    (`INTERVAL`), RwD first; the end of a recall and each sector that is asked for take a cycle.
+    Of a sector that is not held `o_unheld` says so `ASK_LATENCY` cycles after `i_ask`, of the next
+    ones two cycles later each.
+    Errors: `pulses` and `o_lost`; a memory beyond repair is fatal.
+
+    Parameters
+    ----------
+    config : Config
+    sizes : Coherence
+
+    Members
+    -------
+    m2s_req, m2s_rwd : in, streams of messages
+    m2s_birsp : in, always-ready stream of messages
+    s2m_drs, s2m_ndr, s2m_bisnp : out, streams of messages
+    inner_req, inner_rwd : out, streams of messages
+        To the inner device, which answers each access once and lets none overtake another of its
+        line. A read's tag is a number of the front's; a write's is the host's.
+    inner_drs, inner_ndr : in, streams of messages
+    i_ask : in, stream
+        A sector that is to be held by nobody, with a `token`.
+    o_unheld : out, always-ready stream of tokens
+        The host holds nothing of that sector, and what it had dirty has come home. It may ask
+        anew at any time: who asks sees to it that nothing is granted.
+    o_lost : out, stream
+        A line that the host did not give back, to be poisoned. Its recall waits until it is taken.
+    sessions : in
+        Of each session, whether it is open (grants are given), and whether its formats round.
+    now, timeout, bi_id : in
+        Time; cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID.
+    ready : out
+        The directory is empty: no Req and no RwD is accepted before.
+    pulses : out
+        A BIRsp was unasked; a MemWr keeps a copy that was not granted.
+    commit : out, always-ready stream of result
+        For verification: each op of the directory, in order, with what it came to.
+    fault : out, BlockFault
+    """
+
+    LATENCY = 5
+    WRITE_LATENCY = 1
+    ANSWER_LATENCY = 1
+    ASK_LATENCY = 4
+    INTERVAL = 1
+
+    #: Requests that may be under way when a place is looked for, and one more.
+    RESERVE = 4
+    PLACES = 16
+
+    def __init__(self, *, config: Config, sizes: Coherence):
+        self.config, self.sizes = config, sizes
+        self.layouts = layouts = CoherenceLayouts(config, sizes)
+        message = {name: stream.Signature(shape) for name, shape in MESSAGES.items()}
+        super().__init__(
+            {
+                "m2s_req": In(message["M2SReq"]),
+                "m2s_rwd": In(message["M2SRwD"]),
+                "m2s_birsp": In(stream.Signature(MESSAGES["M2SBIRsp"], always_ready=True)),
+                "s2m_drs": Out(message["S2MDRS"]),
+                "s2m_ndr": Out(message["S2MNDR"]),
+                "s2m_bisnp": Out(message["S2MBISnp"]),
+                "inner_req": Out(message["M2SReq"]),
+                "inner_rwd": Out(message["M2SRwD"]),
+                "inner_drs": In(message["S2MDRS"]),
+                "inner_ndr": In(message["S2MNDR"]),
+                "i_ask": In(stream.Signature(layouts.ask)),
+                "o_unheld": Out(stream.Signature(layouts.token_bits, always_ready=True)),
+                "o_lost": Out(stream.Signature(layouts.lost)),
+                "sessions": In(layouts.sessions),
+                "now": In(TIME_BITS),
+                "timeout": In(32),
+                "bi_id": In(12),
+                "ready": Out(1),
+                "pulses": Out(layouts.pulses),
+                "commit": Out(stream.Signature(layouts.result, always_ready=True)),
+                "fault": Out(BlockFault),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        parts = {"config": self.config, "sizes": self.sizes}
+        m.submodules.directory = directory = Directory(**parts)
+        m.submodules.recalls = recalls = SnoopEngine(**parts)
+        m.submodules.grants = grants = Grants(**parts)
+        m.submodules.window = window = RequestWindow(**parts)
+        m.submodules.asks = asks = AskQueue(**parts)
+        m.submodules.completions = completions = Completions(config=self.config)
+        m.submodules.out = out = OrderFifo(
+            width=MESSAGES["M2SReq"].size, depth=self.PLACES, protect=self.config.protect
+        )
+        m.submodules.writes = writes = Skid(MESSAGES["M2SRwD"], registered=())
+        b = SimpleNamespace(
+            directory=directory,
+            recalls=recalls,
+            grants=grants,
+            window=window,
+            asks=asks,
+            completions=completions,
+            out=out,
+            writes=writes,
+        )
+        self._channels(m, b)
+        evicts = self._onwards(m, b)
+        self._choose(m, b, evicts)
+        fifos = Signal(BlockFault)
+        gather(m, fifos, out.fault)
+        gather_blocks(
+            m, self.fault, directory.fault, grants.fault, asks.fault, completions.fault, fifos
+        )
+        return m
+
+    def _channels(self, m, b):
+        """What passes between ports and blocks as it is."""
+        result = b.directory.o
+        connect(m, flipped(self.m2s_req), b.window.m2s_req)
+        connect(m, flipped(self.inner_drs), b.grants.i_drs)
+        connect(m, b.grants.o_drs, flipped(self.s2m_drs))
+        connect(m, b.grants.o_ndr, b.completions.i_grant)
+        connect(m, flipped(self.inner_ndr), b.completions.i_inner)
+        connect(m, b.completions.s2m_ndr, flipped(self.s2m_ndr))
+        connect(m, b.recalls.s2m_bisnp, flipped(self.s2m_bisnp))
+        connect(m, b.recalls.o_lost, flipped(self.o_lost))
+        connect(m, flipped(self.i_ask), b.asks.i)
+        connect(m, b.writes.o, flipped(self.inner_rwd))
+        m.d.comb += [
+            b.recalls.m2s_birsp.valid.eq(self.m2s_birsp.valid),
+            b.recalls.m2s_birsp.p.eq(self.m2s_birsp.p),
+            self.o_unheld.valid.eq(b.asks.o_unheld.valid),
+            self.o_unheld.p.eq(b.asks.o_unheld.p),
+            self.inner_req.valid.eq(b.out.o.valid),
+            self.inner_req.p.eq(b.out.o.p),
+            b.out.o.ready.eq(self.inner_req.ready),
+            self.ready.eq(b.directory.ready),
+            b.window.enable.eq(b.directory.ready),
+            b.directory.free.eq(b.recalls.free),
+            b.grants.i_look.eq(b.recalls.o_look),
+            b.recalls.i_under_way.eq(b.grants.o_under_way),
+            b.recalls.now.eq(self.now),
+            b.recalls.timeout.eq(self.timeout),
+            b.recalls.bi_id.eq(self.bi_id),
+            self.pulses.unasked.eq(b.recalls.unasked),
+            self.pulses.ungranted.eq(result.valid & result.p.ungranted),
+            self.commit.valid.eq(result.valid & ~result.p.dropped),
+            self.commit.p.eq(result.p),
+        ]
+        for block in (b.window, b.asks):
+            m.d.comb += [block.i_result.valid.eq(result.valid), block.i_result.p.eq(result.p)]
+
+    def _choose(self, m, b, evicts):
+        """D0: the end of a recall goes first, then a sector that is asked for, a RwD, a Req.
+        `evicts`: the completion of a MemClnEvct has the front's own queue in this cycle."""
+        rwd, level = self.m2s_rwd, b.completions.level
+        finish, op = b.recalls.o_finish, b.directory.i
+        req_op, rwd_op = self._op(m, b.window.message, False), self._op(m, rwd.p, True)
+        may, goes, conflict = Signal(), Signal(), Signal()
+        m.d.comb += [
+            finish.ready.eq(self.ready),
+            b.asks.take.eq(b.asks.waits & self.ready & ~finish.valid),
+            may.eq(self.ready & ~finish.valid & ~b.asks.take),
+            # A RwD needs a place in NDR, or one on its way to the inner device, and no Req.
+            conflict.eq(rwd.p.opcode == M2SRwD.BI_CONFLICT),
+            goes.eq(
+                rwd.valid
+                & may
+                & Mux(
+                    conflict,
+                    ~evicts & (level <= Completions.DEPTH - self.RESERVE),
+                    b.writes.i.ready,
+                )
+            ),
+            rwd.ready.eq(goes),
+            b.writes.i.valid.eq(goes & ~conflict),
+            b.writes.i.p.eq(rwd.p),
+            b.window.take.eq(
+                b.window.waits
+                & may
+                & ~goes
+                & b.grants.room
+                & (b.out.level <= self.PLACES - self.RESERVE)
+                & (level <= Completions.DEPTH - 2 * self.RESERVE)
+            ),
+        ]
+        with m.If(evicts):
+            m.d.comb += b.completions.i_own.valid.eq(1)
+        with m.Else():
+            # A BIConflict carries the BI-Tag of its BISnp where others have their tag.
+            m.d.comb += [
+                b.completions.i_own.valid.eq(goes & conflict),
+                b.completions.i_own.p.tag.eq(rwd.p.tag),
+                b.completions.i_own.p.ld_id.eq(rwd.p.ld_id),
+                b.completions.i_own.p.ack.eq(1),
+            ]
+        with m.If(finish.valid):
+            m.d.comb += [op.p.eq(finish.p), op.valid.eq(self.ready)]
+        with m.Elif(b.asks.take):
+            m.d.comb += [op.p.eq(b.asks.op), op.valid.eq(1)]
+        with m.Elif(goes):
+            m.d.comb += [op.p.eq(rwd_op), op.valid.eq(rwd_op.tracked)]
+        with m.Else():
+            m.d.comb += [op.p.eq(req_op), op.p.epoch.eq(b.window.epoch)]
+            m.d.comb += op.valid.eq(b.window.take)
+
+    def _onwards(self, m, b):
+        """D2: a recall begins; a request that is done goes on its way. Returns whether it is a
+        MemClnEvct, which ends here."""
+        result = b.directory.o.p
+        m.d.comb += [
+            b.recalls.i.valid.eq(
+                b.directory.o.valid
+                & ~result.dropped
+                & (
+                    (result.outcome == DirectoryOutcome.RECALL)
+                    | (result.outcome == DirectoryOutcome.DONE_RECALL)
+                )
+            ),
+            b.recalls.i.p.sector.eq(result.recalled_sector),
+            b.recalls.i.p.place.eq(result.recalled),
+            b.recalls.i.p.lines.eq(result.lines),
+            b.recalls.i.p.asked.eq(result.op.kind == DirectoryOp.ASK),
+            b.recalls.i.p.token.eq(result.op.token),
+        ]
+        request = b.window.message
+        for n in range(Directory.LATENCY):
+            later = Signal(MESSAGES["M2SReq"], name=f"request_{n + 1}")
+            m.d.sync += later.eq(request)
+            request = later
+        tracked, begun = result.op.tracked, b.grants.i.p
+        reads, owns, evicts, onwards = Signal(), Signal(), Signal(), Signal(MESSAGES["M2SReq"])
+        m.d.comb += [
+            reads.eq((request.opcode == M2SReq.MEM_RD) | (request.opcode == M2SReq.MEM_RD_DATA)),
+            owns.eq(
+                tracked
+                & ((request.opcode == M2SReq.MEM_INV) | (request.opcode == M2SReq.MEM_INV_NT))
+            ),
+            evicts.eq(b.window.ends & tracked & (request.opcode == M2SReq.MEM_CLN_EVCT)),
+            b.grants.i.valid.eq(b.window.ends & (reads | owns)),
+            begun.grants.tag.eq(request.tag),
+            begun.grants.ld_id.eq(request.ld_id),
+            begun.grants.data.eq(reads),
+            begun.grants.ndr.eq(Mux(tracked, result.ndr, S2MNDR.CMP)),
+            begun.grants.has_ndr.eq(
+                (request.snp_type != SnpType.NO_OP)
+                | (tracked & (result.op.holds | result.op.evicts))
+            ),
+            begun.place.eq(result.place),
+            begun.counts.eq(tracked & result.op.holds),
+            onwards.eq(request),
+            b.out.i.valid.eq(b.window.ends & ~evicts),
+            b.out.i.p.eq(onwards),
+            b.completions.i_own.p.tag.eq(request.tag),
+            b.completions.i_own.p.ld_id.eq(request.ld_id),
+            Assert(~b.out.i.valid | b.out.i.ready, "a request without a place"),
+        ]
+        # The inner device reads; what for is the front's business.
+        with m.If(reads | owns):
+            m.d.comb += [
+                onwards.opcode.eq(M2SReq.MEM_RD),
+                onwards.snp_type.eq(SnpType.NO_OP),
+                onwards.meta_field.eq(MetaField.NO_OP),
+                onwards.meta_value.eq(0),
+                onwards.tag.eq(b.grants.o_number),
+            ]
+        return evicts
+
+    def _op(self, m, message, is_write):
+        """The op that a message of the host comes to."""
+        c, layouts = self.config, self.layouts
+        op = Signal(layouts.op, name="rwd_op" if is_write else "req_op")
+        line_bits = c.aperture_bits - 6
+        line, above = message.address[:line_bits], message.address[line_bits:]
+        session = line[line_bits - c.session_bits :]
+        queue = line[: line_bits - c.session_bits][-c.queue_bits :]
+        in_kv, is_open, value = Signal(), Signal(), message.meta_value
+        m.d.comb += [
+            in_kv.eq(~above.any() & (session < c.sessions) & (queue < c.queues)),
+            is_open.eq(self.sessions.open.bit_select(session, 1)),
+            op.sector.eq(line[self.sizes.sector_bits :]),
+            op.line.eq(line[: self.sizes.sector_bits]),
+            op.rounds.eq(self.sessions.rounds.bit_select(session, 1)),
+        ]
+        meta0 = message.meta_field == MetaField.META0
+        keeps = (value == MetaValue.ANY) | (value == MetaValue.SHARED)
+        if is_write:
+            m.d.comb += [
+                op.kind.eq(DirectoryOp.WRITE),
+                op.tracked.eq(
+                    in_kv
+                    & ((message.opcode == M2SRwD.MEM_WR) | (message.opcode == M2SRwD.MEM_WR_PTL))
+                ),
+                op.holds.eq(meta0 & keeps),
+                op.shared.eq(value == MetaValue.SHARED),
+            ]
+            return op
+        m.d.comb += op.kind.eq(DirectoryOp.REQUEST)
+        with m.Switch(message.opcode):
+            with m.Case(M2SReq.MEM_RD, M2SReq.MEM_RD_DATA):
+                m.d.comb += [
+                    op.tracked.eq(in_kv & is_open),
+                    op.holds.eq(meta0 & (value != MetaValue.INVALID)),
+                    op.shared.eq(value == MetaValue.SHARED),
+                    op.evicts.eq(meta0 & (value == MetaValue.INVALID)),
+                ]
+            with m.Case(M2SReq.MEM_INV, M2SReq.MEM_INV_NT):
+                m.d.comb += [
+                    op.tracked.eq(in_kv & is_open),
+                    op.holds.eq(value != MetaValue.INVALID),
+                    op.evicts.eq(value == MetaValue.INVALID),
+                ]
+            with m.Case(M2SReq.MEM_CLN_EVCT):
+                m.d.comb += [op.tracked.eq(in_kv), op.evicts.eq(1)]
+        return op

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Payloads between the blocks of the coherent front, each declared once (docs/coherence.md)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.lib import data
+
+from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome, Held
+from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS, S2MNDR, TAG_BITS
+
+from ..layouts import code_shape
+
+__all__ = ["CoherenceLayouts", "first_from", "folded", "lowest"]
+
+
+class CoherenceLayouts:
+    """Every payload of the room.
+
+    Parameters
+    ----------
+    config : Config
+    sizes : Coherence
+
+    Attributes
+    ----------
+    op : layout
+        To the directory. `evicts`: the host holds nothing of the line afterwards; `holds`: it asks
+        for S or E, and `shared` for S; `tracked`: the directory has a say. WRITE: `holds`, it keeps
+        a copy, `shared` as S; `rounds`: the line's format does. FINISH: `way`. `asked`, `token`: of
+        ASK, and of the FINISH that ends the recall which it began. `epoch`: of a REQUEST.
+    result : layout
+        What the op came to; `free`: a recall might have begun. `ndr` of a request that is done: its
+        completion. `place`: set and way of what is granted. `lines`: of a recall, those that are
+        held; `recalled`: where they are.
+    recall : layout
+        A recall that begins.
+    lost : layout
+        A line that the host did not give back; `refused`: it said so, else it was silent.
+    grant : layout
+        What an answer needs to know of its request.
+    sessions : layout
+        Of each session, whether it is open, and whether its formats round.
+    pulses : layout
+        A bit for each of CoherenceEvent's UNASKED and UNGRANTED.
+    """
+
+    def __init__(self, config: Config, sizes: Coherence):
+        if not isinstance(sizes, Coherence):
+            raise TypeError(f"sizes must be a kelp_spec.coherence.Coherence, not {sizes!r}")
+        S = data.StructLayout
+        self.config, self.sizes = config, sizes
+        self.sector_bits = sizes.sector_address_bits(config)
+        self.token_bits = 8
+        self.place_bits = sizes.set_bits + sizes.way_bits
+
+        self.way = S(
+            {
+                "tag": sizes.tag_bits(config),
+                "held": data.ArrayLayout(code_shape(Held), sizes.sector),
+                "recalled": 1,
+            }
+        )
+        self.row = S(
+            {
+                "ways": data.ArrayLayout(self.way, sizes.ways),
+                "turn": sizes.way_bits,
+                "pressed": 1,
+            }
+        )
+        self.op = S(
+            {
+                "kind": code_shape(DirectoryOp),
+                "sector": self.sector_bits,
+                "line": sizes.sector_bits,
+                "tracked": 1,
+                "holds": 1,
+                "shared": 1,
+                "evicts": 1,
+                "rounds": 1,
+                "way": sizes.way_bits,
+                "asked": 1,
+                "token": self.token_bits,
+                "epoch": 1,
+            }
+        )
+        self.result = S(
+            {
+                "op": self.op,
+                "outcome": code_shape(DirectoryOutcome),
+                "dropped": 1,
+                "hit": 1,
+                "free": 1,
+                "ndr": code_shape(S2MNDR),
+                "place": self.place_bits,
+                "recalled": self.place_bits,
+                "recalled_sector": self.sector_bits,
+                "lines": sizes.sector,
+                "ungranted": 1,
+            }
+        )
+        self.recall = S(
+            {
+                "sector": self.sector_bits,
+                "place": self.place_bits,
+                "lines": sizes.sector,
+                "asked": 1,
+                "token": self.token_bits,
+            }
+        )
+        self.lost = S({"sector": self.sector_bits, "line": sizes.sector_bits, "refused": 1})
+        self.grant = S(
+            {
+                "tag": TAG_BITS,
+                "ld_id": LD_ID_BITS,
+                "has_ndr": 1,
+                "ndr": code_shape(S2MNDR),
+                "data": 1,
+            }
+        )
+        self.sessions = S({"open": config.sessions, "rounds": config.sessions})
+        self.ask = S({"sector": self.sector_bits, "token": self.token_bits})
+        self.pulses = S({"unasked": 1, "ungranted": 1})
+
+
+def folded(value, bits: int) -> Value:
+    """`value`'s parts of so many bits each, XORed."""
+    value = Value.cast(value)
+    total = 0
+    for low in range(0, len(value), bits):
+        total = total ^ value[low : low + bits]
+    return Value.cast(total)[:bits]
+
+
+def lowest(m: Module, bits, name: str) -> Signal:
+    """The number of the lowest bit that is set; 0 where none is."""
+    bits = Value.cast(bits)
+    number = Signal(range(max(2, len(bits))), name=name)
+    for n in reversed(range(len(bits))):
+        with m.If(bits[n]):
+            m.d.comb += number.eq(n)
+    return number
+
+
+def first_from(m: Module, bits, start, name: str) -> Signal:
+    """The number of the first bit that is set, from bit `start` on and round; `start` where none
+    is. So many bits as are a power of two."""
+    bits = Value.cast(bits)
+    count = len(bits)
+    turned = Signal(count, name=f"{name}_turned")
+    m.d.comb += turned.eq(Cat(bits, bits) >> start)
+    number = Signal(range(count), name=name)
+    m.d.comb += number.eq(start + lowest(m, turned, f"{name}_lowest"))
+    return number

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Completions of three sources on one channel: each once, in the order in which they were taken, no
+source without its turn."""
+
+import random
+
+import pytest
+from flips import opened
+from simulation import simulate
+from timing import check_pace, offers, shown
+
+from kelp_hw.coherence.completions import Completions
+from kelp_spec.config import named
+from kelp_spec.messages import S2MNDR
+
+
+def new_completions():
+    return Completions(config=named("unit"))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "source"),
+    [("LATENCY", "i_grant"), ("LATENCY", "i_inner"), ("OWN_LATENCY", "i_own")],
+)
+def test_latency_and_interval(attribute, source):
+    check_pace(
+        new_completions(),
+        attribute,
+        shown("s2m_ndr", "tag"),
+        offers(stream=source, field="tag"),
+        prepare={"s2m_ndr.ready": 1},
+    )
+
+
+def test_each_leaves_once_in_the_order_in_which_it_was_taken():
+    rng, dut = random.Random(6), new_completions()
+    sources = {"grant": dut.i_grant, "inner": dut.i_inner}
+    taken, left, waited = [], [], dict.fromkeys(sources, 0)
+
+    async def bench(ctx):
+        tag, offered, own = 0, {}, 0
+        while len(left) < 1500:
+            for name, port in sources.items():
+                if name not in offered and rng.random() < 0.7:
+                    tag += 1
+                    offered[name] = tag
+                ctx.set(port.valid, name in offered)
+                ctx.set(port.p.tag, offered.get(name, 0))
+            own_now = ctx.get(dut.level) < Completions.DEPTH - 1 and rng.random() < 0.4
+            ctx.set(dut.i_own.valid, own_now)
+            ctx.set(dut.i_own.p.tag, 40_000 + own)
+            ctx.set(dut.i_own.p.ack, own & 1)
+            own += own_now
+            ctx.set(dut.s2m_ndr.ready, rng.random() < 0.7)
+            for name, port in sources.items():
+                if name in offered and ctx.get(port.ready):
+                    taken.append(offered.pop(name))
+                    waited[name] = 0
+                elif name in offered and ctx.get(dut.s2m_ndr.ready):
+                    waited[name] += 1
+                    assert waited[name] < 8, f"{name} has no turn"
+            if ctx.get(dut.s2m_ndr.valid) and ctx.get(dut.s2m_ndr.ready):
+                tag_out = ctx.get(dut.s2m_ndr.p.tag)
+                left.append(tag_out)
+                ack = ctx.get(dut.s2m_ndr.p.opcode) == S2MNDR.BI_CONFLICT_ACK
+                assert ack == (tag_out >= 40_000 and tag_out & 1)
+            await ctx.tick()
+
+    simulate(opened(dut)[0], bench)
+    others = [tag for tag in left if tag < 40_000]
+    assert others == taken[: len(others)]
+    mine = [tag for tag in left if tag >= 40_000]
+    assert mine == list(range(40_000, 40_000 + len(mine))) and len(mine) > 200

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The directory beside the golden model, op by op, with requests that are sent back; its pace; with
+bits flipped in its rows."""
+
+import random
+
+import pytest
+from flips import NO_FAULT, fields, opened, simulate_memory
+from simulation import simulate
+from timing import check_pace, shown
+
+from kelp_golden.coherence import Directory as Golden
+from kelp_hw.coherence.directory import Directory
+from kelp_spec.coherence import SIZES, DirectoryOp, DirectoryOutcome
+from kelp_spec.config import named
+from kelp_verif.coherence.coherent_bench import compare, expected
+
+CONFIG, SIZES_ = named("unit"), SIZES["unit"]
+SENT_BACK = (DirectoryOutcome.WAIT, DirectoryOutcome.RECALL)
+
+
+def new_directory():
+    return Directory(config=CONFIG, sizes=SIZES_)
+
+
+def test_latency_and_interval():
+    ops = [
+        {"i.valid": 1, "i.p.kind": DirectoryOp.ASK, "i.p.sector": sector} for sector in (1, 2, 3)
+    ]
+    output = shown("o", "op.sector")
+    check_pace(new_directory(), "LATENCY", output, ops, settle=SIZES_.sets + 4)
+
+
+def some_op(rng, recalls):
+    kind = rng.choices(list(DirectoryOp), [60, 20, 10, 30])[0]
+    if kind == DirectoryOp.FINISH:
+        if not recalls:
+            return None
+        sector, way = recalls.pop(rng.randrange(len(recalls)))
+        return {"kind": kind, "sector": sector, "way": way}
+    op = {
+        "kind": kind,
+        "sector": rng.choice(range(0, 120, 5)),
+        "line": rng.randrange(SIZES_.sector),
+        "token": rng.randrange(256),
+    }
+    if kind == DirectoryOp.ASK:
+        return op
+    op |= {"tracked": rng.random() < 0.9, "holds": rng.random() < 0.7}
+    op |= {"shared": op["holds"] and rng.random() < 0.5}
+    if kind == DirectoryOp.WRITE:
+        return op | {"rounds": rng.random() < 0.5, "tracked": 1}
+    return op | {"evicts": not op["holds"] and rng.random() < 0.5}
+
+
+async def put(ctx, port, values):
+    for name in port.shape().members:
+        ctx.set(port[name], int(values.get(name, 0)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_op_comes_to_what_the_golden_model_says(seed):
+    rng, dut, golden = random.Random(seed), new_directory(), Golden(SIZES_, CONFIG)
+    recalls, seen, epoch, compared = [], set(), 0, 0
+
+    async def bench(ctx):
+        nonlocal epoch, compared
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        under_way = 0
+        for _ in range(6000):
+            op = some_op(rng, recalls) if rng.random() < 0.9 else None
+            free = rng.random() < 0.7
+            ctx.set(dut.i.valid, op is not None)
+            await put(ctx, dut.i.p, (op or {}) | {"epoch": epoch})
+            ctx.set(dut.free, free)
+            if ctx.get(dut.o.valid) and not ctx.get(dut.o.p.dropped):
+                got = fields(ctx, dut.o.p)
+                told = fields(ctx, dut.o.p.op)
+                want = expected(golden, told, free, SIZES_)
+                if want is not None:
+                    compare(compared, got, want, golden, told, SIZES_)
+                    compared += 1
+                    seen.add((told["kind"], got["outcome"]))
+                    if want.recall:
+                        recalls.append((want.recall[1], want.recall[0]))
+                    if told["kind"] == DirectoryOp.REQUEST and got["outcome"] in SENT_BACK:
+                        epoch ^= 1
+            under_way += op is not None
+            await ctx.tick()
+
+    simulate(opened(dut)[0], bench)
+    assert compared > 3000
+    assert {(DirectoryOp.REQUEST, outcome) for outcome in DirectoryOutcome} <= seen
+    assert {(DirectoryOp.ASK, each) for each in (0, 1, 3)} <= seen
+
+
+@pytest.mark.parametrize(("bits", "fault"), [(0, {}), (1, {"corrected": 1}), (2, {"fatal": 1})])
+def test_a_flip_is_corrected_and_two_are_fatal(bits, fault):
+    dut = new_directory()
+
+    async def bench(ctx, memory):
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        for row in range(SIZES_.sets):
+            ctx.set(memory[row], ctx.get(memory[row]) ^ (1 << bits) - 1 << 3)
+        await put(ctx, dut.i.p, {"kind": DirectoryOp.ASK, "sector": 9})
+        ctx.set(dut.i.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        await ctx.tick()
+        assert fields(ctx, dut.fault) == NO_FAULT | fault
+
+    simulate_memory(dut, bench)

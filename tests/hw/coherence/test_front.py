@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The coherent front between a host that caches and a plain memory: no stale read, no lost write,
+no lock, and each decision of its directory as the golden model has it. Its pace, and its rates."""
+
+from unittest import mock
+
+import pytest
+from timing import changes, check_pace, shown
+
+import kelp_hw.coherence.front as front
+from kelp_hw.coherence.completions import Completions
+from kelp_hw.coherence.directory import Directory
+from kelp_hw.coherence.front import CoherentFront
+from kelp_hw.coherence.grants import Grants
+from kelp_hw.coherence.request_window import RequestWindow
+from kelp_hw.coherence.snoop_engine import SnoopEngine
+from kelp_spec.coherence import SIZES, Coherence
+from kelp_spec.config import named
+from kelp_spec.messages import M2SReq, M2SRwD
+from kelp_verif.coherence.coherent_bench import ROUGH, SMOOTH, audit, run, some_lines
+from kelp_verif.coherence.rates import OWNERSHIP, SHARED
+from kelp_verif.formal.prove import mutant
+
+CONFIG, SMALL = named("unit"), SIZES["unit"]
+OPEN = {"inner_req.ready": 1, "inner_rwd.ready": 1, "s2m_drs.ready": 1, "s2m_ndr.ready": 1}
+SETTLED = {"prepare": OPEN, "settle": SMALL.sets + 4}
+
+
+def front_of(block, old, new):
+    """A front with a planted bug in one of its blocks."""
+    bad = mutant(block, old, new)
+    if block is CoherentFront:
+        return bad
+
+    class Planted(CoherentFront):
+        def elaborate(self, platform):
+            with mock.patch.object(front, block.__name__, bad):
+                return super().elaborate(platform)
+
+    return Planted
+
+
+def new_front():
+    return CoherentFront(config=CONFIG, sizes=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "output", "stimuli"),
+    [
+        (
+            "LATENCY",
+            shown("inner_req", "address"),
+            [
+                {"m2s_req.valid": 1, "m2s_req.p.opcode": M2SReq.MEM_RD, "m2s_req.p.address": at}
+                for at in (1, 2, 3)
+            ],
+        ),
+        (
+            "WRITE_LATENCY",
+            shown("inner_rwd", "tag"),
+            [
+                {"m2s_rwd.valid": 1, "m2s_rwd.p.opcode": M2SRwD.MEM_WR, "m2s_rwd.p.tag": tag}
+                for tag in (1, 2, 3)
+            ],
+        ),
+    ],
+    ids=["request", "write"],
+)
+def test_latency_and_interval(attribute, output, stimuli):
+    check_pace(new_front(), attribute, output, stimuli, **SETTLED)
+
+
+def test_a_page_that_is_not_held_may_leave_within_ten_cycles():
+    """Four sectors, as a page of 128 lines has with sectors of 32."""
+    dut = new_front()
+    asks = [{"i_ask.valid": 1, "i_ask.p.sector": n, "i_ask.p.token": n} for n in (1, 2, 3, 4)]
+    # Between two of them nothing is said.
+    took = changes(
+        dut, lambda dut: dut.o_unheld.valid * dut.o_unheld.p, [*asks, *[{}] * 3], **SETTLED
+    )
+    assert took == list(range(dut.ASK_LATENCY, 11))
+
+
+def test_lines_within_the_directory_are_owned_one_a_cycle():
+    sizes = Coherence(sets=16, ways=4, sector=4, recalls=4, pending=64)
+    lines = list(range(sizes.lines))
+    for kind in (OWNERSHIP, SHARED):
+        figures, _ = run(CONFIG, sizes, lines, stream=kind, latency=40)
+        assert figures.granted == sizes.lines and figures.snoops == 0
+        assert sizes.lines / (figures.last - figures.first + 1) >= 0.98
+    # Beyond it, with a host that answers at once.
+    beyond = list(range(2 * sizes.lines))
+    figures, _ = run(CONFIG, sizes, beyond, stream=SHARED, latency=40)
+    assert figures.snoops >= sizes.lines // 2
+    assert len(beyond) / (figures.last - figures.first + 1) >= 0.2
+
+
+#: Name → sectors in use, options of the run. 8 sectors fill the directory.
+WEATHERS = {
+    "within": (6, {"ask": 1}),
+    "rounds": (6, {"ask": 1, "rounded": 0b01}),
+    "beyond": (24, {"ask": 1}),
+    "rough": (12, {"ask": 2, "late": 60, "rounded": 0b10, **ROUGH}),
+    "slow NDR": (12, {"ask": 4, **SMOOTH, "ndr": 20}),
+    "slow DRS": (12, {"ask": 4, **SMOOTH, "drs": 20}),
+    "slow BIRsp": (12, {"ask": 4, **SMOOTH, "birsp": 10}),
+    "slow BISnp": (12, {"ask": 4, **SMOOTH, "bisnp": 10}),
+    "slow RwD": (12, {"ask": 4, **SMOOTH, "rwd": 16, "inner_rwd": 16}),
+    "slow inner": (12, {"ask": 4, **SMOOTH, "inner_req": 16, "inner_ndr": 16}),
+    "closed": (12, {"ask": 2, "opened": 0b01}),
+    "silent": (12, {"ask": 2, "silent": 10, "refuse": 10, "timeout": 400}),
+}
+
+
+def weather(name, *, make=CoherentFront, transactions=4_000, commits=4_000, **more):
+    sectors, options = WEATHERS[name]
+    lines = some_lines(CONFIG, SMALL, sectors)
+    options = {"jitter": 20, **options, **more}
+    figures, log = run(
+        CONFIG, SMALL, lines, make=make, transactions=transactions, commits=commits, **options
+    )
+    assert audit(CONFIG, SMALL, log) == commits
+    return figures
+
+
+@pytest.mark.parametrize("name", WEATHERS)
+def test_the_host_and_the_device_stay_coherent(name):
+    figures = weather(name)
+    assert figures.transactions >= 4_000 and figures.snoops > 400 and figures.conflicts > 5
+    assert figures.ungranted == 0
+    assert figures.lost == figures.silent + figures.refused
+    assert figures.unasked == figures.too_late
+    assert (figures.lost > 40) == (name == "silent")
+
+
+def test_both_orders_of_a_race_are_met():
+    figures = weather("slow NDR")
+    assert figures.ack_first > 10 and figures.ack_after > 100
+
+
+#: Planted bugs, and the weather that shows each.
+BUGS = {
+    "a Req passes a recall": ("within", Directory, "(matches & busy).any()", "Const(0)"),
+    "an op ahead is forgotten": ("within", Directory, "row2.eq(Mux(same,", "row2.eq(Mux(0,"),
+    "a rounded copy stays": ("rounds", Directory, "op.rounds | (s.old == Held.STALE)", "0"),
+    "S is called E": (
+        "within",
+        Directory,
+        "Mux(shared, S2MNDR.CMP_S, S2MNDR.CMP_E)",
+        "S2MNDR.CMP_E",
+    ),
+    "a kept copy is forgotten": ("within", Directory, "with m.If(~op.holds):", "with m.If(1):"),
+    "a BISnp overtakes its grant": (
+        "slow NDR",
+        SnoopEngine,
+        "& each.valid & ~self.i_under_way",
+        "& each.valid",
+    ),
+    "a recall ends too soon": (
+        "within",
+        SnoopEngine,
+        "(each.send | each.wait | each.lost)",
+        "(each.send | each.lost)",
+    ),
+    "a late BIRsp counts": (
+        "silent",
+        SnoopEngine,
+        "(answered.generation == generation)",
+        "(answered.generation != ~generation)",
+    ),
+    "a lost line is not told": (
+        "silent",
+        SnoopEngine,
+        "(each.lost | change.kept | change.silent)",
+        "(each.lost | change.kept)",
+    ),
+    "RwD waits for Req": (
+        "rough",
+        CoherentFront,
+        "self.ready & ~finish.valid & ~b.asks.take",
+        "self.ready & ~finish.valid & ~b.asks.take & ~(b.window.waits & rwd.valid)",
+    ),
+    "BIConflict is dropped": ("rough", CoherentFront, "goes & conflict", "0"),
+    "a grant without its completion": (
+        "slow DRS",
+        Grants,
+        "(~grant.has_ndr | ndr_left | ndr.ready)",
+        "1",
+    ),
+    "a request is lost on its way back": (
+        "beyond",
+        RequestWindow,
+        "following.eq(begin)",
+        "following.eq(begin + 1)",
+    ),
+    "a completion is given twice": ("rough", Completions, "port.ready.eq(1)", "port.ready.eq(0)"),
+}
+QUICK = ("a BISnp overtakes its grant",)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=() if bug in QUICK else pytest.mark.slow) for bug in BUGS],
+)
+def test_the_bench_catches_a_planted_bug(bug):
+    name, block, old, new = BUGS[bug]
+    with pytest.raises(AssertionError):
+        weather(name, make=front_of(block, old, new), patience=20_000)
+        figures = weather(name, make=front_of(block, old, new), transactions=40_000)
+        assert figures.lost == figures.silent + figures.refused
+        assert figures.unasked == figures.too_late
+
+
+def test_bad_parameters_are_refused():
+    with pytest.raises(TypeError, match="sizes must be a kelp_spec.coherence.Coherence, not 4"):
+        CoherentFront(config=CONFIG, sizes=4)

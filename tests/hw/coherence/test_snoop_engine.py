@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Recalls: a BISnp for each line that is held, once its grants are answered; every kind of answer
+and none. Traffic is the front's (test_front.py)."""
+
+import pytest
+from flips import fields, opened
+from simulation import simulate
+from timing import check_pace, shown
+
+from kelp_hw.coherence.snoop_engine import SnoopEngine
+from kelp_spec.coherence import SIZES
+from kelp_spec.config import named
+from kelp_spec.messages import M2SBIRsp, S2MBISnp
+
+SIZES_ = SIZES["unit"]
+
+
+def new_engine():
+    return SnoopEngine(config=named("unit"), sizes=SIZES_)
+
+
+def test_latency_and_interval():
+    """Four lines of a recall, one a cycle."""
+    recall = {"i.valid": 1, "i.p.sector": 5, "i.p.lines": 0b1110}
+    check_pace(
+        new_engine(),
+        "LATENCY",
+        shown("s2m_bisnp", "address"),
+        [recall, {}, {}],
+        prepare={"s2m_bisnp.ready": 1},
+        settle=3,  # its turn to be looked at
+    )
+
+
+class Bench:
+    """The engine, with a recall of lines 0 and 2 of sector 5 whose BISnp are out."""
+
+    def __init__(self, ctx, dut):
+        self.ctx, self.dut, self.events, self.cycle = ctx, dut, [], 0
+
+    async def tick(self, count=1):
+        ctx, dut = self.ctx, self.dut
+        for _ in range(count):
+            ctx.set(dut.now, self.cycle)
+            if ctx.get(dut.s2m_bisnp.valid):
+                self.events.append(("bisnp", fields(ctx, dut.s2m_bisnp.p)))
+            if ctx.get(dut.o_lost.valid):
+                lost = fields(ctx, dut.o_lost.p)
+                self.events.append(("lost", lost["line"], lost["refused"]))
+            if ctx.get(dut.o_finish.valid):
+                end = fields(ctx, dut.o_finish.p)
+                self.events.append(("end", end["sector"], end["way"], end["asked"], end["token"]))
+            if ctx.get(dut.unasked):
+                self.events.append(("unasked",))
+            await ctx.tick()
+            self.cycle += 1
+            ctx.set(dut.m2s_birsp.valid, 0)
+
+    def begin(self):
+        ctx, dut = self.ctx, self.dut
+        for name, value in (("sector", 5), ("place", 3), ("lines", 0b101), ("asked", 1)):
+            ctx.set(dut.i.p[name], value)
+        ctx.set(dut.i.p.token, 77)
+        ctx.set(dut.i.valid, 1)
+
+    async def answer(self, tag, opcode=M2SBIRsp.I, bi_id=9):
+        ctx, dut = self.ctx, self.dut
+        ctx.set(dut.m2s_birsp.valid, 1)
+        ctx.set(dut.m2s_birsp.p.bi_tag, tag)
+        ctx.set(dut.m2s_birsp.p.bi_id, bi_id)
+        ctx.set(dut.m2s_birsp.p.opcode, opcode)
+        await self.tick()
+
+    def seen(self, kind):
+        return [event for event in self.events if event[0] == kind]
+
+
+def run(test, timeout=0, under_way=0):
+    dut, kept = new_engine(), []
+
+    async def bench(ctx):
+        b = Bench(ctx, dut)
+        for port in (dut.s2m_bisnp, dut.o_finish, dut.o_lost):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.bi_id, 9)
+        ctx.set(dut.timeout, timeout)
+        ctx.set(dut.i_under_way, under_way)
+        b.begin()
+        await b.tick()
+        ctx.set(dut.i.valid, 0)
+        await b.tick(8)
+        await test(ctx, b)
+        await b.tick(12)
+        kept.append(b)
+
+    simulate(opened(dut)[0], bench)
+    return kept[0]
+
+
+def tags(b):
+    return [event[1]["bi_tag"] for event in b.seen("bisnp")]
+
+
+END = ("end", 5, 1, 1, 77)
+
+
+def test_each_line_is_called_back_and_the_last_answer_ends_it():
+    async def test(ctx, b):
+        first, second = (event[1] for event in b.seen("bisnp"))
+        assert [first["address"], second["address"]] == [5 * 4, 5 * 4 + 2]
+        assert first["opcode"] == second["opcode"] == S2MBISnp.INV and first["bi_id"] == 9
+        await b.answer(second["bi_tag"])
+        await b.tick(8)
+        assert not b.seen("end")
+        await b.answer(first["bi_tag"])
+
+    b = run(test)
+    assert b.seen("end") == [END] and not b.seen("lost") and not b.seen("unasked")
+
+
+def test_it_waits_for_the_grants_under_way():
+    async def test(ctx, b):
+        assert not b.seen("bisnp")
+        ctx.set(b.dut.i_under_way, 0)
+        await b.tick(6)
+        assert len(b.seen("bisnp")) == 2
+
+    run(test, under_way=1)
+
+
+@pytest.mark.parametrize("opcode", [M2SBIRsp.S, M2SBIRsp.E])
+def test_a_line_that_the_host_keeps_is_lost(opcode):
+    async def test(ctx, b):
+        first, second = tags(b)
+        await b.answer(first, opcode)
+        await b.answer(second)
+
+    b = run(test)
+    assert b.seen("lost") == [("lost", 0, 1)] and b.seen("end") == [END]
+
+
+def test_silence_is_lost_and_a_late_answer_is_unasked():
+    async def test(ctx, b):
+        first, second = tags(b)
+        await b.answer(first)
+        await b.tick(60)
+        assert b.seen("lost") == [("lost", 2, 0)] and b.seen("end") == [END]
+        b.begin()
+        await b.tick()
+        ctx.set(b.dut.i.valid, 0)
+        await b.tick(8)
+        assert tags(b)[2:] != [first, second]
+        await b.answer(second)
+
+    assert len(run(test, timeout=20).seen("unasked")) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"tag": 1}, {"tag": 0xFFF}, {"bi_id": 8}, {"opcode": M2SBIRsp.I_BLK}, {"opcode": 3}],
+    ids=str,
+)
+def test_an_answer_that_nobody_asked_for_is_told_and_dropped(answer):
+    async def test(ctx, b):
+        await b.answer(**({"tag": tags(b)[0]} | answer))
+
+    b = run(test)
+    assert len(b.seen("unasked")) == 1 and not b.seen("end") and not b.seen("lost")
