@@ -104,6 +104,10 @@ class QueueState:
         """Policy `kelp`: what the queue offered last, 0 for nothing."""
         self._set(squeue, excess or None)
 
+    def cancelled(self, squeue: int) -> bool:
+        """An eviction was cancelled or failed, and no page of the queue came or went since."""
+        return self._in_use[squeue]
+
     def resident_lines(self, squeue: int) -> int:
         return len(self.listed[squeue]) * self._lines[self.pool[squeue]]
 

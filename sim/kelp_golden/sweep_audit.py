@@ -14,6 +14,7 @@ from . import arithmetic
 from .choice_audit import ChoiceAudit
 from .eviction import Candidate, QueueState, candidate_class
 from .kelp_policy import KelpPolicy
+from .offer_audit import OfferAudit
 from .ops import Session
 
 __all__ = ["SweepAudit"]
@@ -61,7 +62,7 @@ class SweepAudit:
         # pages that the sweep under way has yet to SCAN; those listed since the evictor's last op
         self.to_scan: set[int] = set()
         self.fresh: set[tuple[int, int]] = set()
-        self.choice = ChoiceAudit(config, queues)
+        self.choice, self.offers = ChoiceAudit(config, queues), OfferAudit(config, queues)
         # the choice under way has swept or claimed; it has swept
         self.searching = self.swept = False
         self.outdated = False  # the list was stale when the last choice ended
@@ -73,6 +74,7 @@ class SweepAudit:
         elif moved and squeue == self.squeue:
             self.to_scan.discard(page)
         self.choice.changed(squeue, page, moved)
+        self.offers.changed(squeue, page, moved)
 
     def scan(
         self,
@@ -97,9 +99,19 @@ class SweepAudit:
             self.pages, self.found, self.passed_over = [], [], set()
             self.to_scan = {p for p in self.queues.listed[squeue] if (squeue, p) not in self.fresh}
             self.searching = self.swept = True
+        else:
+            self.offers.scanned()
         self.fresh.clear()
         self.to_scan.discard(page)
         return wrong or self._scanned(squeue, page, state, last_step, pinned, score, step)
+
+    def left(self, squeue: int) -> None:
+        """Policy `kelp`: an access left this queue behind (`KelpPolicy.refresh`)."""
+        self.offers.left(squeue)
+
+    def rest(self) -> str | None:
+        """The evictor has nothing to do: its sweep is over, and nothing is left for another."""
+        return self.finish() or self.offers.rest()
 
     def finish(self) -> str | None:
         """The sweep is over."""
@@ -113,7 +125,9 @@ class SweepAudit:
     def _asked(self, squeue):
         """Judges that this queue is swept now."""
         if self.queues.policy[squeue] == Policy.KELP:
-            return None
+            return self.offers.swept(squeue, sorted(self.found), self.passed_over)
+        self.offers.keep(sorted(self.found), self.passed_over)
+        self.offers.other(done=False)
         best = self._best() if self.queues.policy[self.squeue] == Policy.EMA else None
         if self.searching:
             if best is not None:
@@ -160,8 +174,18 @@ class SweepAudit:
     def claim(self, squeue: int, page: int, last_step: int, done: bool) -> str | None:
         if squeue != self.squeue:
             return f"CLAIM in squeue {squeue}, swept was {self.squeue}"
-        wrong = self.finish() or (None if self.searching else self._from_old_list())
+        self.found.sort()
+        kelp = self.queues.policy[squeue] == Policy.KELP
+        wrong = self.finish()
+        if kelp:
+            wrong = wrong or self.offers.claimed(squeue, self.found, self.passed_over)
+        elif not self.searching:
+            wrong = wrong or self._from_old_list()
         wrong = wrong or self._claimed(squeue, page, last_step, done)
+        if not kelp:
+            self.offers.other(done)
+        elif done:
+            self.offers.given(self.found)
         self.searching = True
         self.fresh.clear()
         if done:
@@ -175,14 +199,11 @@ class SweepAudit:
 
     def _from_old_list(self):
         """Judges that a choice begins with a CLAIM."""
-        if self.queues.policy[self.squeue] == Policy.KELP:
-            return None
         if self.outdated:
             return f"CLAIM of squeue {self.squeue} from a list that was no longer good"
         return self.choice.first(self.squeue, listed=True)
 
     def _claimed(self, squeue, page, last_step, done):
-        self.found.sort()
         while self.found:
             best = self.found.pop(0)
             if (best.page, best.last_step) == (page, last_step):

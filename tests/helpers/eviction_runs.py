@@ -10,10 +10,11 @@ from kelp_verif.harness.runner import made, run_cocotb
 __all__ = ["run"]
 
 
-def run(config, test, **params):
+def run(config, test, engine=None, **params):
+    """`engine`: another one than `Eviction` as it is."""
     params["config"] = dataclasses.asdict(config)
     return run_cocotb(
-        made(Eviction, config=config),
+        engine or made(Eviction, config=config),
         bench="kelp_verif.eviction.evictor_bench",
         test=test,
         params=params,

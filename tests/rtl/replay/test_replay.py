@@ -22,6 +22,7 @@ from kelp_sim.trace.trace import TraceError, read
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Answer, Op, Outcome, PageState, PrefetchSource
+from kelp_spec.policy import Policy
 
 TRACE = named("trace")
 TWO_POOLS = (
@@ -219,6 +220,80 @@ def test_the_audit_sees_a_wrong_choice(planned, plant, said):
     """A stream that is consistent in itself, of a device that chooses by another rule."""
     audit = judged(planned, *stream(planned, plant))
     assert any(said in str(mismatch) for mismatch in audit.mismatches)
+    assert {mismatch.what for mismatch in audit.mismatches} == {"eviction"}
+
+
+@pytest.fixture
+def planned_kelp(tmp_path):
+    """Under policy `kelp`: three layers, half of the pages resident."""
+    path = save(tmp_path / "t.npz", contents(layers=3, prefill_tokens=48, steps=32, tokens=80))
+    kelp = Retention(policy=Policy.KELP, low_water=0, high_water=1, budget="none")
+    return plan(read(path), TRACE, residency=0.5, retention=kelp)
+
+
+def test_the_audit_of_a_sound_stream_under_kelp_finds_nothing(planned_kelp):
+    audit = judged(planned_kelp, *stream(planned_kelp))
+    assert not audit.count, "\n".join(map(str, audit.mismatches))
+    assert audit.victims > 200
+
+
+def offers_kept(engine):
+    """What a queue has given away, it still offers."""
+    evictor = engine.evictor
+    give = evictor._give
+
+    def greedy(squeue, claim, working):
+        excess = engine.endpoint.queues.excess[squeue]
+        page = give(squeue, claim, working)
+        engine.endpoint.queues.offer(squeue, excess or 0)
+        return page
+
+    evictor._give = greedy
+
+
+def never_anew(engine):
+    """No queue is valued anew when it is left."""
+    engine.evictor.refresh = lambda squeue: None
+
+
+def lower_offer(engine):
+    """The second sweep is left out: the queue asked first gives, whatever others offer."""
+    evictor, queues = engine.evictor, engine.endpoint.queues
+    offered = evictor._offered
+
+    def hasty(pool, squeue):
+        root, queues.root = queues.root, lambda pool: (None, 0)
+        found = offered(pool, squeue)
+        queues.root = root
+        return found
+
+    evictor._offered = hasty
+
+
+def another_asks(engine):
+    """Where all pages are in use, the queue after the one that asks gives."""
+    evictor, queues = engine.evictor, engine.endpoint.queues
+    offered = evictor._offered
+
+    def wrong(pool, squeue):
+        kept = queues.requester[pool]
+        following = ((kept + k) % len(queues.listed) for k in range(1, len(queues.listed) + 1))
+        queues.requester[pool] = next(q for q in following if queues.listed[q])
+        found = offered(pool, squeue)
+        queues.requester[pool] = kept
+        return found
+
+    evictor._offered = wrong
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [another_queue, offers_kept, never_anew, lower_offer, another_asks],
+    ids=lambda plant: plant.__name__,
+)
+def test_the_audit_sees_a_wrong_choice_under_kelp(planned_kelp, plant):
+    audit = judged(planned_kelp, *stream(planned_kelp, plant))
+    assert any("offers" in str(mismatch) for mismatch in audit.mismatches)
     assert {mismatch.what for mismatch in audit.mismatches} == {"eviction"}
 
 

@@ -71,6 +71,7 @@ async def free_running(dut):
     )
     await tb.rest()
     tb.check_words()
+    assert not (wrong := tb.audit.rest()), wrong
     record(
         victims=tb.victims,
         void=tb.void,

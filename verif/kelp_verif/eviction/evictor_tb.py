@@ -258,6 +258,7 @@ class TB:
             asks = self.queues.requester[self.queues.pool[op.squeue]]
             self.within += excess is not None and excess <= 0 and op.squeue != asks
         self.keep_word(result)
+        self.learn(result)
         wrong = None
         if kind == Op.SCAN:
             wrong = self.scan(result)
@@ -280,6 +281,19 @@ class TB:
         for following in reversed(self.serve(result)):
             self.demands.appendleft(following)
         return result
+
+    def learn(self, result):
+        """What policy `kelp` remembers of an op."""
+        op, kelp = result.op, self.kelp
+        if op.kind == Op.OPEN:
+            kelp.opened(op.session)
+        if result.first and self.policy[op.squeue] == Policy.KELP and result.outcome in ACCESSED:
+            before, kelp.refresh = kelp.refresh, None
+            kelp.access(op.session, op.squeue, self.tracker.sessions[op.session].step)
+            if kelp.refresh is None:
+                kelp.refresh = before
+            else:
+                self.audit.left(kelp.refresh)
 
     def keep_word(self, result):
         """The golden evictor's view of the op's page."""
@@ -618,10 +632,6 @@ class LockStepTB(TB):
             self.evictor.observe(result.word.state, result.word.pinned, op.kind == Op.RELEASE)
         if op.kind == Op.CLOSE:
             self.evictor.drop(op.session)
-        if op.kind == Op.OPEN:
-            self.kelp.opened(op.session)
-        if result.first and self.policy[op.squeue] == Policy.KELP and result.outcome in ACCESSED:
-            self.kelp.access(op.session, op.squeue, self.tracker.sessions[op.session].step)
         return result
 
     def predict(self):
