@@ -246,7 +246,8 @@ def main(argv=None) -> int:
     parser.add_argument("--config", default="unit", choices=SIZES)
     args = parser.parse_args(argv)
     config, sizes = named(args.config), SIZES[args.config]
-    lines = some_lines(config, sizes, 3 * sizes.sets * sizes.ways)
+    # Half as much again as the directory holds: some is called back, some is hit.
+    lines = some_lines(config, sizes, sizes.sets * sizes.ways * 3 // 2)
     for name, pace, late in (("smooth", SMOOTH, 0), ("rough", ROUGH, 60)):
         for rounded in (0, 0xFFFF):
             figures, log = run(
@@ -258,7 +259,7 @@ def main(argv=None) -> int:
                 rounded=rounded,
                 commits=20_000,
                 jitter=40,
-                ask=8,
+                ask=1,
                 late=late,
                 **pace,
             )

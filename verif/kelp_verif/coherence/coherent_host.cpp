@@ -372,10 +372,11 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             put(top->m2s_birsp___05Fpayload, ports::m2s_birsp::bi_id, 5);
         }
         // --- a sector that is to leave
-        if (!offer_ask && asked.size() < 8 && random.chance(o.ask)) {
+        uint32_t leaving = random.below(o.lines);
+        if (!offer_ask && asked.size() < 8 && lines[leaving].open && random.chance(o.ask)) {
             offer_ask = true;
             clear(top->i_ask___05Fpayload);
-            put(top->i_ask___05Fpayload, ports::i_ask::sector, lines[random.below(o.lines)].address / o.sector);
+            put(top->i_ask___05Fpayload, ports::i_ask::sector, lines[leaving].address / o.sector);
             put(top->i_ask___05Fpayload, ports::i_ask::token, ++token & 255);
         }
         top->i_ask___05Fvalid = offer_ask;
