@@ -194,11 +194,11 @@ BUGS = {
         "(each.lost | change.kept | change.silent)",
         "(each.lost | change.kept)",
     ),
-    "RwD waits for Req": (
+    "RwD waits for a recall": (
         "rough",
         CoherentFront,
-        "self.ready & ~finish.valid & ~b.asks.take",
-        "self.ready & ~finish.valid & ~b.asks.take & ~(b.window.waits & rwd.valid)",
+        "rwd.valid & may",
+        "rwd.valid & may & b.recalls.free",
     ),
     "BIConflict is dropped": ("rough", CoherentFront, "goes & conflict", "0"),
     "a grant without its completion": (
