@@ -75,7 +75,11 @@ ARGUMENTS = {
     "PageMass": {"heads": 1, "id_bits": 1},
     "SummaryBuild": {"lines": 2, "id_bits": 1},
     "SlotTable": _TABLE,
+    "Choice": {"depth": 1, "mass_bits": 1, "id_bits": 1},
+    "PageMarks": {"pages": 64},
+    "SelectEngine": {"heads": 1, "lines": 1, "pages": 64, "quota": 1, "most": 1},
     "TopK": {"depth": 1, "score": 1, "id_bits": 1},
+    "Unscored": {"heads": 1},
     **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),
     **dict.fromkeys(
         ("ProtectedFifo", "ProtectedMemory"), {"depth": 1, "shape": 1, "protect": True}

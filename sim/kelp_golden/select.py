@@ -47,6 +47,7 @@ __all__ = [
     "of_stored",
     "page_masses",
     "scores",
+    "select_pages",
     "summary",
     "unscored",
     "weight",
@@ -254,3 +255,33 @@ def choose(pages, masses, present, always, *, target: int, most: int) -> Choice:
         held += int(masses[place])
     order = np.array(chosen, np.int64)
     return Choice(pages[order], masses[order], int(masses[~present & ~fixed].sum()))
+
+
+def select_pages(
+    query: Blocks,
+    keys: list[Blocks],
+    pages: Summary,
+    *,
+    quota: int,
+    target: int,
+    most: int,
+    m: int,
+    sh: int,
+) -> Choice:
+    """A whole choice with everything resident: a group's query [heads, lines], keys [tokens, lines]
+    of each page to the newest, and summaries of those pages."""
+    newest = len(keys) - 1
+    always = np.unique([0, newest])
+    bound = bounds(query, pages, m, sh)
+    bound[:, always] = SCORE_LEAST
+    named = candidates(bound[:, 1:newest], quota)
+    named = np.concatenate([[False], named, [False]])[: newest + 1]
+    counted = named.copy()
+    counted[always] = True
+    places = np.flatnonzero(counted)
+    masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in places]
+    e, z = (np.concatenate([part[k] for part in masses], axis=1) for k in (0, 1))
+    here = named[places]
+    more = unscored(bound, named) if here.any() else np.zeros(len(e), np.int64)
+    sums = mass_sums(e, z, here | True, here, more)
+    return choose(places, sums, here | True, always, target=target, most=most)

@@ -67,7 +67,7 @@ ROOMS = {
     "datapath": {"lib", "codec"},
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
-    "select": set(),
+    "select": {"lib"},
     "eviction": {"lib", "tracker", "control"},
     "cxlio": set(),
     "export": set(),

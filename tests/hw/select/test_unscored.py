@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Unscored: the golden ratio, of masses of bounds."""
+
+import numpy as np
+import pytest
+from streams import Ends, pump
+
+from kelp_golden import select
+from kelp_hw.select.unscored import Unscored
+from kelp_spec.select import BOUND_MASS_BITS, SCORE_LEAST
+
+
+def made(seed, *, heads):
+    """Bounds [heads, pages] and which pages are named."""
+    rng = np.random.default_rng(seed)
+    spread = (100, 2000, 20000)[seed % 3]
+    return rng.integers(-spread, spread, (heads, 60)), rng.random(60) < (0.9, 0.3, 0.02)[seed % 3]
+
+
+def masses(bound, named):
+    """What the masses of all and of the named are, as the block is sent them."""
+    softer = bound * 3 >> 2
+    few = np.where(named, softer, SCORE_LEAST * 3 >> 2)
+    for each in (softer, few):
+        e, z = select.page_masses(each, BOUND_MASS_BITS)
+        yield {"e": e.tolist(), "z": z.tolist(), "id": 0}
+
+
+def ratios(sent, *, heads, offer=1.0, take=1.0):
+    """The transfers for pairs of masses, of all and of the named."""
+    ends = Ends(
+        sends={"i_all": [each[0] for each in sent], "i_named": [each[1] for each in sent]},
+        takes=("o",),
+        offer=offer,
+        take=take,
+    )
+    cycles = int(len(sent) * (heads * 51 + 20) / take + 40 / offer)
+    return pump(Unscored(heads=heads), ends, cycles=cycles)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_ratios_are_the_golden_ones(heads):
+    groups = [made(seed, heads=heads) for seed in range(9)]
+    sent = [tuple(masses(*group)) for group in groups]
+    seen = ratios(sent, heads=heads, offer=0.3, take=0.5)["o"]
+    assert [list(t.item) for t in seen] == [select.unscored(*each).tolist() for each in groups]
+
+
+def test_named_pages_with_more_than_all_leave_nothing():
+    """What truncation may make of sums in another order."""
+    pair = [{"e": [5], "z": [z], "id": 0} for z in (1 << 20, (1 << 20) + 1)]
+    assert [list(t.item) for t in ratios([pair], heads=1)["o"]] == [[0]]
+
+
+def test_latency_and_interval():
+    seen = ratios([tuple(masses(*made(0, heads=1)))] * 3, heads=1)["o"]
+    assert [t.offered for t in seen] == [Unscored.LATENCY + n * Unscored.INTERVAL for n in range(3)]
