@@ -101,24 +101,27 @@ def _show(found: dict, documents: int, steps: int) -> None:
         title=f"The device's choice over {documents} texts, {steps} steps of each",
         title_justify="left",
         title_style="bold",
-        caption="Mass: of the ideal reader's. Loss: perplexity against it.",
+        caption="mass: of the ideal reader's; as many: with as many pages as it takes; "
+        + "loss: perplexity against it; worst: of a text",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for heading in (
-        *("quota", "candidates", "pages (ideal)", "recall"),
-        *("mass", "at as many pages", "loss", "worst"),
+        *("quota", "scored", "pages", "ideal", "recall"),
+        *("mass", "as many", "loss", "worst"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for quota, row in found.items():
         table.add_row(
             str(quota),
             f"{row['candidates']:.1f}",
-            f"{row['pages']:.1f} ({row['ideal_pages']:.1f})",
+            f"{row['pages']:.1f}",
+            f"{row['ideal_pages']:.1f}",
             f"{row['recall']:.3f}",
-            f"{row['mass']:.4f}",
-            f"{row['mass_at_as_many']:.4f}",
+            f"{row['mass']:.3f}",
+            f"{row['mass_at_as_many']:.3f}",
             f"{row['loss']:+.2%}",
-            f"{row['worst']:+.2%} {row['worst_document']}",
+            f"{row['worst']:+.2%}",
         )
     console.print(table)
