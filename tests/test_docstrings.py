@@ -34,6 +34,7 @@ ARGUMENTS = {
     ),
     **dict.fromkeys(("Doe", "RegisterPort"), {}),
     "Msix": {"vectors": 2},
+    "Pmu": {"config": named_cxlio("recorded_pmu")},
     "RegisterBank": {"block": component_registers(IO)},
     "Sequencer": {"program": [0]},
     **dict.fromkeys(

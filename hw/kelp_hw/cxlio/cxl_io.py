@@ -18,6 +18,7 @@ from .doe import Doe
 from .hdm_decode import LINE_BITS, HdmDecode, device_line_layout
 from .hdm_decoders import HdmDecoders
 from .msix import Msix
+from .pmu import Pmu, counted_layout
 from .ras_log import RasLog, signal_layout
 from .register_bank import RegisterBank
 from .register_port import RegisterPort
@@ -65,6 +66,8 @@ class CxlIo(wiring.Component):
         Host address / 64 of a CXL.mem request.
     device_line : Out stream {line, hit}
         Its device address / 64.
+    counted : in
+        What the performance monitor counts, where there is one.
     knobs : out
         Values of the vendor features.
     """
@@ -87,6 +90,7 @@ class CxlIo(wiring.Component):
                 "health": In(health_layout()),
                 "host_line": In(stream.Signature(LINE_BITS)),
                 "device_line": Out(stream.Signature(device_line_layout(config))),
+                **({"counted": In(counted_layout(config))} if config.pmu else {}),
                 "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
             }
         )
@@ -121,13 +125,22 @@ class CxlIo(wiring.Component):
             with m.If(was_here):
                 m.d.comb += shown.eq(access.read_data)
         read = {0: component.access.read_data, 1: shown, 3: pci.access.read_data}
+        interrupts = engine.interrupt
+        if c.pmu:
+            m.submodules.pmu = pmu = Pmu(config=c)
+            here = Signal()
+            m.d.comb += here.eq((port.space == 2) & (port.access.lane < 512))
+            self._joined(m, port, pmu.access, here)
+            m.d.comb += pmu.counted.eq(self.counted)
+            read[2] = Mux(here, pmu.access.read_data, 0)
+            interrupts = interrupts | (pmu.interrupt << c.pmu_vector)
         with m.Switch(port.space):
             for number, value in read.items():
                 with m.Case(number):
                     m.d.comb += port.access.read_data.eq(value)
         self._configuration(m, pci, engine)
         self._component(m, component, pci)
-        self._device(m, device, engine, msix, pci)
+        self._device(m, device, engine, msix, pci, interrupts)
         return m
 
     @staticmethod
@@ -201,7 +214,7 @@ class CxlIo(wiring.Component):
                 pci.sets[f"pcie_device_status_{kind}"].eq(ras.signals[kind]),
             ]
 
-    def _device(self, m, device, engine, msix, pci):
+    def _device(self, m, device, engine, msix, pci, interrupts):
         c, state = self.config, engine.state
         shown = {
             "event_status_info": state.event_status[0],
@@ -242,7 +255,7 @@ class CxlIo(wiring.Component):
                 | (was_running & ~state.running & values.mailbox_control_background_irq)
             )
             own = ended
-        m.d.comb += msix.trigger.eq(engine.interrupt | own)
+        m.d.comb += msix.trigger.eq(interrupts | own)
         wiring.connect(m, msix.o, wiring.flipped(self.messages))
         wiring.connect(m, wiring.flipped(self.events), engine.events)
         wiring.connect(m, engine.requests, wiring.flipped(self.requests))

@@ -15,7 +15,8 @@ from .signatures import Access
 
 __all__ = ["RegisterBank"]
 
-_KEPT = (Kind.RW, Kind.W1C, Kind.W1S, Kind.SHARED)
+_KEPT = (Kind.RW, Kind.W1C, Kind.W1S, Kind.SHARED, Kind.COUNT)
+_ADD_BITS = 6
 
 
 class RegisterBank(wiring.Component):
@@ -39,6 +40,8 @@ class RegisterBank(wiring.Component):
         Bits of RW1C fields that are set; a set wins over a clear of the same cycle.
     loads, load : in
         Shared fields, taken when `load`; that wins over a write.
+    adds : in
+        What a counting field adds; lost in the cycle of a write to it.
     strobes : out
         The ones written to fields that keep nothing.
     locks : in
@@ -60,6 +63,7 @@ class RegisterBank(wiring.Component):
             "inputs": (In, block.keys(Kind.DEVICE, Kind.PRESS)),
             "sets": (In, block.keys(Kind.W1C)),
             "loads": (In, block.keys(Kind.SHARED)),
+            "adds": (In, dict.fromkeys(block.keys(Kind.COUNT), _ADD_BITS)),
             "strobes": (Out, block.keys(Kind.PRESS, Kind.STROBE)),
             "locks": (In, dict.fromkeys(block.locks, 1)),
             "written": (Out, dict.fromkeys(block.watched, 1)),
@@ -135,6 +139,8 @@ class RegisterBank(wiring.Component):
                 value = kept | (given & mask)
             else:
                 value = (kept & ~mask) | (given & mask)
+            if field.access is Kind.COUNT:
+                value = Mux(mask.any(), value, kept + self.adds[key])
             if field.access is Kind.SHARED:
                 value = Mux(self.load, self.loads[key], value)
             m.d.sync += kept.eq(value)

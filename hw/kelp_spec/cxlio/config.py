@@ -28,7 +28,8 @@ class Space:
 class CxlIoConfig:
     """`capacity` in units of 256 MiB. `payload_bits`: 2^n bytes of mailbox payload. `events`:
     records of each log; `poisons`: entries of the poison list. `lsa`: bytes of label storage.
-    `knobs`: 32-bit vendor features. `period_ns`: nanoseconds of a clock cycle. `patience`: cycles
+    `knobs`: 32-bit vendor features. `period_ns`: nanoseconds of a clock cycle. `pmu` names a map of
+    the monitor's counters (kelp_spec.cxlio.pmu), "" none. `patience`: cycles
     after which a request to the data path counts as lost. `latency_ns`, `bandwidth_gb`: of a hit,
     as the CDAT says it: an integrator's figures at the clock that the device has."""
 
@@ -53,7 +54,8 @@ class CxlIoConfig:
     mailbox_irq: bool = False
     function_map: bool = False
     doe: bool = False
-    pmu: bool = False
+    pmu: str = ""
+    pmu_vector: int = 2
     commands: tuple[Opcode, ...] = tuple(COMMANDS)
 
     def __post_init__(self):
@@ -65,6 +67,7 @@ class CxlIoConfig:
             "payload_bits": (8, 12),
             "vectors": (1, 16),
             "event_vector": (0, self.vectors - 1),
+            "pmu_vector": (1 if self.pmu else 0, max(2, self.vectors - 1)),
             "events": (1, 16),
             "poisons": (1, 64),
             "lsa": (0, 1024),
@@ -78,6 +81,8 @@ class CxlIoConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise ValueError(f"{name} = {value!r} is refused; legal: {least} … {most}")
+        if self.pmu not in ("", "recorded", "full"):
+            raise ValueError(f"pmu = {self.pmu!r} is refused; legal: '', recorded, full")
         if self.decoders not in (1, 2, 4):
             raise ValueError(f"decoders = {self.decoders!r} is refused; legal: 1, 2, 4")
         if len(self.firmware.encode()) > 16:
@@ -129,7 +134,7 @@ _RECORDED = CxlIoConfig(
 )
 _NAMED = {
     "recorded": _RECORDED,
-    "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu=True),
+    "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu="recorded"),
     "full": CxlIoConfig(
         name="full",
         payload_bits=10,
@@ -139,7 +144,7 @@ _NAMED = {
         mailbox_irq=True,
         function_map=True,
         doe=True,
-        pmu=True,
+        pmu="full",
     ),
 }
 

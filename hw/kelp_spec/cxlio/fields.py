@@ -19,6 +19,7 @@ class Access(Enum):
     W1C = "RW1C"  #: the device sets a bit, the host clears it by writing one
     W1S = "RW1S"  #: the host sets a bit; it stays until reset
     SHARED = "RW, and the device's"  #: the device writes it, too
+    COUNT = "RW, counts"  #: the device adds to it
     PRESS = "RW1S, device clears"  #: reads what the hardware says; a one written is a pulse
     STROBE = "WO"  #: reads zero; what is written is a pulse
 

@@ -8,6 +8,7 @@ from .config import CxlIoConfig, Space
 from .device import PAYLOAD, device_registers
 from .fields import Block, Field, Register
 from .pci import MSIX_PENDING, MSIX_TABLE, configuration_space
+from .pmu import pmu_registers
 
 __all__ = ["cxl_registers_markdown"]
 
@@ -29,6 +30,7 @@ def cxl_registers_markdown(c: CxlIoConfig) -> str:
         ("Configuration space", configuration_space(c), Space.CONFIGURATION),
         ("Component registers, BAR0", component_registers(c), Space.COMPONENT),
         ("Device registers, BAR2", device_registers(c), Space.DEVICE),
+        ("Performance monitor, BAR4", pmu_registers(c), Space.PMU),
     ):
         lines += ["", f"## {title}", "", f"At {base:#x} of the register port.", "", *_table(block)]
     lines += [

@@ -13,6 +13,7 @@ from .exchange import Exchange
 from .hdm import HdmDecoders
 from .mailbox import Event, Mailbox
 from .msix import Msix
+from .pmu import Pmu
 from .ras import Ras
 from .registers import Registers
 
@@ -37,6 +38,7 @@ class Device:
         self.msix = Msix(config.vectors)
         self.mailbox = Mailbox(config)
         self.exchange = Exchange(config)
+        self.pmu = Pmu(config) if config.pmu else None
         self.payload = bytearray(config.payload)
         self.mailbox.interrupt = self.msix.trigger
         self.pci.locked = lambda name: self.pci.values["cxl_lock_lock"]
@@ -54,8 +56,9 @@ class Device:
             return (1 << 8 * size) - 1, SLVERR
         if space == "configuration":
             return self.pci.read(offset, size), OKAY
-        if space == "component":
-            return self.component.read(offset, size), OKAY
+        if space in ("component", "pmu"):
+            block = self.component if space == "component" else self.pmu.registers
+            return block.read(offset, size), OKAY
         beside = self._beside(offset)
         if beside is None:
             return self.device.read(offset, size), OKAY
@@ -77,9 +80,10 @@ class Device:
             elif kind == "table":
                 self.msix.write(at, size, value)
             return OKAY
-        {"configuration": self.pci, "component": self.component, "device": self.device}[
-            space
-        ].write(offset, size, value)
+        blocks = {"configuration": self.pci, "component": self.component, "device": self.device}
+        if self.pmu:
+            blocks["pmu"] = self.pmu.registers
+        blocks[space].write(offset, size, value)
         return OKAY
 
     def event(self, **fields: int) -> None:
@@ -92,6 +96,11 @@ class Device:
         for name in messages:
             self.pci.values[f"pcie_device_status_{name}"] = 1
         return {m for m in messages if self.pci.values[f"pcie_device_control_{m}"]}
+
+    def count(self, counted: list[tuple[int, int]]) -> None:
+        """A cycle's events, for the monitor: (events, decoder) of each capability."""
+        if self.pmu.cycle(counted):
+            self.msix.trigger(self.config.pmu_vector)
 
     def sanitized(self, code: int = 0) -> None:
         values = self.device.values

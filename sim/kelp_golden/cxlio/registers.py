@@ -8,7 +8,7 @@ from kelp_spec.cxlio.fields import Access, Block
 
 __all__ = ["Registers"]
 
-_KEPT = (Access.RW, Access.W1C, Access.W1S, Access.SHARED)
+_KEPT = (Access.RW, Access.W1C, Access.W1S, Access.SHARED, Access.COUNT)
 
 
 class Registers:

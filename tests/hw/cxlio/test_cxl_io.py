@@ -45,6 +45,21 @@ def test_a_boot_of_linux_reads_what_it_read():
     assert all(0 < ours - recorded < 1 << 24 for recorded, ours in differs.values())
 
 
+def test_perf_counts_what_it_counted():
+    path = LINUX / "registers_perf.txt"
+    # Before these lines the program that perf watched ran.
+    seen = run(
+        "kelp_verif.cxlio.replay_bench",
+        "recorded_pmu",
+        recording=str(path),
+        pause=0.1,
+        traffic=[743, 837],
+    )
+    assert (seen["lines"], seen["reads"], seen["messages"]) == (860, 646, 0)
+    differs = {line: (recorded, ours) for line, ours, recorded in seen["differs"]}
+    assert differs == {line - 1: values for line, values in EFFECTS.items()}
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(
     "test",

@@ -61,6 +61,8 @@ class TB:
             *("errors__payload", "events__payload", "answers__payload"),
         ):
             getattr(dut, name).value = 0
+        if self.config.pmu:
+            dut.counted.value = 0
         dut.memory_ready.value = 1
         await start_clock(dut)
         for _ in range(4):
@@ -128,6 +130,13 @@ class TB:
                 await RisingEdge(self.dut.clk)
             await self._offer("events", self.event.pack(**self.events[0]))
             self.events.popleft()
+
+    async def happen(self, counted, cycles=1):
+        """For the monitor, in each of so many cycles: (events, decoder) of each capability."""
+        each = [events | decoder << 32 for events, decoder in counted]
+        self.dut.counted.value = sum(value << 36 * i for i, value in enumerate(each))
+        await self.idle(cycles)
+        self.dut.counted.value = 0
 
     async def report(self, **errors):
         """Errors for RAS, in one cycle."""

@@ -35,6 +35,10 @@ async def replay(dut):
     differs, reads, line = [], 0, 0
     lines = open(params["recording"]).read().splitlines()
     for line, space, write, at, size, value in accesses(lines):
+        if line in params.get("traffic", ()):
+            # 200 loads that were refused, 300 stores.
+            await tb.happen([(2, 0), (0, 0), (3, 0)], 200)
+            await tb.happen([(0, 0), (4, 0), (0, 0)], 300)
         if write:
             assert await tb.write(SPACE[space], at, size, value) == OKAY, f"line {line}"
             if (space, at) == _DOORBELL:
