@@ -27,7 +27,7 @@ class Random(TB):
         self.golden = golden = Device(self.config)
         golden.mailbox.ask = lambda kind, line, data: self.verdict(line)
         golden.mailbox.condition = (1, 2, 3, 4, 300, 1 << 20)
-        self.decide = lambda r: 0 if r["kind"] == SANITIZE else self.verdict(r["line"])
+        self.decide = lambda r: None if r["kind"] == SANITIZE else self.verdict(r["line"])
         self.seen, self.signalled = {}, set()
         c = self.config
         self.places = {
@@ -81,8 +81,10 @@ class Random(TB):
         """Commands and messages have come to an end on both sides."""
         golden = self.golden
         if golden.mailbox.sanitizing:
+            code = self.rng.choice((0, 3))
+            await self.told(self.requests[-1], code)
             await self.idle(600)
-            golden.sanitized()
+            golden.sanitized(code)
             self.count("sanitized")
         started = self.cycles
         while len(self.messages) < len(golden.msix.sent):
@@ -111,6 +113,31 @@ class Random(TB):
         while (await self.read("device", 0x1004, 4))[0] & 1 and self.enabled():
             assert self.cycles - started < 60_000, "the mailbox hangs"
 
+    async def opening(self):
+        """What random accesses seldom come to: messages from every log, a sanitize."""
+        await self.both("configuration", 4, 2, 6)
+        await self.both("configuration", 0x7E, 2, 0x8000)
+        await self.both("device", MSIX_TABLE + 16 * self.config.event_vector + 12, 4, 0)
+        await self.ring(Opcode.SET_INTERRUPT_POLICY, 0x01010101, 4)
+        for log in range(4):
+            await self.happened({"log": log, "kind": log})
+        if Opcode.SANITIZE in self.config.commands:
+            await self.ring(Opcode.SANITIZE, 0, 0)
+            await self.settle()
+
+    async def ring(self, opcode, word, length):
+        await self.both("device", 0x1020, 4, word)
+        await self.both("device", 0x1008, 8, opcode | length << 16)
+        await self.both("device", 0x1004, 4, 1)
+
+    async def happened(self, event):
+        self.events.append(event)
+        while self.events:
+            await self.idle()
+        await self.idle(500)
+        self.golden.event(**event)
+        await self.settle()
+
     def enabled(self):
         return self.golden.pci.values["command_memory"]
 
@@ -122,8 +149,9 @@ class Random(TB):
         await self.both(space, at, size, value)
         if self.rng.random() < 0.7:
             await self.both("configuration", 4, 2, self.rng.choice((6, 6, 6, 4)))
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.4:
             await self.both("configuration", 0x7E, 2, 0x8000)
+            await self.both("device", MSIX_TABLE + 0x1C, 4, self.rng.random() < 0.3)
         self.count(f"write of {size}")
 
     async def try_command(self):
@@ -152,16 +180,13 @@ class Random(TB):
 
     async def try_event(self):
         rng = self.rng
-        if self.config.events == 0:
-            return
         fields = {"log": 2, "kind": 2, "flags": 8, "dpa": 64, "word": 32, "more": 32}
         event = {name: rng.getrandbits(bits) for name, bits in fields.items()}
+        if rng.random() < 0.3:
+            await self.both("configuration", 4, 2, 6)
+            await self.ring(Opcode.SET_INTERRUPT_POLICY, 0x01010101, 4)
         event["poison"] = int(rng.random() < 0.3)
-        self.events.append(event)
-        while self.events:
-            await self.idle()
-        await self.idle(500)
-        self.golden.event(**event)
+        await self.happened(event)
 
     async def try_error(self):
         rng = self.rng
@@ -202,6 +227,7 @@ async def random_accesses(dut):
     dut.health.value = tb.health.pack(**condition, corrected=1 << 20)
     cocotb.start_soon(tb.watch())
     await tb.boot()
+    await tb.opening()
     for _ in range(bench_params()["steps"]):
         await tb.step()
     record(seen=tb.seen, messages=len(tb.messages), requests=len(tb.requests))

@@ -37,7 +37,8 @@ ACCESS_LIMIT, COMMAND_LIMIT = 200, 60_000
 
 
 class TB:
-    """`decide(request)` answers a request of the data path, `messages` are those that came."""
+    """`decide(request)` answers a request of the data path, None: not by itself; `messages` are
+    those that came."""
 
     def __init__(self, dut, name=None):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
@@ -119,10 +120,14 @@ class TB:
                 continue
             for _ in range(self.rng.randrange(1, 40)):
                 await RisingEdge(self.dut.clk)
-            self.dut.answers__payload.value = self.answer.pack(tag=request["tag"], code=code)
-            self.dut.answers__valid.value = 1
-            await RisingEdge(self.dut.clk)
-            self.dut.answers__valid.value = 0
+            await self.told(request, code)
+
+    async def told(self, request, code):
+        """The data path's answer."""
+        self.dut.answers__payload.value = self.answer.pack(tag=request["tag"], code=code)
+        self.dut.answers__valid.value = 1
+        await RisingEdge(self.dut.clk)
+        self.dut.answers__valid.value = 0
 
     async def _events(self):
         while True:
