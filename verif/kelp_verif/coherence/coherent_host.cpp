@@ -130,7 +130,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     std::unordered_map<uint32_t, uint64_t> asked;  // token → sector
     bool ask_now = false;
     uint32_t token = 0;
-    uint64_t last_progress = 0, transactions = 0, next_stream = 0, finished_stream = 0;
+    uint64_t last_progress = 0, last_unheld = 0, transactions = 0, next_stream = 0, finished_stream = 0;
     bool ending = false;
 
     bool offer_req = false, offer_rwd = false, offer_ask = false;
@@ -525,7 +525,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             if (!asked.count(which)) return fail("a token that was not given");
             uint64_t sector = asked[which];
             asked.erase(which);
-            last_progress = cycle;
+            last_unheld = cycle;
             for (uint64_t k = 0; k < o.sector; k++) {
                 auto found = line_at.find(sector * o.sector + k);
                 if (found == line_at.end()) continue;
@@ -567,6 +567,8 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             bool quiet = reqs.empty() && rwds.empty() && rsps.empty() && accesses.empty() && asked.empty() && !offer_ask && late_rsps.empty();
             if (quiet && std::all_of(lines.begin(), lines.end(), [](const Line &l) { return !l.out && !l.snoop && l.state != M; })) break;
         }
+        if (asked.empty()) last_unheld = cycle;
+        if (cycle - last_unheld > o.patience) return fail("nothing leaves: %d sectors are asked for", static_cast<int>(asked.size()));
         if (cycle - last_progress > o.patience) {
             for (uint32_t n = 0; n < o.lines; n++)
                 if (lines[n].out || lines[n].snoop)
