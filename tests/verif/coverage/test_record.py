@@ -33,3 +33,4 @@ def test_a_block_below_a_bar_and_a_point_that_never_ran_are_named():
     page = markdown(record)
     assert "Below a bar: `A`." in page and "| §3 | 1 | 0 | never |" in page
     assert "Not reached" not in page
+    assert markdown(EMPTY) == "No run is recorded.\n"

@@ -48,6 +48,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", given.workers, "--dist", "loadfile"]
+    command += ["--timeout", "0"]  # coverage slows what the limits are for
     code = subprocess.run(
         [*command, "--no-loadscope-reorder", *tests],
         env=os.environ | {"KELP_COVERAGE": str(folder)},

@@ -32,6 +32,8 @@ def _key(point: dict) -> tuple:
 def markdown(record: dict) -> str:
     """The blocks as a table, what each clause's cover points came to, and the blocks below the
     bar."""
+    if not record["blocks"]:
+        return "No run is recorded.\n"
     lines = [
         "| block | lines | reached | control signals' edges | reached | waived | last run |",
         "|---|---|---|---|---|---|---|",

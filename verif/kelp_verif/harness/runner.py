@@ -41,6 +41,7 @@ _RESULTS, _LOG = "results.xml", "sim.log"
 _COVERAGE = "KELP_COVERAGE"
 # Toggles of what has one bit.
 _COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
+_COVERAGE_SLOWS = 8  #: times, at most
 # A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
 _BENCH_OPT = "-O1"
 
@@ -131,6 +132,8 @@ def run_cocotb(
         bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
     )
     covered = os.environ.get(_COVERAGE)
+    if covered:
+        timeout_s *= _COVERAGE_SLOWS
     build_dir = _built(name, verilog, model, covered=bool(covered), waves=waves)
     if seed is None:
         seed = _default_seed(bench, test, params)

@@ -224,9 +224,9 @@ class TB:
             line[4:6] = rng.randint(regs.used_queues, 65535).to_bytes(2, "little")
         elif fault == "gap":
             line[6:8] = rng.getrandbits(16).to_bytes(2, "little")
-        elif fault == "first":  # also such that a page is beyond 65535
-            first = rng.choice([rng.getrandbits(16), rng.randint(65536 - ENTRIES, 65535)])
-            line[8:10] = first.to_bytes(2, "little")
+        elif fault == "first":  # also such that the last pages are beyond 65535
+            last = 65536 - rng.randint(1, max(1, len(entries)))
+            line[8:10] = rng.choice([rng.getrandbits(16), last]).to_bytes(2, "little")
         elif fault == "reserved":
             line[10 + rng.randrange(2)] |= 1 << rng.randrange(8)
         elif fault == "ld_id":
