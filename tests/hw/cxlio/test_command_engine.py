@@ -204,6 +204,9 @@ def test_events_overflow_are_given_in_pages_and_cleared_in_order():
             bytes([2, 2, 0, 0, 0, 0]),
         ]
         bad += [bytes([2, 0, 1, 0, 0, 0, 1, 0, 0, 0]), bytes([2, 0, 255, 0, 0, 0])]
+        # One more than there are: the oldest again.
+        around = [*range(1, 17), 1]
+        bad.append(bytes([2, 0, 17, 0, 0, 0]) + b"".join(h.to_bytes(2, "little") for h in around))
         for given in bad:
             assert (await host.command(ctx, Opcode.CLEAR_EVENTS, given))[0]
         handles = b"".join(h.to_bytes(2, "little") for h in range(1, 6))

@@ -72,6 +72,23 @@ def test_random_commits():
     assert min(seen.values()) > 15, seen
 
 
+def test_lock_takes_effect_with_the_commit():
+    dut, seen = HdmDecoders(config=CONFIG), []
+
+    async def bench(ctx):
+        for legal in (0, 1):
+            ctx.set(dut.values.decoder0_control_lock, 1)
+            ctx.set(dut.values.decoder0_control_commit, legal)
+            ctx.set(dut.values.decoder0_control_host_only, 1)
+            ctx.set(dut.values.decoder0_size, 1)
+            await ctx.tick().repeat(2 * dut.LATENCY)
+            state = dut.states[0]
+            seen.append(tuple(ctx.get(x) for x in (state.committed, state.held, state.locked)))
+
+    simulate(dut, bench)
+    assert seen == [(0, 0, 0), (1, 1, 1)]
+
+
 def test_latency_and_interval():
     legal = {"size": 1, "control_host_only": 1, "control_commit": 1}
     both = {f"values.decoder{i}_{key}": value for i in range(2) for key, value in legal.items()}
