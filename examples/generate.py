@@ -111,34 +111,49 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
 
-    use_probe(model)
-    how = dict(max_new_tokens=options.tokens, do_sample=False)
-    started = time.perf_counter()
-    expected = model.generate(**inputs, past_key_values=DynamicCache(config=model.config), **how)
-    ordinary = (expected.shape[1] - inputs["input_ids"].shape[1]) / (time.perf_counter() - started)
     most = inputs["input_ids"].shape[1] + options.tokens
     with cxl_kv.open(options.device or fitting(model, most, options.resident)) as device:
-        cache = EndpointCache(device, model.config, formats=formats)
-        watch = Watch(cache)
-        started = time.perf_counter()
-        got = model.generate(**inputs, past_key_values=cache, stopping_criteria=[watch], **how)
-        rate = (got.shape[1] - inputs["input_ids"].shape[1]) / (time.perf_counter() - started)
-        print(tokenizer.decode(got[0]) if tokenizer else got[0].tolist())
-        same = int((got[:, : expected.shape[1]] == expected[:, : got.shape[1]]).sum())
-        print(
-            f"{same} of {got.numel()} tokens as with DynamicCache; {rate:.1f} tokens/s of "
-            + f"simulated memory, {ordinary:.1f} with DynamicCache"
-        )
-        print(cache.report())
-        print(watch.report())
-        if device.ld_id:
-            return  # a server's client sees its own sessions alone
-        counters = device.counters()
-        print(
-            f"device: {counters['writes']:,} lines written, {counters['reads']:,} read, "
-            + f"{counters['fetches']:,} pages fetched from flash, "
-            + f"{counters['hint_updates']:,} attention masses taken"
-        )
+        compare(device, model, tokenizer, inputs, formats, options)
+
+
+def compare(device, model, tokenizer, inputs, formats, options) -> None:
+    """Generate with DynamicCache and on the device, and print what came of it."""
+    how = dict(max_new_tokens=options.tokens, do_sample=False)
+    plain = (options.device or "").startswith(
+        "dax:"
+    )  # memory that takes no hints and counts nothing
+    policy = cxl_kv.Policy() if plain else cxl_kv.Policy(score="pushed", mass_gain=4)
+    if not plain:
+        use_probe(model)
+    prompt = inputs["input_ids"].shape[1]
+    started = time.perf_counter()
+    expected = model.generate(**inputs, past_key_values=DynamicCache(config=model.config), **how)
+    ordinary = (expected.shape[1] - prompt) / (time.perf_counter() - started)
+    cache = EndpointCache(device, model.config, formats=formats, policy=policy)
+    watch = Watch(cache)
+    watched = {} if plain else dict(stopping_criteria=[watch])
+    started = time.perf_counter()
+    got = model.generate(**inputs, past_key_values=cache, **watched, **how)
+    rate = (got.shape[1] - prompt) / (time.perf_counter() - started)
+    print(tokenizer.decode(got[0]) if tokenizer else got[0].tolist())
+    same = int((got[:, : expected.shape[1]] == expected[:, : got.shape[1]]).sum())
+    print(
+        f"{same} of {got.numel()} tokens as with DynamicCache; {rate:.1f} tokens/s of "
+        + f"{'mapped' if plain else 'simulated'} memory, {ordinary:.1f} with DynamicCache"
+    )
+    if plain:
+        print(f"all keys and values lie in {options.device}; plain memory counts nothing")
+        return
+    print(cache.report())
+    print(watch.report())
+    if device.ld_id:
+        return  # a server's client sees its own sessions alone
+    counters = device.counters()
+    print(
+        f"device: {counters['writes']:,} lines written, {counters['reads']:,} read, "
+        + f"{counters['fetches']:,} pages fetched from flash, "
+        + f"{counters['hint_updates']:,} attention masses taken"
+    )
 
 
 if __name__ == "__main__":

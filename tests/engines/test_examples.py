@@ -20,6 +20,11 @@ RUNS = [
         ["20 of 20 tokens as with DynamicCache", "bytes in DRAM", "lines written"],
     ),
     (
+        "hf",
+        ["generate.py", DAX, "--tokens", "4"],
+        ["20 of 20 tokens as with DynamicCache", "lie in dax:"],
+    ),
+    (
         "lmcache",
         ["lmcache_adapter.py", "golden:trace"],
         ["found: 16 of 16; another tenant's key finds 0", "loaded: 16 of 16"],
