@@ -103,7 +103,7 @@ def stream(chosen, plant=None):
     return records, np.array([a.kind for a in answers]), data
 
 
-def judged(chosen, records, kinds, data):
+def judged(chosen, records, kinds, data, *, answered=True):
     """The audit after all records and answers."""
     indices = iter(range(len(kinds)))
 
@@ -118,7 +118,8 @@ def judged(chosen, records, kinds, data):
     for record in records:
         (audit.score if isinstance(record, ScoreRecord) else audit.result)(record)
     audit.finish()
-    audit.answers(kinds, np.zeros(len(kinds), bool), data)
+    if answered:
+        audit.answers(kinds, np.zeros(len(kinds), bool), data)
     return audit
 
 
@@ -333,6 +334,26 @@ def test_the_audit_sees_a_wrong_victim_and_a_wrong_bit(planned):
     assert not wrong(planned, records, kinds, data)
     data[np.flatnonzero(kinds == Answer.DATA)[100], 3] ^= 1
     assert wrong(planned, records, kinds, data) == 1
+
+
+def test_poison_is_spared_only_where_memory_erred(planned):
+    """An answer with poison for a sound line, without an ERROR, with one in another frame, and with
+    one in its own."""
+    records, kinds, data = stream(planned)
+    at = int(np.flatnonzero(kinds == Answer.DATA)[100])
+    poison = np.zeros(len(kinds), bool)
+    poison[at] = True
+    results = [r for r in records if isinstance(r, ResultRecord)]
+    frame = [r.frame for r in results if r.op.kind in (Op.READ, Op.WRITE)][at]
+
+    def found(*erred):
+        audit = judged(planned, records, kinds, data, answered=False)
+        for other in erred:
+            audit.frame(FrameRecord(False, int(Op.ERROR), *(0,) * 7, 0, other, 0, 0, 0, ()))
+        audit.answers(kinds, poison, data)
+        return audit.count, audit.spared
+
+    assert [found(), found(frame + 1), found(frame)] == [(1, 0), (1, 0), (0, 1)]
 
 
 def test_golden_engine_counts_every_request_and_returns_every_line(small):

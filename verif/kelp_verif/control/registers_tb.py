@@ -15,6 +15,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
+from kelp_hw.pipeline import DECIDED, M0_TO_M3
 from kelp_hw.tracker.signatures import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -34,7 +35,9 @@ from ..harness.runner import bench_params
 __all__ = ["FULL", "TB", "fields_of"]
 
 FULL = (1 << 64) - 1
-TO_M3 = 7  #: cycles from a control op's intake to its decision, at most (docs/design.md §1)
+#: Cycles from a control op's intake until its decision shows in the session registers, at most:
+#: what the block is told of the pipeline is one more (docs/design.md §1).
+TO_M3 = DECIDED - 1
 LINE_LIMIT = 1500
 READY, FATAL = 1, 4  #: bits of `status`
 
@@ -229,7 +232,7 @@ class TB:
             if op["kind"] == Op.OPEN:
                 op["descriptor"] = self.session.unpack(dut.descriptor.value)
             self.ops.append(op)
-            self.due.append((self.cycles + self.rng.randint(4, TO_M3), op))
+            self.due.append((self.cycles + self.rng.randint(M0_TO_M3, TO_M3), op))
         if dut.config_write__valid.value == 1:
             self.writes.append(self.write.unpack(dut.config_write__payload.value))
 

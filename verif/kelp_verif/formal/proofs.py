@@ -19,6 +19,7 @@ from kelp_hw.datapath.write_store import WriteStore
 from kelp_hw.endpoint import DataFifo
 from kelp_hw.eviction.candidates import CandidateList
 from kelp_hw.eviction.closer import Closer
+from kelp_hw.eviction.evictor import Evictor
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.host.egress import Egress
@@ -45,6 +46,7 @@ from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .cold_spec import ColdSchedulerContract
 from .end_specs import CloserEnds, OrphansEnds
+from .evictor_spec import EvictorEnds
 from .fifo_specs import (
     BypassFifoContract,
     DataFifoContract,
@@ -522,6 +524,21 @@ PROOFS = (
             ("with m.If(squeue == last_squeue):", "with m.If(squeue > last_squeue):"),
         ),
         withdrawals=(("self.o_op.valid.eq(offered | room)", "self.o_op.valid.eq(room)"),),
+    ),
+    Proof(
+        name="evictor",
+        block=Evictor,
+        spec=EvictorEnds,
+        depth=1,
+        cover=18,
+        bug_depth=14,
+        quick=False,
+        bugs=(
+            # a look-up without an end
+            ('m.next = "JUDGE"', 'm.next = "LOOK"'),
+            # a wait without an end
+            ('m.next = "ABSORB"', 'm.next = "SETTLE"'),
+        ),
     ),
     # Whose a session is.
     Proof(

@@ -168,11 +168,13 @@ class _Top(Elaboratable):
 @dataclass(frozen=True, kw_only=True)
 class Solver:
     """An engine line as sby takes it, and the seconds after which it is given up. With
-    `stream_rule` it looks at no other Assert than those of the stream rule."""
+    `stream_rule` it looks at no other Assert than those of the stream rule. With `trusted` it
+    assumes what the blocks in the spec assert."""
 
     engine: str = "smtbmc z3"
     timeout_s: float = 600
     stream_rule: bool = False
+    trusted: bool = False
 
 
 def prove(
@@ -226,7 +228,8 @@ def prove(
         append=append,
         options=f"skip {skip}\n" if skip else "",
         engine=solver.engine,
-        rule="chformal -assert -remove * *stream_rule* %d\n" if solver.stream_rule else "",
+        rule=("chformal -assert -remove * *stream_rule* %d\n" if solver.stream_rule else "")
+        + ("chformal -assert2assume top.spec.*\n" if solver.trusted else ""),
         macros="\n".join(f"read_verilog {model.name}" for model in models),
         files="\n".join(map(str, models)),
     )
