@@ -37,7 +37,7 @@ def test_free_running_choices_under_kelp_follow_the_offers():
             "m.d.comb += verdict.eq(Verdict.DONE)",
         ),
         # Not the queue that asks gives, where all pages are in use, but the one swept last.
-        ("has_page | (facts.asking == facts.squeue)", "1"),
+        ("has_page | (facts.asking == facts.squeue)", "has_page | (facts.asking != facts.squeue)"),
     ],
     ids=["one_asked", "stale_offer", "not_asked"],
 )
