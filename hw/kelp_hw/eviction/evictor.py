@@ -255,6 +255,10 @@ class Evictor(wiring.Component):
                 m.next = "POLICY"
             with m.Case(Verdict.TAKE):
                 m.next = "TAKE"
+                with m.If(self._job == Job.REFRESH):
+                    # No pool asked, and no slot may be free: the queue's policy was changed
+                    # between the look-up that began this and the one before the sweep.
+                    m.next = "IDLE"
             with m.Case(Verdict.SWEEP):
                 m.next = "WATCH"
             with m.Case(Verdict.LOOK):
@@ -436,6 +440,7 @@ class Evictor(wiring.Component):
         r, squeue = self.i_result.p, self._squeue
         need = self._need
         with m.State("TAKE"):
+            m.d.comb += Assert(self._job == Job.EVICT)
             m.d.sync += self._keep_claim
             with m.If(self.list.best.valid):
                 m.d.comb += self.list.take.eq(1)
@@ -444,10 +449,12 @@ class Evictor(wiring.Component):
             with m.Else():
                 self._ask(m, Moment.EMPTY, self._list_kelp)
         with m.State("CLAIM"):
+            m.d.comb += Assert(self._job == Job.EVICT)
             m.d.comb += self.o_op.valid.eq(1)
             with m.If(self.o_op.ready):
                 m.next = "CLAIMING"
         with m.State("CLAIMING"):
+            m.d.comb += Assert(self._job == Job.EVICT)
             with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
                 m.d.sync += [
                     Assert(r.op.squeue == squeue),

@@ -531,13 +531,15 @@ PROOFS = (
         spec=EvictorEnds,
         depth=1,
         cover=18,
-        bug_depth=14,
+        bug_depth=30,
         quick=False,
         bugs=(
             # a look-up without an end
             ('m.next = "JUDGE"', 'm.next = "LOOK"'),
             # a wait without an end
             ('m.next = "ABSORB"', 'm.next = "SETTLE"'),
+            # a queue valued anew gives a page
+            ("with m.If(self._job == Job.REFRESH):", "with m.If(Const(0)):"),
         ),
     ),
     # Whose a session is.
