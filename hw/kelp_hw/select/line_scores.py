@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
 from amaranth.lib import memory, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.formats import ELEMENTS
 from kelp_spec.select import (
@@ -19,7 +19,7 @@ from kelp_spec.select import (
 
 from .signatures import ELEMENT, SelectLayouts
 
-__all__ = ["LineScores"]
+__all__ = ["LineScores", "ScoredLines"]
 
 _PRODUCT_BITS = 20  #: of 32 products of 8 × 8 bits, signed
 _ALIGNED_MOST = (1 << ALIGNED_BITS - 1) - 1
@@ -216,3 +216,58 @@ class LineScores(wiring.Component):
 
 def _clamped(value, least, most):
     return Mux(value > most, most, Mux(value < least, least, value))
+
+
+class ScoredLines:
+    """What components share that bring lines of one kind into block form and have them scored:
+    ports, and a register before `LineScores`. A component names it before `wiring.Component`, and
+    says in `KIND` which layout of SelectLayouts its `i` carries.
+
+    Parameters
+    ----------
+    heads : int
+        Query heads of a group.
+    lines : int
+        Lines of a token at most, and so of a summary.
+    id_bits : int
+    """
+
+    LATENCY = LineScores.LATENCY + 1
+    INTERVAL = 1
+    KIND: str  #: what `i` carries: a member of SelectLayouts
+
+    def __init__(self, *, heads: int, lines: int, id_bits: int):
+        layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
+        self.heads, self.lines, self.id_bits = heads, lines, id_bits
+        super().__init__(
+            {
+                "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
+                "scale": In(layouts.scale),
+                "i": In(stream.Signature(getattr(layouts, self.KIND))),
+                "o": Out(stream.Signature(layouts.scores)),
+                "idle": Out(1),
+            }
+        )
+
+    def _block_form(self, m, line):
+        """Drive `low`, `high`, `exponent` and, where there is one, `nan` of `line` from `i`."""
+        raise NotImplementedError
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.scores = scores = LineScores(
+            heads=self.heads, lines=self.lines, id_bits=self.id_bits
+        )
+        connect(m, flipped(self.i_query), scores.i_query)
+        connect(m, scores.o, flipped(self.o))
+        line = Signal(self.layouts.line)
+        self._block_form(m, line)
+        m.d.comb += [
+            scores.scale.eq(self.scale),
+            self.i.ready.eq(~scores.i.valid | scores.i.ready),
+            self.idle.eq(scores.idle & ~self.i.valid),
+            *(line[name].eq(self.i.p[name]) for name in ("line", "last", "id")),
+        ]
+        with m.If(self.i.ready):
+            m.d.sync += [scores.i.valid.eq(self.i.valid), scores.i.p.eq(line)]
+        return m
