@@ -29,8 +29,10 @@ UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
 
 @functools.cache
 def rows():
-    """(patterns, protection, one flip, two flips) of each row of the table."""
-    lines = (DOCS / "protection.md").read_text(encoding="utf-8").splitlines()
+    """(patterns, protection, one flip, two flips) of each row of the table of the endpoint's
+    memories; what stands beside the endpoint has a table of its own."""
+    page = (DOCS / "protection.md").read_text(encoding="utf-8")
+    lines = page.split("\n## Memories\n")[1].split("\n## ")[0].splitlines()
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
