@@ -33,6 +33,7 @@ __all__ = [
     "endpoint_library",
     "load",
     "ports_header",
+    "reachable",
     "with_module",
 ]
 
@@ -186,7 +187,7 @@ def _places(layout, prefix="", base=0):
             yield from _places(place.shape, f"{prefix}{name}_", base + place.offset)
 
 
-def _reachable(verilog: str) -> str:
+def reachable(verilog: str) -> str:
     """The Verilog with every array within reach of `Driver.arrays`, for which the model is no
     slower."""
     return _ARRAY.sub(r"\1 /*verilator public_flat_rd*/;", verilog)
@@ -200,7 +201,7 @@ def build(component, config, waves, *, checked):
         + "this takes minutes: generating its Verilog"
     )
     return verilator.verilate_model(
-        _reachable(verilog.to_verilog(component, checked=checked)),
+        reachable(verilog.to_verilog(component, checked=checked)),
         verilator.Cpp(
             sources=[_SOURCES / "driver.cpp"],
             headers={"kelp_ports.h": ports_header(component, config)},

@@ -154,9 +154,8 @@ class CoherentFront(wiring.Component):
         self._choose(m, b, evicts)
         fifos = Signal(BlockFault)
         gather(m, fifos, out.fault)
-        gather_blocks(
-            m, self.fault, directory.fault, grants.fault, asks.fault, completions.fault, fifos
-        )
+        blocks = (directory, grants, window, asks, completions)
+        gather_blocks(m, self.fault, *(block.fault for block in blocks), fifos)
         return m
 
     def _channels(self, m, b):

@@ -31,7 +31,7 @@ class Grants(wiring.Component):
 
     Latency: `LATENCY` cycle from `i_drs` to `o_drs` and `o_ndr`. One read and one answer in each
     cycle (`INTERVAL`). Errors: an entry beyond repair is fatal, for nobody else knows whose answer
-    it is; a tag that is no number of a read is an assertion.
+    it is, and the answer is dropped. A tag that is no number of a read is an assertion.
 
     Parameters
     ----------
@@ -104,17 +104,17 @@ class Grants(wiring.Component):
         held, valid = Signal(MESSAGES["S2MDRS"]), Signal()
         drs_left, ndr_left, leaves = Signal(), Signal(), Signal()
         number = held.tag[: sizes.pending_bits]
-        grant = rows.read_data
+        grant, broken = rows.read_data, rows.fault.uncorrected
         drs, ndr = self.o_drs, self.o_ndr
         m.d.comb += [
             self.i_drs.ready.eq(~valid | leaves),
             rows.read_en.eq(self.i_drs.ready),
             rows.read_address.eq(self.i_drs.p.tag[: sizes.pending_bits]),
-            drs.valid.eq(valid & grant.data & ~drs_left),
+            drs.valid.eq(valid & grant.data & ~drs_left & ~broken),
             drs.p.eq(held),
             drs.p.tag.eq(grant.tag),
             drs.p.ld_id.eq(grant.ld_id),
-            ndr.valid.eq(valid & grant.has_ndr & ~ndr_left),
+            ndr.valid.eq(valid & grant.has_ndr & ~ndr_left & ~broken),
             ndr.p.opcode.eq(Mux(held.opcode == S2MDRS.MEM_DATA_NXM, S2MNDR.CMP, grant.ndr)),
             ndr.p.meta_field.eq(_META_NO_OP),
             ndr.p.tag.eq(grant.tag),
@@ -122,8 +122,13 @@ class Grants(wiring.Component):
             ndr.p.dev_load.eq(held.dev_load),
             leaves.eq(
                 valid
-                & (~grant.data | drs_left | drs.ready)
-                & (~grant.has_ndr | ndr_left | ndr.ready)
+                & (
+                    broken
+                    | (
+                        (~grant.data | drs_left | drs.ready)
+                        & (~grant.has_ndr | ndr_left | ndr.ready)
+                    )
+                )
             ),
             ids.i.valid.eq(leaves),
             ids.i.p.eq(number),

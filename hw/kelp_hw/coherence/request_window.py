@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome
 from kelp_spec.config import Config
 
 from ..layouts import MESSAGES
+from ..lib.protected import BlockFault, CheckedWord, Fault, gather
 from .layouts import CoherenceLayouts
 
 __all__ = ["RequestWindow"]
@@ -23,7 +24,8 @@ class RequestWindow(wiring.Component):
     dropped there. So nothing overtakes within the window, and the window holds up nothing else.
 
     Latency: `LATENCY` cycle from `m2s_req` to `message`. One request in each cycle (`INTERVAL`).
-    No error cases.
+    Errors: a request beyond repair is fatal when it is taken, for its line and its tag are not
+    known.
 
     Parameters
     ----------
@@ -42,6 +44,7 @@ class RequestWindow(wiring.Component):
         The directory's.
     ends : out
         With `i_result`: it is done with the oldest request taken.
+    fault : out, BlockFault
     """
 
     LATENCY = 1
@@ -50,6 +53,8 @@ class RequestWindow(wiring.Component):
 
     def __init__(self, *, config: Config, sizes: Coherence):
         layouts = CoherenceLayouts(config, sizes)
+        #: Of a row: its check bits.
+        self.word = CheckedWord(MESSAGES["M2SReq"], protect=config.protect)
         super().__init__(
             {
                 "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
@@ -60,13 +65,14 @@ class RequestWindow(wiring.Component):
                 "take": In(1),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "ends": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.rows = rows = memory.Memory(
-            shape=MESSAGES["M2SReq"], depth=self.DEPTH, init=()
+            shape=self.word.code_bits, depth=self.DEPTH, init=()
         )
         write, read = rows.write_port(), rows.read_port(domain="comb")
         pointer = range(2 * self.DEPTH)
@@ -74,15 +80,19 @@ class RequestWindow(wiring.Component):
             Signal(pointer, name=name) for name in ("begin", "following", "end")
         )
         result = self.i_result.p
+        row, single, double = self.word.decode(m, read.data)
+        fault = Signal(Fault)
         accepts, mine, back = Signal(), Signal(), Signal()
         m.d.comb += [
             self.m2s_req.ready.eq(self.enable & ((end - begin)[: len(end)] != self.DEPTH)),
             accepts.eq(self.m2s_req.valid & self.m2s_req.ready),
             write.en.eq(accepts),
             write.addr.eq(end),
-            write.data.eq(self.m2s_req.p),
+            write.data.eq(self.word.encode(m, self.m2s_req.p)),
             read.addr.eq(following),
-            self.message.eq(read.data),
+            self.message.eq(data.View(MESSAGES["M2SReq"], row)),
+            fault.corrected.eq(self.take & self.waits & single.any()),
+            fault.uncorrected.eq(self.take & self.waits & double.any()),
             self.waits.eq(following != end),
             mine.eq(
                 self.i_result.valid & ~result.dropped & (result.op.kind == DirectoryOp.REQUEST)
@@ -96,6 +106,7 @@ class RequestWindow(wiring.Component):
             ),
             self.ends.eq(mine & ~back),
         ]
+        gather(m, self.fault, fault)
         with m.If(accepts):
             m.d.sync += end.eq(end + 1)
         with m.If(self.ends):

@@ -18,6 +18,7 @@ from kelp_hw.coherence.snoop_engine import SnoopEngine
 from kelp_spec.coherence import SIZES, Coherence
 from kelp_spec.config import named
 from kelp_spec.messages import M2SReq, M2SRwD
+from kelp_verif.coherence import flip_bench
 from kelp_verif.coherence.coherent_bench import ROUGH, SMOOTH, audit, run, some_lines
 from kelp_verif.coherence.rates import OWNERSHIP, SHARED
 from kelp_verif.formal.prove import mutant
@@ -229,6 +230,19 @@ def test_the_bench_catches_a_planted_bug(bug):
         figures = weather(name, make=front_of(block, old, new), transactions=40_000)
         assert figures.lost == figures.silent + figures.refused
         assert figures.unasked == figures.too_late
+
+
+def test_flipped_bits_in_the_fronts_memories_are_corrected_or_loud():
+    for name, kinds in flip_bench.campaign(each=8).items():
+        for bits, counts in kinds.items():
+            assert not counts.keys() - set(flip_bench.GOOD[bits]), (name, bits, counts)
+
+
+def test_the_flip_bench_catches_a_decoder_that_does_not_correct():
+    row = 'data.View(MESSAGES["M2SReq"], row)'
+    bad = front_of(RequestWindow, row, row.replace("row)", "row ^ single.any())"))
+    counts = flip_bench.campaign(each=12, make=bad, only=("window.rows",))["window.rows"][1]
+    assert any(what.startswith("silent") for what in counts), counts
 
 
 def test_bad_parameters_are_refused():

@@ -21,7 +21,7 @@ from kelp_hw.coherence.layouts import CoherenceLayouts
 from kelp_rtl.build.packing import Packing
 from kelp_rtl.build.verilator import Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
-from kelp_rtl.library import ports_header
+from kelp_rtl.library import ports_header, reachable
 from kelp_spec.coherence import (
     SIZES,
     Coherence,
@@ -33,6 +33,7 @@ from kelp_spec.coherence import (
 )
 from kelp_spec.config import Config, named
 from kelp_spec.messages import M2SReq
+from kelp_verif.endpoint.inventory import memory_name
 
 __all__ = [
     "ROUGH",
@@ -42,6 +43,7 @@ __all__ = [
     "compare",
     "expected",
     "main",
+    "memories",
     "run",
     "some_lines",
 ]
@@ -65,6 +67,7 @@ _Options = _structure(
     *_INNER,
     *("latency", "jitter", "acts", "ask", "late", "silent", "refuse", "timeout"),
     *("stream", "patience", "dwell"),
+    *("flip_cycle", "flip_memory", "flip_row", "flip_bits"),
 )
 _KINDS = (
     "none",
@@ -81,7 +84,7 @@ _KINDS = (
 _COUNTS = (
     *("cycles", "transactions", "hits", "snoops", "conflicts", "ack_first", "ack_after", "asks"),
     *("lost", "silent", "too_late", "refused", "unasked", "ungranted", "changed", "commits"),
-    *("first", "last", "granted"),
+    *("first", "last", "granted", "corrected", "fatal"),
 )
 
 
@@ -105,7 +108,7 @@ def _build(make, config: Config, sizes: Coherence):
     front = make(config=config, sizes=sizes)
     bits = Path(sys.modules["kelp_rtl.library"].__file__).with_name("cpp") / "bits.h"
     library = verilate_model(
-        to_verilog(front, checked=True),
+        reachable(to_verilog(front, checked=True)),
         Cpp(
             sources=[driver],
             headers={
@@ -114,9 +117,11 @@ def _build(make, config: Config, sizes: Coherence):
             },
         ),
         name=f"coherent-{config.name}",
+        sources=[bits.with_name("arrays.vlt")],
         opt="-O1",
     )
-    function = ctypes.CDLL(str(library)).coherent_run
+    loaded = ctypes.CDLL(str(library))
+    function = loaded.coherent_run
     function.argtypes = [
         ctypes.POINTER(_Options),
         np.ctypeslib.ndpointer(np.uint64, flags="C_CONTIGUOUS"),
@@ -124,7 +129,7 @@ def _build(make, config: Config, sizes: Coherence):
         ctypes.c_uint64,
         ctypes.POINTER(Figures),
     ]
-    return function
+    return loaded
 
 
 def some_lines(config: Config, sizes: Coherence, sectors: int, *, seed=1, opened=None) -> list[int]:
@@ -141,6 +146,13 @@ def some_lines(config: Config, sizes: Coherence, sectors: int, *, seed=1, opened
     return [at * sizes.sector + k for at in places for k in range(sizes.sector)]
 
 
+def memories(config: Config, sizes: Coherence, make=CoherentFront) -> list[str]:
+    """The front's memories, by name, in the order in which `flip_memory` counts them."""
+    text = ctypes.create_string_buffer(1 << 16)
+    _build(make, config, sizes).coherent_memories(text, len(text))
+    return [memory_name(*name.split(".")[2:]) for name in text.value.decode().split()]
+
+
 def run(
     config: Config,
     sizes: Coherence,
@@ -152,7 +164,7 @@ def run(
 ) -> tuple[Figures, np.ndarray]:
     """A run, and the first `commits` of the directory's results. `options` are those of the driver
     (`_Options`); `opened` and `rounded` have a bit for each session. AssertionError with what was
-    wrong."""
+    wrong; with a flip, `bad` of the figures says whether something was."""
     unknown = options.keys() - {name for name, _ in _Options._fields_}
     if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
@@ -180,7 +192,10 @@ def run(
     settings = _Options(lines=len(lines), sector=sizes.sector, **chosen)
     words = -(-CoherenceLayouts(config, sizes).result.size // 32)
     log, figures = np.zeros((max(1, commits), words), np.uint32), Figures()
-    bad = _build(make, config, sizes)(settings, marked, log, commits, figures)
+    bad = _build(make, config, sizes).coherent_run(settings, marked, log, commits, figures)
+    if settings.flip_memory:
+        figures.bad = bool(bad)
+        return figures, log[:0]
     assert not bad, f"seed {chosen['seed']}, cycle {figures.cycles}: {figures.said.decode()}"
     return figures, log[: min(commits, figures.commits)]
 

@@ -12,11 +12,13 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "Vtop.h"
 #include "verilated.h"
+#include "verilated_syms.h"
 
 #include "bits.h"
 #include "kelp_ports.h"
@@ -77,14 +79,28 @@ struct Options {
     uint64_t req, rwd, birsp, drs, ndr, bisnp;                      // chances of 256 that a channel moves
     uint64_t inner_req, inner_rwd, inner_drs, inner_ndr, latency, jitter;
     uint64_t acts, ask, late, silent, refuse, timeout, stream, patience, dwell;
+    uint64_t flip_cycle, flip_memory, flip_row, flip_bits;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
 };
 
 struct Figures {
     uint64_t cycles, transactions, hits, snoops, conflicts, ack_first, ack_after, asks, lost, silent, too_late, refused, unasked, ungranted, changed, commits, first,
-        last, granted;
+        last, granted, corrected, fatal;
     uint64_t done[KINDS];
     char said[200];
 };
+
+// The memories of the model, in the order in which `flip_memory` counts them: scope and name, a line each.
+void coherent_memories(char *to, uint64_t room) {
+    auto context = std::make_unique<VerilatedContext>();
+    auto top = std::make_unique<Vtop>(context.get());
+    std::string text;
+    for (const auto &[scope, place] : *context->scopeNameMap()) {
+        if (!place->varsp()) continue;
+        for (const auto &[name, variable] : *place->varsp())
+            if (variable.udims() == 1) text += std::string(scope) + "." + name + "\n";
+    }
+    std::snprintf(to, room, "%s", text.c_str());
+}
 
 // Returns 0, or 1 with what is wrong in `said`.
 int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *commits, uint64_t commit_room, Figures *figures) {
@@ -102,9 +118,43 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     auto fail = [&](const char *format, auto... values) {
         std::snprintf(f.said, sizeof f.said, format, values...);
         f.cycles = cycle;
+        // What is wrong may be seen before it is said.
+        f.fatal += get(top->fault, ports::fault::fatal);
+        for (int n = 0; o.flip_memory && n < 3; n++) {
+            top->clk = 1;
+            top->eval();
+            top->clk = 0;
+            top->eval();
+            f.fatal += get(top->fault, ports::fault::fatal);
+        }
         return 1;
     };
-
+    // Turns bits over in the row asked for, or, with ~0, in one that was written in the cycle before.
+    bool flipped = !o.flip_memory;
+    std::vector<uint8_t> before;
+    auto flip = [&] {
+        uint64_t number = 0;
+        for (const auto &[scope, place] : *context->scopeNameMap()) {
+            if (!place->varsp()) continue;
+            for (const auto &[name, variable] : *place->varsp()) {
+                if (variable.udims() != 1 || ++number != o.flip_memory) continue;
+                const uint64_t depth = variable.elements(1), bytes = variable.totalSize() / depth;
+                auto *rows = static_cast<uint8_t *>(variable.datap());
+                std::vector<uint8_t> now(rows, rows + depth * bytes);
+                uint64_t row = o.flip_row % depth;
+                if (o.flip_row == ~0ull) {
+                    row = 0;
+                    while (row < depth && (before.empty() || std::equal(&now[row * bytes], &now[row * bytes] + bytes, &before[row * bytes]))) row++;
+                }
+                before = now;
+                if (row == depth) return;
+                const uint64_t second = o.flip_bits >> 16;
+                rows[row * bytes + (o.flip_bits & 0xffff) / 8] ^= 1 << (o.flip_bits & 7);
+                if (second) rows[row * bytes + (second - 1) / 8] ^= 1 << ((second - 1) & 7);
+                flipped = true;
+            }
+        }
+    };
     std::vector<Line> lines(o.lines);
     std::unordered_map<uint64_t, uint32_t> line_at;
     for (uint32_t n = 0; n < o.lines; n++) {
@@ -418,6 +468,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         top->s2m_bisnp___05Fready = random.chance(o.bisnp);
         top->o_lost___05Fready = random.chance(64);
 
+        if (!flipped && cycle >= o.flip_cycle) flip();
         top->eval();
         // --- transfers
         if (offer_req && top->m2s_req___05Fready) { reqs.pop_front(); offer_req = false; }
@@ -554,7 +605,8 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             }
             f.commits++;
         }
-        if (top->fault) return fail("a fault of a memory");
+        f.corrected += get(top->fault, ports::fault::corrected);
+        if (top->fault && (get(top->fault, ports::fault::fatal) || !o.flip_memory)) return fail("a fault of a memory");
         top->clk = 1;
         top->eval();
         top->clk = 0;
