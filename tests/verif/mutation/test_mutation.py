@@ -5,6 +5,9 @@
 import inspect
 import json
 import re
+import subprocess
+import sys
+import time
 from importlib import import_module
 
 import pytest
@@ -19,6 +22,7 @@ from kelp_verif.mutation import netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
 from kelp_verif.mutation.equivalence import equivalent, equivalent_source
 from kelp_verif.mutation.hunt import hunt, main, markdown, score
+from kelp_verif.mutation.plugin import awake
 
 
 class Redundant(wiring.Component):
@@ -195,6 +199,17 @@ def test_what_was_recorded_stays(tmp_path, monkeypatch):
     assert set(blocks) == {"Skid", "SplitSram"} and blocks["Skid"]["count"] == 100
     page = markdown(blocks)
     assert "| `Skid` | 4 | 3 | 1 | 0 | 100.0% |" in page and "`OrderFifo`" in page
+
+
+def test_only_a_process_that_sleeps_has_stopped():
+    for program, runs in (("while 1: pass", True), ("import time; time.sleep(60)", False)):
+        process = subprocess.Popen([sys.executable, "-Sc", program], start_new_session=True)
+        try:
+            time.sleep(1)
+            assert awake(process.pid) == runs
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_block_that_no_test_simulates_is_below_the_bar():

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +33,8 @@ from . import netlist, source
 _SLOWER, _AT_LEAST = 4, 5
 #: Seconds of processor time that a test may take with no mutant.
 _WHOLE = 600
-#: A process that waits and does nothing is ended after so many times its processor time.
+#: A process that sleeps after so many times its processor time waits for nothing, and is ended. One
+#: that waits for a core is not: a loaded machine kills no mutant.
 _IDLE = 30
 
 
@@ -212,7 +214,7 @@ class Hunt(passes.Passes):
                 continue
             now = time.monotonic()
             for pid, (_, deadline) in list(running.items()):
-                if now > deadline:
+                if now > deadline and not awake(pid):
                     os.killpg(pid, signal.SIGKILL)
             time.sleep(0.02)
         return problem
@@ -236,6 +238,16 @@ class Hunt(passes.Passes):
         ]
         with open(self.job.out, "w", encoding="utf-8") as handle:
             json.dump({"mutants": rows, "texts": self.texts}, handle)
+
+
+def awake(group: int) -> bool:
+    """Some process of `group` runs, or waits for a core or a disk."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            state, _, its_group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state in "RD":
+                return True
+    return False
 
 
 def _cpu_seconds() -> float:
