@@ -13,6 +13,7 @@ from importlib import import_module
 import pytest
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
+from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 from paths import ROOT
 
@@ -50,6 +51,20 @@ class Idle(wiring.Component):
         held = Signal(2)
         m.d.sync += held.eq(Cat(self.a, held[1] & self.a))
         m.d.comb += self.o.eq(held)
+        return m
+
+
+class Table(wiring.Component):
+    """`o` is the square of `a`."""
+
+    def __init__(self):
+        super().__init__({"a": In(2), "o": Out(4)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Memory(shape=4, depth=4, init=[0, 1, 4, 9])
+        port = rows.read_port(domain="comb")
+        m.d.comb += [port.addr.eq(self.a), self.o.eq(port.data)]
         return m
 
 
@@ -144,6 +159,15 @@ def test_a_site_of_the_netlist_is_asleep_until_it_is_chosen():
   input a;
   input [13:0] kelp_mutant;
   wire [13:0] kelp_mutant;
+  inner first (
+    .a(a),
+    .kelp_mutant(kelp_mutant),
+    .o(o)
+  );
+  inner last (
+    .a(a),
+    .kelp_mutant(kelp_mutant)
+  );
 endmodule
 """
     assert netlist.SELECT in netlist.mutated(text, mutants)
@@ -154,6 +178,16 @@ endmodule
         and netlist.design_of(chosen) == "abc"
     )
     assert netlist.design_of(verilog) is None
+    assert ".kelp_mutant" not in chosen
+    assert chosen.count("(\n    .a(a),\n    .o(o)\n  )") == chosen.count("(\n    .a(a)\n  )") == 1
+
+
+def test_what_a_memory_holds_at_first_is_no_site():
+    text = to_rtlil(Table(), name="top")
+    assert "$meminit" in text
+    sites = [m.command for m in netlist.listed(text, {"Table": ["top"]}, count=500, seed=1)]
+    cells = re.findall(r"cell \$meminit\S* (\S+)", text)
+    assert sites and not any(f"-cell {cell} " in site for cell in cells for site in sites)
 
 
 @pytest.mark.timeout(200)

@@ -85,7 +85,8 @@ def listed(
             continue
         chosen = " ".join(f"\\{module}" for module in there)
         clean = f"proc {chosen}; chformal -remove {chosen}; opt_clean {chosen}"
-        out = _yosys(text, f"{clean}; mutate -list {count} -seed {seed} -o @OUT@ {chosen}")
+        cells = f"{chosen}{' %u' * (len(there) - 1)} t:$meminit* %d"
+        out = _yosys(text, f"{clean}; mutate -list {count} -seed {seed} -o @OUT@ {cells}")
         for line in out.splitlines():
             if match := re.search(r"-module (\S+)", line):
                 number = first + len(mutants)
@@ -114,6 +115,9 @@ def selected(verilog: str, design: str) -> str:
     comment, by which `design_of` knows it again."""
     verilog = re.sub(rf", {SELECT}(?=[,)])", "", verilog)
     verilog = re.sub(rf"\({SELECT}, ", "(", verilog)
+    # A block inside of another one asks for itself, too.
+    verilog = re.sub(rf"\n *\.{SELECT}\({SELECT}\),(?=\n)", "", verilog)
+    verilog = re.sub(rf",\n *\.{SELECT}\({SELECT}\)(?=\n)", "", verilog)
     verilog = f"// {SELECT}: design {design}\n{verilog}"
     wires = f"  input [{_BITS - 1}:0] {SELECT};\n  wire [{_BITS - 1}:0] {SELECT};\n"
     header = Path(__file__).with_name("select.h").read_text(encoding="utf-8")
