@@ -216,12 +216,10 @@ class Orphans(wiring.Component):
         lost, due, frame, wait = m.submodules.lost, search.due, search.frame, search.wait
         with m.State("IDLE"):
             m.d.comb += self.idle.eq(~lost.r_rdy & ~due & ~self.i_flushed.valid)
-            m.d.sync += [
-                search.at.eq(lost.r_data),
-                frame.eq(0),
-                search.sweeping.eq(0),
-                wait.eq(self.WAIT),
-            ]
+            m.d.sync += [frame.eq(0), search.sweeping.eq(0), wait.eq(self.WAIT)]
+            # Not without a word: what the FIFO's memory holds is from before a reset.
+            with m.If(lost.r_rdy):
+                m.d.sync += search.at.eq(lost.r_data)
             with m.If(due):
                 m.next = "GATHER"
                 with m.If(search.untold):

@@ -8,7 +8,7 @@ import pytest
 from kelp_verif.formal.resets import RESETS
 
 #: `make test` takes these, `make prove` all.
-QUICK = ("order_fifo", "closer", "kelp_state")
+QUICK = ("order_fifo", "closer", "kelp_state", "orphans")
 
 
 def rows():

@@ -53,10 +53,17 @@ append {append}
 [script]
 {macros}
 read_rtlil top.il
-{rule}prep -flatten -top top
+{rule}{free}prep -flatten -top top
 [files]
 top.il
 {files}
+"""
+
+
+#: What registers begin with, and what memories hold, is left to the solver.
+_FREE = """\
+setattr -unset init top.spec.{0}/w:* top.spec.{0}.*/w:*
+delete top.spec.{0}/t:$meminit_v2 top.spec.{0}.*/t:$meminit_v2
 """
 
 
@@ -169,12 +176,14 @@ class _Top(Elaboratable):
 class Solver:
     """An engine line as sby takes it, and the seconds after which it is given up. With
     `stream_rule` it looks at no other Assert than those of the stream rule. With `trusted` it
-    assumes what the blocks in the spec assert."""
+    assumes what the blocks in the spec assert. Registers and memories of the blocks in the spec
+    that are called `any_state` hold anything at first."""
 
     engine: str = "smtbmc z3"
     timeout_s: float = 600
     stream_rule: bool = False
     trusted: bool = False
+    any_state: str = ""
 
 
 def prove(
@@ -230,6 +239,7 @@ def prove(
         engine=solver.engine,
         rule=("chformal -assert -remove * *stream_rule* %d\n" if solver.stream_rule else "")
         + ("chformal -assert2assume top.spec.*\n" if solver.trusted else ""),
+        free=_FREE.format(solver.any_state) if solver.any_state else "",
         macros="\n".join(f"read_verilog {model.name}" for model in models),
         files="\n".join(map(str, models)),
     )

@@ -6,6 +6,7 @@ then on is equal, whatever comes (spec §9). One contract for any block."""
 from amaranth.asserts import AnySeq
 from amaranth.hdl import (
     Assert,
+    Assume,
     Cat,
     ClockDomain,
     ClockSignal,
@@ -33,14 +34,18 @@ class ResetTwins(wiring.Component):
     ----------
     make : callable
         Makes the block, anew with each call.
-    when : dict of str to str
-        Outputs, by their names, that mean something only while another output is on.
+    when : dict of str to callable
+        Outputs, by their names, that mean something only while what the callable makes of the block
+        holds.
+    given : callable or None
+        ``given(m, block, done)``: what the block's neighbours keep to since the reset, as a value;
+        `done` holds from the reset on.
     deaf : bool
         Planted bug: the block does not hear its reset.
     """
 
-    def __init__(self, make, *, when=None, deaf=False):
-        self.blocks, self.when, self.deaf = (make(), make()), when or {}, deaf
+    def __init__(self, make, *, when=None, given=None, deaf=False):
+        self.blocks, self.when, self.given, self.deaf = (make(), make()), when or {}, given, deaf
         super().__init__({})
 
     def elaborate(self, platform):
@@ -65,6 +70,8 @@ class ResetTwins(wiring.Component):
                 }
             )
         used, new = ports
+        if self.given:
+            m.d.comb += Assume(~done | self.given(m, self.blocks[1], done))
         moved = Const(0)
         for path, (flow, value) in used.items():
             other = new[path][1]
@@ -77,7 +84,7 @@ class ResetTwins(wiring.Component):
             if path[-1] == "payload":
                 shown = used[(*path[:-1], "valid")][1]
             if name in self.when:
-                shown = used[tuple(self.when[name].split("."))][1].any()
+                shown = self.when[name](self.blocks[0])
             m.d.comb += Assert(~(done & shown) | _equal(value, other), f"{name} differs")
             value = Value.cast(value)
             moved = moved | (value != getattr(value, "init", 0))
@@ -93,7 +100,7 @@ def _equal(a, b):
         return Value.cast(a) == Value.cast(b)
     fields = [name for name, _ in a.shape()]
     same = {name: _equal(a[name], b[name]) for name in fields}
-    if "valid" not in same:
+    if "valid" not in same or len(Value.cast(a["valid"])) > 1:  # a line mask is no flag
         return Cat(same.values()).all()
     rest = Cat(value for name, value in same.items() if name != "valid").all()
     return same["valid"] & (~a["valid"] | rest)
