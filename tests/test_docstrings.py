@@ -78,6 +78,10 @@ ARGUMENTS = {
     "SlotTable": _TABLE,
     "Choice": {"depth": 1, "mass_bits": 1, "id_bits": 1},
     "PageMarks": {"pages": 64},
+    **dict.fromkeys(
+        ("GatherWindow", "PageReader", "Select", "SelectControl", "SelectWindow", "SummaryStore"),
+        {"config": named("unit_select")},
+    ),
     "SelectEngine": {"heads": 1, "lines": 1, "pages": 64, "quota": 1, "most": 1},
     "TopK": {"depth": 1, "score": 1, "id_bits": 1},
     "Unscored": {"heads": 1},
@@ -122,6 +126,7 @@ NOT_TIMED = {
     "Evictor": "a search passes as many queues as have no page",
     "MemoryTest": "a march over as many lines as it is told",
     "Orphans": "a walk over all frames, in the background",
+    "SelectControl": "that of its parts",
     "SelfTest": "it takes as long as its program",
     "Ulx3s": "wires between pins and ports",
     "VccIo": "it waits for a supply to settle",

@@ -33,6 +33,7 @@ from .miss.miss_buffer import MissBuffer
 from .pipeline import RESERVE
 from .prefetch.prefetch import Prefetcher
 from .scores.ema import EmaEngine
+from .select.select import Select
 from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
 from .tracker.signatures import BACKGROUND
@@ -162,7 +163,10 @@ class Endpoint(wiring.Component):
         s.hints = HintAbsorber(config=c)
         s.phase = PhaseDetector(config=c)
         s.telemetry = Telemetry(config=c)
-        s.registers = Registers(config=c, event_sources=5 + c.protect)
+        self._own_events = 5 + c.protect  # sources of events without the choice's
+        s.registers = Registers(config=c, event_sources=self._own_events + 2 * bool(c.select))
+        if c.select:
+            s.select = Select(config=c)
 
         # Critical path: M0's choice to each engine's `o_op.ready`: cut by a skid buffer per engine.
         # None of this is on a hit's path.
@@ -184,20 +188,24 @@ class Endpoint(wiring.Component):
     def _time(self, m: Module) -> None:
         s = m.submodules
         m.d.sync += self.now.eq(self.now + 1 + self.skip)
-        for block in (s.ingress, s.egress, s.miss_buffer, s.cold, s.registers):
+        choice = (s.select,) if self.config.select else ()
+        for block in (s.ingress, s.egress, s.miss_buffer, s.cold, s.registers, *choice):
             m.d.comb += block.now.eq(self.now)
 
     def _requests_and_answers(self, m: Module) -> None:
         s = m.submodules
-        connect(m, flipped(self.m2s_req), s.ingress.m2s_req)
+        if self.config.select:
+            self._choice(m)
+        else:
+            connect(m, flipped(self.m2s_req), s.ingress.m2s_req)
+            connect(m, s.router.o_register, s.registers.i)
+            connect(m, s.data_path.o, s.egress.i)
+            connect(m, s.registers.o, s.router.i_register)
         connect(m, flipped(self.m2s_rwd), s.ingress.m2s_rwd)
         connect(m, s.ingress.o_request, s.tracker.i_request)
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)
-        connect(m, s.router.o_register, s.registers.i)
         connect(m, s.router.o_hint, s.hints.i)
-        connect(m, s.data_path.o, s.egress.i)
-        connect(m, s.registers.o, s.router.i_register)
         connect(m, s.router.o, s.egress.i_window)
         connect(m, s.egress.s2m_drs, flipped(self.s2m_drs))
         connect(m, s.egress.s2m_ndr, flipped(self.s2m_ndr))
@@ -217,6 +225,24 @@ class Endpoint(wiring.Component):
             & s.eviction.ready
         )
 
+    def _choice(self, m: Module) -> None:
+        """The choice of pages between host, registers and data path (docs/select.md)."""
+        s, select = m.submodules, m.submodules.select
+        connect(m, flipped(self.m2s_req), select.i_request)
+        connect(m, select.o_request, s.ingress.m2s_req)
+        connect(m, s.router.o_register, select.i_access)
+        connect(m, select.o_access, s.registers.i)
+        connect(m, s.registers.o, select.i_served)
+        connect(m, select.o_served, s.router.i_register)
+        connect(m, s.data_path.o, select.i_answer)
+        connect(m, select.o_answer, s.egress.i)
+        connect(m, s.hints.o_op, select.i_op)
+        broadcast(m, s.tracker.o_result, select.i_result)
+        broadcast(m, s.tracker.o_hot, select.i_hot)
+        m.d.comb += select.sessions.eq(s.tracker.sessions)
+        for k in range(2):
+            connect(m, select.o_event[k], s.registers.i_event[self._own_events + k])
+
     def _busy(self, m: Module):
         """For lock-step, in which a prefetch or an eviction waits its turn by the rules of the
         golden model's LockStep: an op is on its way; one was within the last few cycles."""
@@ -229,6 +255,8 @@ class Endpoint(wiring.Component):
             | ~s.miss_buffer.idle
             | ~Cat(skid.idle for skid in self._skids(s)).all()
         )
+        if self.config.select:
+            busy |= ~s.select.idle
         # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
         return busy, recent
@@ -278,7 +306,7 @@ class Endpoint(wiring.Component):
         s, tracker = m.submodules, m.submodules.tracker
         for engine, skid, entry in (
             (s.miss_buffer.o_op, s.op_miss, tracker.ops.miss),
-            (s.hints.o_op, s.op_hint, tracker.ops.hint),
+            (s.select.o_op if self.config.select else s.hints.o_op, s.op_hint, tracker.ops.hint),
             (s.eviction.o_op, s.op_evict, tracker.ops.evict),
             (s.ingress.o_spec, s.spec, s.prefetcher.i_spec),
             (s.hints.o_prefetch, s.hinted, s.prefetcher.i_hint),
@@ -465,6 +493,10 @@ class Endpoint(wiring.Component):
             (Protected.SCORES, s.ema),
         ):
             m.d.comb += faults.faults[block].eq(source.fault)
+        if self.config.select:
+            m.d.comb += faults.faults[Protected.HOST].eq(
+                s.hints.fault.as_value() | s.select.fault.as_value()
+            )
 
     def _quiescence(self, m: Module) -> None:
         """Critical path: the blocks' `idle` to `calm`: registered here (`idle`, `inner`). Work
@@ -486,6 +518,7 @@ class Endpoint(wiring.Component):
             s.prefetcher.idle | (self.lockstep & ~s.miss_buffer.idle),
             s.hints.idle,
             s.telemetry.idle,
+            *((s.select.idle,) if self.config.select else ()),
         )
         calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
         m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from amaranth.hdl import Shape, unsigned
+from amaranth.hdl import Shape, Value, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -35,6 +35,7 @@ from kelp_spec.metadata import (
     page_word_fields,
 )
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, Policy
+from kelp_spec.select import select_offset_bits
 
 __all__ = [
     "DropReason",
@@ -44,6 +45,7 @@ __all__ = [
     "Layouts",
     "ResidentLines",
     "code_shape",
+    "is_pinned",
     "latency_layout",
 ]
 
@@ -61,6 +63,11 @@ def code_shape(codes: type[IntEnum]) -> Shape:
     """Shape of a field that holds one of `codes`. It is plain bits: an enum of Amaranth's would
     put its names into every module's RTLIL."""
     return unsigned(max(codes).bit_length())
+
+
+def is_pinned(word) -> Value:
+    """Whether a page word's page is protected: by the host, or by a slot."""
+    return word.pinned.any() if len(word.pinned) > 1 else word.pinned
 
 
 def latency_layout(cycles) -> data.StructLayout:
@@ -144,7 +151,11 @@ class Layouts:
         #: of a frame whose page went away while it was fetched
         self.orphan_token = self.scrub_token + 2
 
-        self.origin = S({"tag": TAG_BITS, "ld_id": LD_ID_BITS, "start": 20, "missed": 1})
+        #: `look`: of a LOOK, whose answer goes to no host
+        self.origin = S(
+            {"tag": TAG_BITS, "ld_id": LD_ID_BITS, "start": 20, "missed": 1}
+            | ({"look": 1} if c.select else {})
+        )
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
         #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already
@@ -466,12 +477,14 @@ class Layouts:
             }
         )
 
-        #: An access to the hint window (`hint`) or the register window; `offset` is in lines.
+        #: An access to the hint window (`hint`), the SELECT region (`select`) or the register
+        #: window; `offset` is in lines.
         self.window_access = S(
             {
                 "hint": 1,
+                **({"select": 1} if c.select else {}),
                 "write": 1,
-                "offset": (REGISTER_BYTES // 64 - 1).bit_length(),
+                "offset": max((REGISTER_BYTES // 64 - 1).bit_length(), select_offset_bits(c)),
                 "byte_enable": LINE_BYTES,
                 "data": LINE_BITS,
                 "ld_id": LD_ID_BITS,

@@ -16,12 +16,14 @@ REGISTER_BYTES = 1 << 16  #: register window
 
 
 class Region(IntEnum):
-    """Value of the two address bits above the KV aperture."""
+    """Value of the address bits above the KV aperture."""
 
     KV = 0
     HINT = 1
     REGISTER = 2
     OUTSIDE = 3
+    SELECT = 4  #: with `Config.select` alone (docs/select.md)
+    GATHER = 5  #: the same
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,22 @@ class AddressMap:
     @property
     def register_base(self) -> int:
         return 2 << self.config.aperture_bits
+
+    @property
+    def select_base(self) -> int:
+        return Region.SELECT << self.config.aperture_bits
+
+    def gather(
+        self, session: int, queue: int, generation: int, kv: int, slot: int, line: int
+    ) -> int:
+        """Byte address of a line of the GATHER window (docs/select.md); a generation counts modulo
+        its bits."""
+        c = self.config
+        x = (session << c.queue_bits) | queue
+        x = (x << c.generation_bits) | generation % (1 << c.generation_bits)
+        x = (((x << 1) | kv) << c.slot_bits) | slot
+        x = (x << c.half_line_bits) | line
+        return (Region.GATHER << c.aperture_bits) | x << 6
 
     def encode(self, a: KvAddress) -> int:
         """Byte address of a KV line; ValueError names a field outside its range."""

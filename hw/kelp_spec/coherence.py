@@ -165,6 +165,7 @@ class Coherence:
 #: that of the recordings.
 SIZES: dict[str, Coherence] = {
     "unit": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
+    "unit_select": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "trace": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),
     "smollm2": Coherence(sets=512, ways=4, sector=32, recalls=8, pending=128),
     "ulx3s": Coherence(sets=64, ways=2, sector=16, recalls=2, pending=16),

@@ -73,6 +73,14 @@ class Config:
     #: SECDED on every memory whose bits decide what data are shown, kept, or whose they are
     #: (docs/protection.md); False leaves it to page words and scores, which always have it
     protect: bool = True
+    #: slots of a (session, queue), for the pages that the device chooses near memory
+    #: (docs/select.md); 0: no choice, and none of the fields `select_*` means anything
+    select: int = 0
+    select_heads: int = 4  #: query heads of a KV head
+    select_lines: int = 4  #: lines of a token at most: ⌈head_dim / 32⌉
+    select_quota: int = 16  #: pages that each query head names
+    select_groups: int = 8  #: SELECTs of a session that may wait: the KV heads of a layer
+    select_looks: int = 64  #: lines of keys that are on their way to a choice
 
     def __post_init__(self) -> None:
         def need(field: str, ok: bool, legal: str) -> None:
@@ -129,6 +137,16 @@ class Config:
         span("prefetch_slots", 4, 64, True)
         span("candidates", 1, 16)
         span("codec_lanes", 8, 32, True)
+        span("select", 0, 64)
+        if self.select:
+            span("select", 4, min(64, self.pages // 4), True)
+            span("pages", 64, 8192, True)  # what a set of page marks holds
+            span("select_heads", 1, 16)
+            span("select_lines", 1, min(32, self.half_lines), True)
+            span("select_quota", 1, 64)
+            span("select_groups", 1, 16, True)
+            span("select_looks", 4, 256, True)
+            need("codecs", self.codecs, "True: a choice looks at keys as int8")
         for field in ("codecs", "wide_counters", "protect"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
@@ -247,15 +265,28 @@ class Config:
         return max(self.frame_bits, self.miss_bits, 5)
 
     @property
+    def slot_bits(self) -> int:
+        """A slot's number in its queue."""
+        return _log2(self.select)
+
+    @property
+    def generation_bits(self) -> int:
+        """The generation of a choice, as a GATHER address has it: beside the slot it fills the
+        place of the page."""
+        return self.page_bits - self.slot_bits
+
+    @property
     def aperture_bits(self) -> int:
         """log2 of the KV aperture in bytes: session | queue | page | K/V | line | byte."""
         return self.session_bits + self.queue_bits + self.page_bits + self.line_bits + 6
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, so
-        that devices from before there were others keep theirs."""
+        """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
+        does `select` where it is off, so that devices from before there were others keep theirs."""
         values = asdict(self)
+        if not self.select:
+            values = {name: v for name, v in values.items() if not name.startswith("select")}
         if self.pool_formats == Config.pool_formats:
             del values["pool_formats"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -282,11 +313,12 @@ _BIG = dict(
     half_lines=64,
 )
 
-#: Named configurations. `unit` is for proofs, `trace` fits the recordings of the small model,
-#: `smollm2` those of SmolLM2-135M, every page of which has a frame in each pool, `ulx3s` an
-#: ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two
-#: ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between
-#: its block RAMs and the registers behind them, where its clock has no room for them.
+#: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
+#: `trace` fits the recordings of the small model, `smollm2` those of SmolLM2-135M, every page of
+#: which has a frame in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of
+#: Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out
+#: `protect`: encoders and decoders lie between its block RAMs and the registers behind them, where
+#: its clock has no room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -307,6 +339,30 @@ NAMED: dict[str, Config] = {
             hint_lines=4,
             prefetch_slots=8,
             candidates=4,
+        ),
+        Config(
+            name="unit_select",
+            sessions=2,
+            queues=4,
+            pages=64,
+            half_lines=4,
+            frames=(32, 16, 16, 16),
+            misses=16,
+            parked=32,
+            write_backs=4,
+            line_slots=16,
+            scale_slots=8,
+            write_slots=16,
+            hot_pages=4,
+            hint_lines=4,
+            prefetch_slots=8,
+            candidates=4,
+            select=8,
+            select_heads=2,
+            select_lines=2,
+            select_quota=4,
+            select_groups=2,
+            select_looks=16,
         ),
         Config(
             name="trace",

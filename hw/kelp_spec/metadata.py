@@ -11,6 +11,7 @@ from .config import Config
 __all__ = [
     "PageState",
     "Op",
+    "ops_of",
     "Outcome",
     "MissKind",
     "PrefetchSource",
@@ -72,6 +73,15 @@ class Op(IntEnum):
     #: memory answered with an error: lines of a frame are lost, or it is only reported; of the
     #: frame stage alone
     ERROR = 22
+    # with `Config.select` alone (docs/select.md)
+    LOOK = 23  #: a line of a resident page is read for a choice; nothing changes
+    HOLD = 24  #: a chosen page that is still resident takes a slot: it is protected
+    UNHOLD = 25  #: and gives it back
+
+
+def ops_of(config: Config) -> tuple[Op, ...]:
+    """The ops that a configuration's endpoint knows, ascending."""
+    return tuple(op for op in Op if config.select or op < Op.LOOK)
 
 
 class Outcome(IntEnum):
@@ -186,6 +196,7 @@ class Event(IntEnum):
     FRAME_SWEEP = 21
     MEMORY_READ_FAILED = 22  #: memory answered a read with an error
     MEMORY_WRITE_FAILED = 23  #: memory's error took lines that were written: they are poisoned
+    SELECT_REFUSED = 24  #: the argument is a kelp_spec.select.Refusal
 
 
 class Protected(IntEnum):
@@ -210,7 +221,8 @@ def page_word_fields(config: Config) -> tuple[tuple[str, int], ...]:
         ("format_k", 3),
         ("format_v", 3),
         ("last_step", STEP_BITS),
-        ("pinned", 1),
+        # the host pinned it; with `select`, above that: it has a slot
+        ("pinned", 2 if config.select else 1),
     )
 
 

@@ -1,8 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Widths and formats of the choice of pages near memory (docs/select.md). Nothing here computes a
-value."""
+"""Widths and formats of the choice of pages near memory (docs/select.md), and the layout of
+the SELECT region. Nothing here computes a score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .config import Config
 
 __all__ = [
+    "ANSWER_FIELDS",
+    "BELL_FIELDS",
+    "CHOSEN_FIELDS",
+    "HOLD_MOST",
+    "Refusal",
+    "SelectMap",
+    "SelectStatus",
+    "SlotState",
+    "select_offset_bits",
     "ALIGNED_BITS",
     "ALIGNED_FRACTION",
     "BLOCK_EXPONENT_BITS",
@@ -47,3 +63,122 @@ SHARE_BITS = 16
 #: what pages without exact scores add to a mass, SHARE_BITS of it after the point; more counts as
 #: the most
 RATIO_BITS = 24
+
+#: log2 of the cycles after which slots are given back, at most
+HOLD_MOST = 24
+
+
+class SelectStatus(IntEnum):
+    """What an answer says of its SELECT."""
+
+    NONE = 0  #: not yet
+    DONE = 1
+    REFUSED = 2
+
+
+class Refusal(IntEnum):
+    """Why a SELECT was refused."""
+
+    NONE = 0
+    BELL = 1  #: the doorbell was written in part, or poisoned
+    QUEUE = 2  #: the session has no such queue
+    PAGE = 3  #: the newest page is beyond the session
+    TOKENS = 4  #: the newest page has no token, or more than a page has lines for
+    LINES = 5  #: lines of a token: none, more than the device has, or not a divisor of a page's
+    COUNT = 6  #: more pages than there are slots
+    QUERY_NAN = 7  #: a query has a NaN
+
+
+class SlotState(IntEnum):
+    """What became of a chosen page."""
+
+    HELD = 0  #: it has its slot
+    ABSENT = 1  #: it is not resident (any more)
+    NO_ROOM = 2  #: pins and slots have all frames but the reserve
+
+
+#: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
+#: `release`: give back the session's slots and choose nothing.
+BELL_FIELDS = (
+    ("sequence", 32),
+    ("queue", 16),
+    ("layer", 16),
+    ("newest", 16),
+    ("tokens", 16),
+    ("lines", 8),
+    ("most", 8),
+    ("hold", 8),
+    ("release", 8),
+    ("target", 32),
+    ("m", 16),
+    ("sh", 8),
+)
+#: Fields of an answer's first line.
+ANSWER_FIELDS = (
+    ("sequence", 32),
+    ("status", 8),
+    ("refusal", 8),
+    ("count", 8),
+    ("absent", 16),
+    ("generation", 16),
+)
+#: Fields of each of the pages chosen, eight to a line, in the lines behind it.
+CHOSEN_FIELDS = (("page", 16), ("state", 8), ("spare", 8), ("mass", 32))
+
+
+def _log2(n: int) -> int:
+    return max(0, (n - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class SelectMap:
+    """Lines of the SELECT region: `session | group | half | line`. The lower half of a block holds
+    the queries, `head | line of a token`; the upper half takes the doorbell at its first line, and
+    is read for the answer."""
+
+    config: Config
+
+    @property
+    def query_lines(self) -> int:
+        """Lines of a group's queries."""
+        return (1 << _log2(self.config.select_heads)) * self.config.select_lines
+
+    @property
+    def answer_lines(self) -> int:
+        return 1 + -(-self.config.select // 8)
+
+    @property
+    def half_bits(self) -> int:
+        return max(_log2(self.query_lines), _log2(self.answer_lines))
+
+    @property
+    def group_bits(self) -> int:
+        return _log2(self.config.select_groups)
+
+    @property
+    def offset_bits(self) -> int:
+        return self.config.session_bits + self.group_bits + 1 + self.half_bits
+
+    def query(self, session: int, group: int, head: int = 0, line: int = 0) -> int:
+        """Line of a query in the region."""
+        return self._block(session, group) << 1 + self.half_bits | (
+            head * self.config.select_lines + line
+        )
+
+    def bell(self, session: int, group: int) -> int:
+        """Line of the doorbell, and of the answer's first line."""
+        return (self._block(session, group) << 1 | 1) << self.half_bits
+
+    def _block(self, session: int, group: int) -> int:
+        for name, value, limit in (
+            ("session", session, self.config.sessions),
+            ("group", group, self.config.select_groups),
+        ):
+            if not 0 <= value < limit:
+                raise ValueError(f"{name} = {value} is refused; legal: 0 … {limit - 1}")
+        return session << self.group_bits | group
+
+
+def select_offset_bits(config: Config) -> int:
+    """Bits of a line in the SELECT region, 0 where there is none."""
+    return SelectMap(config).offset_bits if config.select else 0

@@ -39,7 +39,7 @@ from .tracker import Tracker
 
 __all__ = ["Endpoint", "QueuePolicy", "Words"]
 
-READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
+READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH, LOOK = (
     int(o)
     for o in (
         Op.READ,
@@ -52,6 +52,7 @@ READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
         Op.SCRUB,
         Op.RECOVER,
         Op.PREFETCH,
+        Op.LOOK,
     )
 )
 HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
@@ -146,6 +147,9 @@ class Endpoint:
         self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
         self.misses: list = [None] * config.misses  # (kind, squeue, page, source) of each entry
         self.cold: dict[int, tuple[int, int]] = {}  # page → (valid, poison) as flash has them
+        #: page → Summary, where it holds for the page's keys (docs/select.md); empty without
+        #: `config.select`
+        self.summaries: dict = {}
         self._claims: dict = {}  # page → what its latest CLAIM took
         #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written;
         #: the profile entry is 0 under policy 0.
@@ -324,6 +328,8 @@ class Endpoint:
         key = (op.squeue * self.pages + op.page) * self.config.page_lines + op.kv_line
         half = op.kv_line >= self.config.half_lines
         if op.write:
+            if self.summaries and not half:
+                self.summaries.pop(op.squeue * self.pages + op.page, None)
             access = self.frames.write(
                 result.frame,
                 op.kv_line,
@@ -341,16 +347,15 @@ class Endpoint:
                     self.lines.write(key, data, fmt, host_type)
         else:
             access = self.frames.read(result.frame, op.kv_line, late=late)
-            self.version = (
-                self.lines.current(key)
-                if access.answer == Answer.DATA
-                else ZEROS
-                if access.answer == Answer.ZEROS
-                else POISONED
-            )
+            self.version = self._version(key, access.answer)
         self.access = access
         if access.useful:
             self._useful(result.frame)
+
+    def _version(self, key, answer):
+        if answer == Answer.DATA:
+            return self.lines.current(key)
+        return ZEROS if answer == Answer.ZEROS else POISONED
 
     def _useful(self, frame):
         entry = self.frames[frame]
@@ -421,6 +426,11 @@ class Endpoint:
                 self._end(result.frame)
             if outcome == DONE:
                 self.lines.forget(self._page_keys(op))
+                self.summaries.pop(op.squeue * self.pages + op.page, None)
+        elif kind == LOOK:
+            if outcome == DONE:
+                key = (op.squeue * self.pages + op.page) * self.config.page_lines + op.kv_line
+                self.version = self._version(key, self.frames.look(result.frame, op.kv_line))
         elif outcome == ORPHAN and (kind == FLIP or kind == RECOVER):
             self._end(result.frame)
 

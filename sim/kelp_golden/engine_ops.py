@@ -82,7 +82,7 @@ class EngineOps:
                 return
             result.changed = 1
             if op.lost or op.miss_kind == MissKind.ALLOCATE:
-                self.pools[result.pool].pins -= word.pinned
+                self.pools[result.pool].pins -= bool(word.pinned)
                 result.word = LOST_WORD
             else:
                 result.word = word._replace(state=COLD, place=0)
@@ -139,7 +139,7 @@ class EngineOps:
         if state == FETCHING or state == WRITING_BACK:
             result.outcome = RETRY
         elif state != ABSENT:
-            self.pools[pool].pins -= word.pinned
+            self.pools[pool].pins -= bool(word.pinned)
             result.word = ABSENT_WORD
             result.changed = 1
             if state == RESIDENT:
@@ -189,23 +189,59 @@ class EngineOps:
         pool = self.pools[index]
         if not self._usable(op) or word.state in (ABSENT, LOST):
             result.outcome = VOID
-        elif not word.pinned:
-            if pool.pins + self.reserve >= pool.limit:
+        elif not word.pinned & 1:
+            if not self._protect(pool, word):
                 result.outcome = REFUSED
                 result.event = Event.PIN_REFUSED
             else:
-                pool.pins += 1
-                result.word = word._replace(pinned=1)
+                result.word = word._replace(pinned=word.pinned | 1)
                 result.changed = 1
 
     def _unpin(self, op, result, word, key):
         result.pool = index = self.queue_configs[op.squeue].pool
         if not self._usable(op) or word.state in (ABSENT, LOST):
             result.outcome = VOID
-        elif word.pinned:
-            self.pools[index].pins -= 1
-            result.word = word._replace(pinned=0)
+        elif word.pinned & 1:
+            self.pools[index].pins -= word.pinned == 1
+            result.word = word._replace(pinned=word.pinned & 2)
             result.changed = 1
+
+    def _protect(self, pool, word):
+        """Counts one more protected page, unless it is one already; whether there was room."""
+        if not word.pinned:
+            if pool.pins + self.reserve >= pool.limit:
+                return False
+            pool.pins += 1
+        return True
+
+    # - choices of pages (docs/select.md) ----------------------------------------------------------
+    def _look(self, op, result, word, key):
+        result.pool = self.queue_configs[op.squeue].pool
+        if self._usable(op) and word.state == RESIDENT:
+            result.use = 1
+            result.frame = word.place
+            result.format_k, result.format_v = word.format_k, word.format_v
+        else:
+            result.outcome = VOID
+
+    def _hold(self, op, result, word, key):
+        result.pool = index = self.queue_configs[op.squeue].pool
+        if not self._usable(op) or word.state != RESIDENT:
+            result.outcome = VOID
+        elif not self._protect(self.pools[index], word):
+            result.outcome = REFUSED
+        elif not word.pinned & 2:
+            result.word = word._replace(pinned=word.pinned | 2)
+            result.changed = 1
+
+    def _unhold(self, op, result, word, key):
+        result.pool = index = self.queue_configs[op.squeue].pool
+        if not self._usable(op) or word.state in (ABSENT, LOST) or not word.pinned & 2:
+            result.outcome = VOID
+            return
+        self.pools[index].pins -= word.pinned == 2
+        result.word = word._replace(pinned=word.pinned & 1)
+        result.changed = 1
 
     # - sessions -----------------------------------------------------------------------------------
     def _step(self, op, result, word, key):

@@ -103,6 +103,13 @@ class FrameTable:
     def __getitem__(self, frame: int) -> Frame:
         return self.frames[frame]
 
+    def look(self, frame: int, line: int) -> Answer:
+        """What a line is answered with; nothing changes."""
+        f = self.frames[frame]
+        if f.poison >> line & 1:
+            return Answer.POISON
+        return Answer.DATA if f.valid >> line & 1 else Answer.ZEROS
+
     def start(
         self,
         frame: int,

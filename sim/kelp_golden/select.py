@@ -268,8 +268,10 @@ def select_pages(
     m: int,
     sh: int,
 ) -> Choice:
-    """A whole choice with everything resident: a group's query [heads, lines], keys [tokens, lines]
-    of each page to the newest, and summaries of those pages."""
+    """A whole choice: a group's query [heads, lines], keys [tokens, lines] of each page to the
+    newest, and summaries of those pages. `keys` is asked for the pages that are scored, in
+    ascending order; those of a page that is not resident are all `nan`. A page without mass is not
+    chosen for it."""
     newest = len(keys) - 1
     always = np.unique([0, newest])
     bound = bounds(query, pages, m, sh)
@@ -284,4 +286,4 @@ def select_pages(
     here = named[places]
     more = unscored(bound, named) if here.any() else np.zeros(len(e), np.int64)
     sums = mass_sums(e, z, here | True, here, more)
-    return choose(places, sums, here | True, always, target=target, most=most)
+    return choose(places, sums, sums > 0, always, target=target, most=most)

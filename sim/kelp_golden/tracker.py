@@ -111,6 +111,9 @@ class Tracker(EngineOps):
             OpKind.RECOVER: self._recover,
             OpKind.CLOSED: self._closed,
             OpKind.ERROR: self._nothing,
+            OpKind.LOOK: self._look,
+            OpKind.HOLD: self._hold,
+            OpKind.UNHOLD: self._unhold,
         }
         self._table = [table[kind] for kind in OpKind]
         self._reads = [

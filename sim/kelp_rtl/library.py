@@ -19,7 +19,7 @@ from amaranth.lib import data
 
 from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
-from kelp_spec.metadata import ColdOp, ColdStatus, Op
+from kelp_spec.metadata import ColdOp, ColdStatus, ops_of
 
 from .build import stream_rule, tools, verilator, verilog
 from .timing import Pressure
@@ -159,7 +159,7 @@ def ports_header(component, config: Config) -> str:
         *S2MDRS,
         *S2MNDR,
         *((f"COLD_{c.name}", c) for c in (*ColdOp, *ColdStatus)),
-        *((f"OP_{c.name}", c) for c in Op),
+        *((f"OP_{c.name}", c) for c in ops_of(config)),
     ]
     lines.append("namespace kelp::codes {")
     for code in codes:

@@ -67,7 +67,7 @@ ROOMS = {
     "datapath": {"lib", "codec"},
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
-    "select": {"lib"},
+    "select": {"lib", "codec"},
     "eviction": {"lib", "tracker", "control"},
     "cxlio": set(),
     "export": set(),

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, PageState
 
-from ..layouts import POOL_BITS
+from ..layouts import POOL_BITS, is_pinned
 from ..tracker.signatures import PoolCounts
 from .signatures import EvictionLayouts, EvictionsUnderWay
 
@@ -95,7 +95,7 @@ class PoolNeed(wiring.Component):
             wakes.eq(
                 self.i_result.valid
                 & (
-                    (r.changed & (r.word.state == PageState.RESIDENT) & ~r.word.pinned)
+                    (r.changed & (r.word.state == PageState.RESIDENT) & ~is_pinned(r.word))
                     | (r.op.kind == Op.RELEASE)
                 )
             ),

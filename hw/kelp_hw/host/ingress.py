@@ -14,6 +14,7 @@ from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, Region
 from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
+from kelp_spec.select import select_offset_bits
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts, code_shape
 from ..lib.skid import Skid
@@ -85,6 +86,7 @@ class Ingress(wiring.Component):
                 "in_kv": 1,
                 "in_hint": 1,
                 "in_register": 1,
+                **({"in_select": 1} if config.select else {}),
             }
         )
         super().__init__(
@@ -137,6 +139,9 @@ class Ingress(wiring.Component):
                 ),
                 at.squeue.eq(session * c.queues + queue),
             ]
+            if c.select:
+                size = 1 << select_offset_bits(c)
+                m.d.comb += at.in_select.eq((above == Region.SELECT) & (line_offset < size))
             return at, above
 
         of_rwd, rwd_above = decode(rwd.address, "of_rwd")
@@ -193,7 +198,7 @@ class Ingress(wiring.Component):
         spec_free = ~self.o_spec.valid | self.o_spec.ready
 
         rwd_kv = rwd_above == Region.KV
-        rwd_side = (rwd_above == Region.HINT) | (rwd_above == Region.REGISTER)
+        rwd_side = self._is_side(rwd_above)
         needs_slot = opcode_write & rwd_kv
         can_rwd = Signal()
         m.d.comb += can_rwd.eq(
@@ -206,7 +211,7 @@ class Ingress(wiring.Component):
         )
         m.d.comb += take_rwd.eq(self.m2s_rwd.valid & can_rwd)
 
-        req_side = (req_above == Region.HINT) | (req_above == Region.REGISTER)
+        req_side = self._is_side(req_above)
         can_req = Signal()
         m.d.comb += can_req.eq(
             self.enable
@@ -222,6 +227,16 @@ class Ingress(wiring.Component):
         s.requests, s.request_free, s.side_valid = requests, request_free, side_valid
         s.behind, s.side_free, s.spec_free, s.take_req = behind, side_free, spec_free, take_req
 
+    def _is_side(self, above):
+        """Whether what is there goes to the side."""
+        side = (above == Region.HINT) | (above == Region.REGISTER)
+        return side | (above == Region.SELECT) if self.config.select else side
+
+    def _is_window(self, where):
+        """The same, of an address in a window."""
+        window = where.in_hint | where.in_register
+        return window | where.in_select if self.config.select else window
+
     def _request(self, m: Module, s: SimpleNamespace) -> None:
         """Where the message goes, and the request that is made of it."""
         rwd, req = self.m2s_rwd.p, self.m2s_req.p
@@ -231,8 +246,8 @@ class Ingress(wiring.Component):
         partial, at = s.partial, s.at
         to_window = Mux(
             take_rwd,
-            opcode_write & (of_rwd.in_hint | of_rwd.in_register),
-            take_req & opcode_read & (of_req.in_hint | of_req.in_register),
+            opcode_write & self._is_window(of_rwd),
+            take_req & opcode_read & self._is_window(of_req),
         )
         to_spec = ~take_rwd & take_req & opcode_spec & of_req.in_kv
         to_request = (take_rwd | take_req) & ~to_window & ~(~take_rwd & opcode_spec)
@@ -333,6 +348,7 @@ class Ingress(wiring.Component):
             window = self.o_window.p
             m.d.sync += [
                 window.hint.eq(at.in_hint),
+                *((window.select.eq(at.in_select),) if self.config.select else ()),
                 window.write.eq(take_rwd),
                 window.offset.eq(at.line_offset),
                 window.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),

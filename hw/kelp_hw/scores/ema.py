@@ -23,7 +23,7 @@ from kelp_spec.policy import (
 from kelp_spec.scores import IDLE_BIAS
 
 from ..control.queue_config import QueueConfig
-from ..layouts import Layouts, code_shape
+from ..layouts import Layouts, code_shape, is_pinned
 from ..lib.exp2 import Exp2
 from ..lib.protected import BlockFault, CheckedWord, Fault, fifo_of, gather, used
 from ..lib.secded import Secded
@@ -648,7 +648,7 @@ class EmaEngine(wiring.Component):
         m.d.comb += [
             scanned.last_step.eq(self.i.p.scan.last_step),
             scanned.eligible.eq(
-                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
+                (self.i.p.scan.state == PageState.RESIDENT) & ~is_pinned(self.i.p.scan)
             ),
             *(
                 pushed[name].eq(self.i.p[name])

@@ -25,7 +25,8 @@ __all__ = ["SelectEngine"]
 
 class SelectEngine(wiring.Component):
     """Names pages by their summaries, scores those named, the first and the newest by their stored
-    keys, and chooses. Every page named must be resident.
+    keys, and chooses. The lines of a page whose keys are not at hand have a NaN; such a page has no
+    mass, and no page without mass is chosen for it.
 
     Latency: `LATENCY` cycles from a request for page 0 alone, of one line and one head, to that
     page at `o`, where keys are answered in the cycle after they are asked for; in general that of
@@ -193,7 +194,7 @@ class SelectEngine(wiring.Component):
             self.choice.i.p.id.eq(share.o.p.id),
             self.choice.i.p.mass.eq(share.o.p.mass),
             self.choice.i.p.last.eq(share.o.p.last),
-            self.choice.i.p.present.eq(1),
+            self.choice.i.p.present.eq(share.o.p.mass != 0),
             self.choice.i.p.always.eq((share.o.p.id == 0) | (share.o.p.id == newest)),
         ]
 

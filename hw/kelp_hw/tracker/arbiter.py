@@ -14,7 +14,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Op
 
 from ..layouts import Layouts
-from .signatures import BACKGROUND, KINDS, ORIGIN, REQUEST, Admission, BackgroundOps, credits_layout
+from .signatures import BACKGROUND, ORIGIN, REQUEST, Admission, BackgroundOps, credits_layout, kinds
 
 __all__ = ["Arbiter", "choose"]
 
@@ -29,6 +29,7 @@ _FRAME_OPS = (
     Op.SCRUB,
     Op.RECOVER,
     Op.PEEK,
+    Op.LOOK,
 )
 _QUEUE_OPS = (Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB)
 _SCORE_OPS = (Op.SCAN, Op.MASS, Op.SCRUB)
@@ -68,6 +69,10 @@ _FIELDS = {
     ),
     "prefetch": ("session", "squeue", "page", "source"),
 }
+
+
+#: Those of a LOOK beside a hint's.
+_LOOK_FIELDS = ("kv_line", "origin")
 
 
 def choose(entering: data.View) -> dict:
@@ -171,13 +176,14 @@ class Arbiter(wiring.Component):
         streams = [getattr(self.ops, name) for name in BACKGROUND]
         pick, pick_frame, hinted = self.pick, self.pick_frame, self.hinted
         hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+        kinds_of = kinds(self.config)
 
         def one_of(name, kind, ops):
             """Whether the stream's op is one of these; of the two sets, the smaller one is looked
             for."""
             found = Signal()
             these, others = (
-                [k for k in KINDS[name] if (k in ops) == wanted] for wanted in (True, False)
+                [k for k in kinds_of[name] if (k in ops) == wanted] for wanted in (True, False)
             )
             with m.Switch(kind):
                 with m.Case(*min(these, others, key=len)):
@@ -279,6 +285,9 @@ class Arbiter(wiring.Component):
         # The op that enters: both parts, whichever stream it is of.
         entering = self.o.op
         m.d.comb += [entering.cold.eq(cold_able), entering.takes_frame.eq(takes_frame)]
+        fields = _FIELDS
+        if self.config.select:
+            fields = fields | {"hint": (*fields["hint"], *_LOOK_FIELDS)}
         m.d.comb += [
             Value.cast(entering.request[field]).eq(Value.cast(request[field]))
             for field in entering.request.shape().members
@@ -287,7 +296,7 @@ class Arbiter(wiring.Component):
             terms = [
                 (pick[i], s.p[field])
                 for i, s in enumerate(streams)
-                if field == "kind" or field in _FIELDS[BACKGROUND[i]]
+                if field == "kind" or field in fields[BACKGROUND[i]]
             ]
             m.d.comb += Value.cast(entering.behind[field]).eq(_select(terms))
 
@@ -305,7 +314,9 @@ class Arbiter(wiring.Component):
         m.d.sync += started.eq(1)
         for name, s in zip(BACKGROUND, streams, strict=True):
             m.d.sync += Assert(
-                ~started | ~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any()
+                ~started
+                | ~s.valid
+                | Cat(s.p.kind == kind for kind in kinds(self.config)[name]).any()
             )
         m.d.comb += [
             self.o.valid.eq(cold_able | background),

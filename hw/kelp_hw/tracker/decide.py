@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,10 +21,11 @@ from kelp_spec.metadata import (
     Outcome,
     PageState,
     ScoreEvent,
+    ops_of,
 )
 from kelp_spec.policy import Policy
 
-from ..layouts import POOL_BITS, Layouts, code_shape
+from ..layouts import POOL_BITS, Layouts, code_shape, is_pinned
 
 __all__ = ["Decide", "context_layout", "frame_of", "strobes_layout"]
 
@@ -64,7 +65,7 @@ def context_layout(config: Config) -> data.StructLayout:
             "empty": 1,
             "corrected": 1,
             "uncorrected": 1,
-            "kinds": max(Op) + 1,
+            "kinds": len(ops_of(config)),
             "asks": 1,
             "states": len(PageState),
             **dict.fromkeys(("own_frame", "pool_frame", "allocates", "grants"), 1),
@@ -130,6 +131,13 @@ class _Known:
     new: data.View  #: and leaves it
 
 
+def _bit(word, bit: int) -> Value:
+    """Who protects a word's page: 0, the host; 1, a slot, where there are slots."""
+    if len(word.pinned) > 1:
+        return word.pinned[bit]
+    return Const(0) if bit else word.pinned
+
+
 class Decide(wiring.Component):
     """The op table of docs/design.md §3 (spec §4). Combinational (`LATENCY` 0), an op in each cycle
     (`INTERVAL`).
@@ -146,6 +154,10 @@ class Decide(wiring.Component):
 
     PIN and UNPIN of an ABSENT or LOST page, of a page pinned or unpinned already, and in a session
     that is not usable change nothing. A pin counts until UNPIN, SCRUB or the loss of the word.
+
+    With `config.select` a slot is a second bit of `pinned`: HOLD sets it for a RESIDENT page,
+    UNHOLD clears it, and a page that both protect counts once. LOOK reads a line of a RESIDENT page
+    and changes nothing. Of any other page, and in a session that is not usable, all three are VOID.
 
     Parameters
     ----------
@@ -226,6 +238,8 @@ class Decide(wiring.Component):
                 self._miss_ops(m, k)
                 self._eviction_ops(m, k)
                 self._hints(m, k)
+                if self.config.select:
+                    self._slots(m, k)
                 self._session_ops(m)
                 self._repairs(m, k)
         self._check(m, k)
@@ -375,7 +389,9 @@ class Decide(wiring.Component):
             m.d.comb += self._scored(ScoreEvent.SCAN)
         with m.Case(Op.CLAIM):
             m.d.comb += self.frame_op.valid.eq(1)
-            with m.If(k.state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)):
+            with m.If(
+                k.state[PageState.RESIDENT] & ~is_pinned(read) & (read.last_step == op.delta)
+            ):
                 m.d.comb += [
                     k.changed.eq(1),
                     k.new.state.eq(PageState.WRITING_BACK),
@@ -425,9 +441,9 @@ class Decide(wiring.Component):
         with m.Case(Op.PIN):
             with m.If(~x.usable | k.nowhere):
                 m.d.comb += self._outcome(Outcome.VOID)
-            with m.Elif(~read.pinned):
-                with m.If(x.can_pin):
-                    m.d.comb += [k.changed.eq(1), k.new.pinned.eq(1)]
+            with m.Elif(~_bit(read, 0)):
+                with m.If(x.can_pin | read.pinned[1] if self.config.select else x.can_pin):
+                    m.d.comb += [k.changed.eq(1), _bit(k.new, 0).eq(1)]
                 with m.Else():
                     m.d.comb += [
                         self._outcome(Outcome.REFUSED),
@@ -436,8 +452,29 @@ class Decide(wiring.Component):
         with m.Case(Op.UNPIN):
             with m.If(~x.usable | k.nowhere):
                 m.d.comb += self._outcome(Outcome.VOID)
-            with m.Elif(read.pinned):
-                m.d.comb += [k.changed.eq(1), k.new.pinned.eq(0)]
+            with m.Elif(_bit(read, 0)):
+                m.d.comb += [k.changed.eq(1), _bit(k.new, 0).eq(0)]
+
+    def _slots(self, m, k):
+        """What a choice of pages asks for."""
+        x, read, frame_op = self.context, self.word, self.frame_op.p
+        resident = x.usable & k.state[PageState.RESIDENT]
+        with m.Case(Op.LOOK):
+            m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(resident)]
+            with m.If(~resident):
+                m.d.comb += self._outcome(Outcome.VOID)
+        with m.Case(Op.HOLD):
+            with m.If(~resident):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Elif(~is_pinned(read) & ~x.can_pin):
+                m.d.comb += self._outcome(Outcome.REFUSED)
+            with m.Else():
+                m.d.comb += [k.changed.eq(~_bit(read, 1)), _bit(k.new, 1).eq(1)]
+        with m.Case(Op.UNHOLD):
+            with m.If(~x.usable | k.nowhere | ~_bit(read, 1)):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Else():
+                m.d.comb += [k.changed.eq(1), _bit(k.new, 1).eq(0)]
 
     def _session_ops(self, m):
         """Ops that change a session."""
@@ -505,7 +542,12 @@ class Decide(wiring.Component):
         """The strobes of the registers at M3, each as one sum of products beside the op table: it
         has to reach them, and change them, in the same cycle."""
         op, x, strobes, read = self.op, self.context, self.strobes, self.word
-        is_op, demand = {kind: x.kinds[kind] for kind in Op}, x.asks
+        is_op, demand = {kind: x.kinds[kind] for kind in ops_of(self.config)}, x.asks
+        pins, unpins = is_op[Op.PIN], is_op[Op.UNPIN]
+        if self.config.select:
+            # One protection counts, whoever asks for it: of a page that had none, and of the last.
+            pins = pins | (is_op[Op.HOLD] & state[PageState.RESIDENT])
+            unpins = (unpins & ~_bit(read, 1)) | (is_op[Op.UNHOLD] & (read.pinned == 0b10))
         fits, prefetch, scrub = Signal(), Signal(), Signal()
         cold, fetching, writing_back = (
             state[PageState.COLD],
@@ -530,14 +572,14 @@ class Decide(wiring.Component):
             strobes.parked.eq(strobes.wait),
             strobes.park.eq(demand & fetching),
             strobes.unpark.eq(is_op[Op.REPLAY]),
-            strobes.pin.eq(is_op[Op.PIN] & usable & ~read.pinned & x.can_pin),
+            strobes.pin.eq(pins & usable & ~is_pinned(read) & x.can_pin),
             # A word that is gone takes its pin along, as far as that can still be read, and its
             # place among the hot pages.
             strobes.unpin.eq(
-                read.pinned
+                is_pinned(read)
                 & (
                     (x.valid & x.uncorrected)
-                    | (is_op[Op.UNPIN] & usable)
+                    | (unpins & usable)
                     | scrub
                     | (
                         is_op[Op.FLIP]

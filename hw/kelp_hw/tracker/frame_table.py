@@ -39,6 +39,7 @@ class FrameTable(wiring.Component):
       `fresh` when it was never written.
     - WRITE, REPLAY of a write: sets `used`, `dirty`, `redirty` and the line's valid bit; `poison`
       poisons the line, a full write heals it; emits WRITE (`fresh`: into zeros) and ANSWER Cmp.
+    - LOOK (`config.select`): emits READ as a READ does, and changes nothing.
     - CLAIM with outcome DONE: clears `redirty`; emits FLUSH and `o_frame.claim`.
     - RELEASE with DONE, not failed: the frame is no longer in use.
     - RELEASE with VOID, not failed: `dirty` := `redirty`, if the frame still has the op's owner.
@@ -255,6 +256,11 @@ class FrameTable(wiring.Component):
             )
         )
         kind, answer = Signal(DataOp), Signal(Answer)
+        is_read, is_line = is_demand & ~is_write, is_demand
+        if c.select:
+            # A LOOK reads the line, and leaves the entry as it is.
+            is_look = of_kind(Op.LOOK)
+            is_read, is_line = is_read | is_look, is_line | is_look
         m.d.comb += [
             is_demand.eq((f1.answer == Answer.NONE) & of_kind(Op.READ, Op.WRITE, Op.REPLAY)),
             is_write.eq(is_demand & ((f1.kind == Op.WRITE) | ((f1.kind == Op.REPLAY) & f1.write))),
@@ -269,7 +275,7 @@ class FrameTable(wiring.Component):
         m.d.sync += [
             line.eq(1 << f1.kv_line),
             demand.eq(is_demand),
-            reads.eq(is_demand & ~is_write),
+            reads.eq(is_read),
             stores.eq(is_write),
             spoils.eq(is_write & f1.poison),
             heals.eq(is_write & ~f1.partial),
@@ -281,7 +287,7 @@ class FrameTable(wiring.Component):
             flushes.eq(is_flush),
             loses.eq(of_kind(Op.ERROR) & f1.poison),
             self.o_frame.error.valid.eq(f1_valid & of_kind(Op.ERROR)),
-            emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
+            emits.eq(f1_valid & (is_line | is_flush | (f1.answer != Answer.NONE))),
             self.o_frame.claim.valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
             self.o_frame.owner.valid.eq(f1_valid & of_kind(Op.PEEK)),
             # Poisoned bytes are not worth storing: nobody may read the line before a full write.
@@ -292,7 +298,7 @@ class FrameTable(wiring.Component):
                     Mux(
                         is_write & ~f1.poison,
                         DataOp.WRITE,
-                        Mux(is_demand & ~is_write, DataOp.READ, DataOp.ANSWER),
+                        Mux(is_read, DataOp.READ, DataOp.ANSWER),
                     ),
                 )
             ),
@@ -300,7 +306,7 @@ class FrameTable(wiring.Component):
                 Mux(
                     is_flush,
                     Answer.NONE,
-                    Mux(is_write, Answer.CMP, Mux(is_demand, Answer.DATA, f1.answer)),
+                    Mux(is_write, Answer.CMP, Mux(is_line, Answer.DATA, f1.answer)),
                 )
             ),
         ]

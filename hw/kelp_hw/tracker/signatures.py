@@ -29,9 +29,11 @@ __all__ = [
     "PoolLevels",
     "PoolSettings",
     "PoolUse",
+    "SELECT_KINDS",
     "count_bits",
     "credits_layout",
     "entering_layout",
+    "kinds",
     "spare_shape",
 ]
 
@@ -44,10 +46,17 @@ KINDS = {
     "prefetch": (Op.PREFETCH,),
 }
 BACKGROUND = tuple(KINDS)
+#: With `Config.select`, ops that come by the stream `hint` too.
+SELECT_KINDS = (Op.LOOK, Op.HOLD, Op.UNHOLD)
 #: Fields of an op that come from the request that it answers.
 ORIGIN = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")
 #: Fields of an op that a request has.
 REQUEST = (*ORIGIN, "session", "squeue", "page", "refused", "no_memory")
+
+
+def kinds(config: Config) -> dict:
+    """`KINDS` of a configuration."""
+    return KINDS | ({"hint": (*KINDS["hint"], *SELECT_KINDS)} if config.select else {})
 
 
 def count_bits(config: Config) -> int:

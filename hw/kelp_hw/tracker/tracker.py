@@ -12,7 +12,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Event, Op, Outcome
+from kelp_spec.metadata import Event, Op, Outcome, ops_of
 
 from ..layouts import Layouts
 from ..lib.broadcast import broadcast
@@ -332,7 +332,8 @@ class Tracker(wiring.Component):
             Signal(layouts.session),
             Signal.like(check.event),
         )
-        kinds3, asks3 = Signal(max(Op) + 1), Signal()
+        ops = ops_of(c)
+        kinds3, asks3 = Signal(len(ops)), Signal()
         frames2 = frame_of(op2.kind, asks2, op2.write)
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
         usable3, grants3 = Signal(), Signal()
@@ -366,7 +367,7 @@ class Tracker(wiring.Component):
             shape2.eq(shape1),
             shape3.eq(shape2),
             event3.eq(check.event),
-            *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
+            *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in ops),
             usable3.eq(session2.open & ~session2.closing),
             grants3.eq(m2.valid & (op2.kind == Op.GRANT) & ~op2.failed),
             named3.eq(m2.hot | frames2["own_frame"]),

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Keys of pages as a choice sees them: lines looked at through the tracker and the data path, then
+as int8 would store them (docs/select.md, "Block form"). One line a cycle."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import ELEMENTS, LINE_BITS, Format
+from kelp_spec.metadata import Answer, Op, Outcome
+
+from ..codec.quantise import Quantiser
+from ..layouts import Layouts
+
+__all__ = ["PageReader"]
+
+
+class PageReader(wiring.Component):
+    """Sends a LOOK for each line of the K halves it is asked for, and gives the lines in that
+    order. A line of a page that is not resident when its LOOK is decided has a NaN, as has a
+    poisoned one.
+    Between pages it brings the lines of a query into the same form.
+
+    Latency: a line's way through M0, memory and the data path, and `LATENCY` cycles more. One line
+    in each cycle (`INTERVAL`) while `config.select_looks` lines cover that way and hits leave the
+    cycles. No error cases.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    session, squeue, host_type, token_lines : in
+        Whose pages; `token_lines` is one less than the lines of a token. They hold still while
+        lines are inside.
+    i : in, stream
+        A page, and how many of its lines: 1 and up.
+    i_query : in, stream
+        A host line of a query. Only while no page's lines are inside.
+    o_op : out, stream of op
+        LOOKs.
+    i_result : in, always-ready stream of result
+        What M3 decided, of every op.
+    i_line : in, stream of answer
+        The data path's answers to LOOKs; always taken.
+    o : out, stream
+        A line of a page: payload and scale of int8, its place in the token, whether it ends token
+        or page, and whether its page was `there`.
+    o_query : out, stream
+        A line of a query, the same.
+    idle : out
+        No line is inside.
+    """
+
+    LATENCY = 12
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        self.config = c = config
+        layouts = Layouts(c)
+        self.at = data.StructLayout(
+            {
+                "page": c.page_bits,
+                "line": range(c.select_lines),
+                "token_end": 1,
+                "page_end": 1,
+            }
+        )
+        self.place = data.StructLayout(
+            {"head": range(c.select_heads), "line": range(c.select_lines)}
+        )
+        stored = {"payload": 8 * ELEMENTS, "scale": 16}
+        super().__init__(
+            {
+                "session": In(c.session_bits),
+                "squeue": In(c.squeue_bits),
+                "host_type": In(1),
+                "token_lines": In(range(c.select_lines)),
+                "i": In(
+                    stream.Signature(
+                        data.StructLayout({"page": c.page_bits, "count": c.half_line_bits + 1})
+                    )
+                ),
+                "i_query": In(
+                    stream.Signature(data.StructLayout({"data": LINE_BITS, "place": self.place}))
+                ),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_line": In(stream.Signature(layouts.answer)),
+                "o": Out(
+                    stream.Signature(data.StructLayout({**stored, "at": self.at, "there": 1}))
+                ),
+                "o_query": Out(
+                    stream.Signature(data.StructLayout({**stored, "place": self.place}))
+                ),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        depth = c.select_looks
+        m.submodules.asked = asked = SyncFIFOBuffered(width=self.at.size, depth=depth)
+        m.submodules.found = found = SyncFIFOBuffered(width=1, depth=depth)
+        m.submodules.lines = lines = SyncFIFOBuffered(width=LINE_BITS + 1, depth=depth)
+        carried = data.StructLayout({"query": 1, "place": self.place, "at": self.at, "there": 1})
+        m.submodules.quantiser = quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes)
+
+        # What is asked for: as many lines as there are places for.
+        line, in_token = Signal(c.half_line_bits + 1), Signal(range(c.select_lines))
+        inside, issues, leaves = Signal(range(depth + 1)), Signal(), Signal()
+        page_end = line + 1 == self.i.p.count
+        token_end = in_token == self.token_lines
+        at, op = Signal(self.at), self.o_op.p
+        waits = Signal()  # an op is offered, and stays
+        m.d.comb += [
+            at.page.eq(self.i.p.page),
+            at.line.eq(in_token),
+            at.token_end.eq(token_end),
+            at.page_end.eq(page_end),
+            self.o_op.valid.eq(self.i.valid & (waits | (inside != depth))),
+            op.kind.eq(Op.LOOK),
+            op.session.eq(self.session),
+            op.squeue.eq(self.squeue),
+            op.page.eq(self.i.p.page),
+            op.kv_line.eq(line),
+            op.origin.look.eq(1),
+            issues.eq(self.o_op.valid & self.o_op.ready),
+            self.i.ready.eq(issues & page_end),
+            asked.w_data.eq(at),
+            asked.w_en.eq(issues),
+        ]
+        m.d.sync += [
+            waits.eq(self.o_op.valid & ~self.o_op.ready),
+            inside.eq(inside + issues - leaves),
+            Assert(~issues | asked.w_rdy, "more lines are asked for than there are places"),
+        ]
+        with m.If(issues):
+            m.d.sync += [
+                line.eq(Mux(page_end, 0, line + 1)),
+                in_token.eq(Mux(page_end | token_end, 0, in_token + 1)),
+            ]
+
+        # What comes back: M3's word first, in order; then, if it was there, the line.
+        result, answer = self.i_result, self.i_line.p
+        looked = result.valid & (result.p.op.kind == Op.LOOK)
+        m.d.comb += [
+            found.w_en.eq(looked),
+            found.w_data.eq(result.p.outcome == Outcome.DONE),
+            lines.w_en.eq(self.i_line.valid),
+            lines.w_data.eq(Mux(answer.poison | (answer.answer == Answer.POISON), ~0, answer.data)),
+            self.i_line.ready.eq(1),
+        ]
+        m.d.sync += Assert(~self.i_line.valid | lines.w_rdy, "a line that nobody asked for")
+
+        query = self.i_query
+        ready = asked.r_rdy & found.r_rdy & (lines.r_rdy | ~found.r_data[0])
+        into, meta = quantiser.i, quantiser.i.p.meta
+        m.d.comb += [
+            into.valid.eq(ready | query.valid),
+            into.p.line.eq(
+                Mux(ready, Mux(found.r_data[0], lines.r_data[:LINE_BITS], ~0), query.p.data)
+            ),
+            into.p.host_type.eq(self.host_type),
+            into.p.format.eq(Format.INT8),
+            meta.query.eq(~ready),
+            meta.place.eq(query.p.place),
+            meta.at.eq(asked.r_data),
+            meta.there.eq(found.r_data[0]),
+            leaves.eq(ready & into.ready),
+            asked.r_en.eq(leaves),
+            found.r_en.eq(leaves),
+            lines.r_en.eq(leaves & found.r_data[0]),
+            query.ready.eq(into.ready & ~ready),
+            Assert(~(ready & query.valid), "a query comes among keys"),
+        ]
+
+        out = quantiser.o.p
+        m.d.comb += [
+            self.o.valid.eq(quantiser.o.valid & ~out.meta.query),
+            self.o_query.valid.eq(quantiser.o.valid & out.meta.query),
+            quantiser.o.ready.eq(Mux(out.meta.query, self.o_query.ready, self.o.ready)),
+            self.o.p.at.eq(out.meta.at),
+            self.o.p.there.eq(out.meta.there),
+            self.o_query.p.place.eq(out.meta.place),
+        ]
+        for o in (self.o.p, self.o_query.p):
+            m.d.comb += [o.payload.eq(out.payload), o.scale.eq(out.scale)]
+        # Lines in the quantiser show at its output alone.
+        passing = Signal(range(64))
+        m.d.sync += passing.eq(
+            passing + (into.valid & into.ready) - (quantiser.o.valid & quantiser.o.ready)
+        )
+        m.d.comb += self.idle.eq(~self.i.valid & (inside == 0) & (passing == 0) & ~query.valid)
+        return m

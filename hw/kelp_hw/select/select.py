@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The choice of pages near memory, as the endpoint has it (docs/select.md): what lies between the
+host's requests, the tracker and the data path. A request, an op or an answer that is not its own
+passes in the same cycle; a request to the KV aperture or the GATHER window is a cycle later."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Op, Outcome
+
+from ..layouts import MESSAGES, TIME_BITS, Layouts
+from ..lib.protected import BlockFault
+from .select_control import SelectControl, SelectParts
+
+__all__ = ["Select"]
+
+
+class Select(wiring.Component):
+    """SELECT, GATHER and slots of an endpoint whose configuration has `select`.
+
+    Latency: `LATENCY` cycle from `i_request` to `o_request`; the other streams pass in the same
+    cycle (`PASS_LATENCY`). One transfer in each cycle (`INTERVAL`) on each of them. Errors:
+    docs/select.md.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i_request, o_request : streams of M2SReq
+        From the host to ingress.
+    i_access, o_access : streams of register_access
+        From the router: those of the SELECT region stay, the others go on to the registers.
+    i_served, o_served : streams of window_answer
+        The registers' answers, and all of them to the router.
+    i_op, o_op : streams of op
+        The hints' ops, and with them LOOK, HOLD and UNHOLD.
+    i_answer, o_answer : streams of answer
+        The data path's answers; those to LOOKs stay.
+    i_result, i_hot : in, always-ready streams of result, hot
+    sessions, now : in
+    o_event : out, always-ready streams of event
+        Refused SELECTs; accesses to the region that are not the owner's.
+    idle : out
+        Nothing is inside, and no SELECT waits.
+    fault : out, BlockFault
+    """
+
+    LATENCY = 1
+    PASS_LATENCY = 0
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        self.config = c = config
+        layouts = Layouts(c)
+        request, access = MESSAGES["M2SReq"], layouts.register_access
+        super().__init__(
+            {
+                "i_request": In(stream.Signature(request)),
+                "o_request": Out(stream.Signature(request)),
+                "i_access": In(stream.Signature(access)),
+                "o_access": Out(stream.Signature(access)),
+                "i_served": In(stream.Signature(layouts.window_answer)),
+                "o_served": Out(stream.Signature(layouts.window_answer)),
+                "i_op": In(stream.Signature(layouts.op)),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "i_answer": In(stream.Signature(layouts.answer)),
+                "o_answer": Out(stream.Signature(layouts.answer)),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_hot": In(stream.Signature(layouts.hot, always_ready=True)),
+                "sessions": In(data.ArrayLayout(layouts.session, c.sessions)),
+                "now": In(TIME_BITS),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)).array(2),
+                "idle": Out(1),
+                "fault": Out(BlockFault),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        parts = SelectParts(c)
+        m.submodules.window, m.submodules.gather = window, gather = parts.window, parts.gather
+        m.submodules.store, m.submodules.reader = store, reader = parts.store, parts.reader
+        m.submodules.engine = parts.engine
+        m.submodules.control = control = SelectControl(config=c, parts=parts)
+        connect(m, flipped(self.i_request), gather.i)
+        connect(m, gather.o, flipped(self.o_request))
+        self._accesses(m, window)
+        self._ops(m, reader, control)
+        self._results(m, window, store, reader, control)
+        for k, source in enumerate((control.o_event, window.o_event)):
+            m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
+        m.d.comb += [
+            window.sessions.eq(self.sessions),
+            control.sessions.eq(self.sessions),
+            control.now.eq(self.now),
+            self.fault.eq(gather.fault),
+            self.idle.eq(window.idle & gather.idle & reader.idle & control.idle),
+        ]
+        return m
+
+    def _accesses(self, m, window):
+        """The region's accesses, and the registers'."""
+        own = self.i_access.p.select
+        m.d.comb += [
+            window.i.valid.eq(self.i_access.valid & own),
+            window.i.p.eq(self.i_access.p),
+            self.o_access.valid.eq(self.i_access.valid & ~own),
+            self.o_access.p.eq(self.i_access.p),
+            self.i_access.ready.eq(Mux(own, window.i.ready, self.o_access.ready)),
+            self.o_served.valid.eq(Mux(own, window.o.valid, self.i_served.valid)),
+            self.o_served.p.eq(Mux(own, window.o.p, self.i_served.p)),
+            window.o.ready.eq(self.o_served.ready & own),
+            self.i_served.ready.eq(self.o_served.ready & ~own),
+        ]
+
+    def _ops(self, m, reader, control):
+        """Three sources of ops take turns; one that is offered stays until it is taken."""
+        sources = (self.i_op, reader.o_op, control.o_op)
+        pick, kept, keeps = Signal(range(3)), Signal(range(3)), Signal()
+        #: a hint went last
+        hinted = Signal()
+        m.d.comb += pick.eq(
+            Mux(
+                keeps,
+                kept,
+                Mux(
+                    control.o_op.valid,
+                    2,
+                    Mux(self.i_op.valid & (~hinted | ~reader.o_op.valid), 0, 1),
+                ),
+            )
+        )
+        for k, source in enumerate(sources):
+            with m.If(pick == k):
+                m.d.comb += [
+                    self.o_op.valid.eq(source.valid),
+                    self.o_op.p.eq(source.p),
+                    source.ready.eq(self.o_op.ready),
+                ]
+        m.d.sync += [kept.eq(pick), keeps.eq(self.o_op.valid & ~self.o_op.ready)]
+        with m.If(self.o_op.valid & self.o_op.ready):
+            m.d.sync += hinted.eq(pick == 0)
+
+    def _results(self, m, window, store, reader, control):
+        """Who learns what of M3's decisions, and of the data path's answers."""
+        c, result, hot = self.config, self.i_result, self.i_hot
+        op, answer = result.p.op, self.i_answer
+        look = answer.p.origin.look
+        written = (
+            (op.kind == Op.WRITE)
+            & ((result.p.outcome == Outcome.HIT) | (result.p.outcome == Outcome.ALLOCATED))
+        ) | ((op.kind == Op.REPLAY) & op.write & ~op.failed)
+        key = op.kv_line < c.half_lines
+        scrubbed = op.kind == Op.SCRUB
+        ended = result.valid & (result.p.outcome == Outcome.DONE)
+        ended &= (op.kind == Op.CLOSE) | (op.kind == Op.OPEN)
+        hot_key = hot.valid & hot.p.write & (hot.p.kv_line < c.half_lines)
+        # Only one op in a cycle uses the frame stage, so no two of these come together.
+        m.d.comb += [
+            store.i_clear.valid.eq(hot_key | (result.valid & ((written & key) | scrubbed))),
+            store.i_clear.p.squeue.eq(Mux(hot_key, hot.p.squeue, op.squeue)),
+            store.i_clear.p.page.eq(Mux(hot_key, hot.p.page, op.page)),
+            window.forget.eq(control.ended),
+            answer.ready.eq(Mux(look, reader.i_line.ready, self.o_answer.ready)),
+            reader.i_line.valid.eq(answer.valid & look),
+            reader.i_line.p.eq(answer.p),
+            self.o_answer.valid.eq(answer.valid & ~look),
+            self.o_answer.p.eq(answer.p),
+        ]
+        for k in range(c.sessions):
+            m.d.comb += control.ended[k].eq(ended & (op.session == k))
+        for block in (reader, control):
+            m.d.comb += [block.i_result.valid.eq(result.valid), block.i_result.p.eq(result.p)]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The SELECT region: queries and doorbells in, answers out (docs/select.md). One access in 3
+cycles."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BITS
+from kelp_spec.metadata import Event
+from kelp_spec.select import BELL_FIELDS, SelectMap
+
+from ..layouts import Layouts
+from ..lib.sram import Sram
+
+__all__ = ["SelectWindow", "bell_layout"]
+
+
+def bell_layout() -> data.StructLayout:
+    """A doorbell, and whether it was written in part, or poisoned."""
+    return data.StructLayout(dict(BELL_FIELDS) | {"broken": 1})
+
+
+class SelectWindow(wiring.Component):
+    """Keeps the lines of the region. A query is stored, a doorbell makes its block `pending`, and
+    an answer is read, by the session's owner alone: what anyone else writes, or in a session that
+    is not open, changes nothing, what he reads is zeros, and either is an event. A query that is
+    written in part, or poisoned, changes nothing; such a doorbell is `broken`. A doorbell that
+    comes before the one before it was taken takes its place.
+
+    Latency: an access is answered after `LATENCY` cycle, one in `INTERVAL` cycles; what is read
+    for the choice is there in the next cycle.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i : in, stream of register_access
+    o : out, stream of window_answer
+        Comes while its access stands at `i`.
+    sessions : in
+    forget : in
+        Bit s: what session s wrote and was answered is no more.
+    block : in
+        Whose rows are meant: `session | group`.
+    query_line, query : in, out
+        A line of the block's queries; `bell`, its doorbell.
+    bell : out
+    pending : out
+        A bit for each block.
+    take : in
+        The block's doorbell is taken.
+    answer_en, answer_line, answer : in
+        A line of the block's answer; line 0 is the last of them, and makes the answer known.
+    o_event : out, always-ready stream of event
+    idle : out
+    """
+
+    LATENCY = 1
+    INTERVAL = 3
+
+    def __init__(self, *, config: Config):
+        self.config = c = config
+        self.map = SelectMap(c)
+        layouts = self.layouts = Layouts(c)
+        self.block_bits = c.session_bits + self.map.group_bits
+        self.blocks = 1 << self.block_bits
+        super().__init__(
+            {
+                "i": In(stream.Signature(layouts.register_access)),
+                "o": Out(stream.Signature(layouts.window_answer)),
+                "sessions": In(data.ArrayLayout(layouts.session, c.sessions)),
+                "forget": In(c.sessions),
+                "block": In(self.block_bits),
+                "query_line": In(range(self.map.query_lines)),
+                "query": Out(LINE_BITS),
+                "bell": Out(bell_layout()),
+                "pending": Out(self.blocks),
+                "take": In(1),
+                "answer_en": In(1),
+                "answer_line": In(range(self.map.answer_lines)),
+                "answer": In(LINE_BITS),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        c, half = self.config, self.map.half_bits
+        m.submodules.queries = queries = Sram(depth=self.blocks << half, shape=LINE_BITS)
+        m.submodules.bells = bells = Sram(depth=self.blocks, shape=bell_layout())
+        m.submodules.answers = answers = Sram(depth=self.blocks << half, shape=LINE_BITS)
+        side = self.i.p
+        place = data.StructLayout({"line": half, "upper": 1, "block": self.block_bits})
+        at = place(side.offset[: place.size])
+        session = at.block >> self.map.group_bits
+        owned, closed = Signal(), Signal(init=1)
+        for s in range(c.sessions):
+            with m.If(session == s):
+                one = self.sessions[s]
+                m.d.comb += [
+                    closed.eq(~one.open | one.closing),
+                    owned.eq(one.open & ~one.closing & (one.ld_id == side.ld_id)),
+                ]
+        whole = side.byte_enable.all() & ~side.poison
+        known = Signal(self.blocks)  # blocks with an answer
+        shows = Signal()
+
+        # - the rows -------------------------------------------------------------------------------
+        accepts = Signal()
+        writes = accepts & side.write & owned
+        rings = writes & at.upper & (at.line == 0)
+        m.d.comb += [
+            queries.write_en.eq(writes & ~at.upper & whole),
+            queries.write_address.eq(Cat(at.line, at.block)),
+            queries.write_data.eq(side.data),
+            queries.read_en.eq(1),
+            queries.read_address.eq((self.block << half) | self.query_line),
+            self.query.eq(queries.read_data),
+            bells.write_en.eq(rings),
+            bells.write_address.eq(at.block),
+            bells.write_data.eq(Cat(side.data[: bell_layout().size - 1], ~whole)),
+            bells.read_en.eq(1),
+            bells.read_address.eq(self.block),
+            self.bell.eq(bells.read_data),
+            answers.write_en.eq(self.answer_en),
+            answers.write_address.eq((self.block << half) | self.answer_line),
+            answers.write_data.eq(self.answer),
+            answers.read_en.eq(accepts),
+            answers.read_address.eq(Cat(at.line, at.block)),
+        ]
+        with m.If(self.take):
+            m.d.sync += self.pending.bit_select(self.block, 1).eq(0)
+        with m.If(self.answer_en & (self.answer_line == 0)):
+            m.d.sync += known.bit_select(self.block, 1).eq(1)
+        with m.If(rings):
+            m.d.sync += self.pending.bit_select(at.block, 1).eq(1)
+        for s in range(c.sessions):
+            with m.If(self.forget[s]):
+                blocks = slice(s << self.map.group_bits, (s + 1) << self.map.group_bits)
+                m.d.sync += [self.pending[blocks].eq(0), known[blocks].eq(0)]
+
+        # - an access ------------------------------------------------------------------------------
+        m.d.comb += [
+            self.o.p.write.eq(side.write),
+            self.o.p.tag.eq(side.tag),
+            self.o.p.ld_id.eq(side.ld_id),
+            self.o.p.data.eq(Mux(shows, answers.read_data, 0)),
+            self.o_event.p.code.eq(Mux(closed, Event.CLOSED_SESSION, Event.FOREIGN_LD)),
+            self.o_event.p.ld_id.eq(side.ld_id),
+            self.o_event.valid.eq(accepts & ~owned),
+        ]
+        with m.FSM() as fsm:
+            with m.State("IDLE"):
+                m.d.comb += accepts.eq(self.i.valid)
+                m.d.sync += shows.eq(
+                    owned
+                    & at.upper
+                    & ~side.write
+                    & (at.line < self.map.answer_lines)
+                    & known.bit_select(at.block, 1)
+                )
+                with m.If(self.i.valid):
+                    m.next = "ANSWER"
+            with m.State("ANSWER"):
+                m.d.comb += self.o.valid.eq(1)
+                with m.If(self.o.ready):
+                    m.next = "DONE"
+            with m.State("DONE"):
+                m.d.comb += self.i.ready.eq(1)
+                m.next = "IDLE"
+        m.d.comb += self.idle.eq(fsm.ongoing("IDLE") & ~self.i.valid)
+        return m

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Summaries of all pages, and which of them still hold (docs/select.md, "Summaries"). One line a
+cycle out, 2 cycles after its page is asked for."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import BLOCK_EXPONENT_BITS, SUMMARY_BITS
+
+from ..layouts import Layouts
+from ..lib.sram import Sram
+from .signatures import SelectLayouts
+
+__all__ = ["SummaryStore"]
+
+
+class SummaryStore(wiring.Component):
+    """A summary and a bit for each page of the device. The bit says that the summary holds; a write
+    of a key clears it, and so does the scrub of a page, so no summary of a former owner is looked
+    at.
+
+    Latency: `LATENCY` cycles from a page at `i` to its first line at `o`; one line in each cycle
+    (`INTERVAL`). A look at a bit is answered in the next cycle. Clearing goes first: `set` waits
+    for a cycle without it. After reset `ready` rises when every bit is clear, `config.page_words`
+    cycles later. No error cases; a summary only advises, and has no check bits.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    squeue, token_lines : in
+        Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile.
+    i_clear : in, always-ready stream of page
+    look, look_page, holds : in, in, out
+        `holds` is the bit of the page that was looked at in the cycle before.
+    set, set_page, set_done : in, in, out
+        The summary of `set_page` holds; `set_done` says in the same cycle that it was noted.
+    i_line : in, always-ready stream of summary_line
+        Lines of a summary; `id` is the page.
+    i : in, stream of pages
+    o : out, stream of summary_line
+    ready : out
+    """
+
+    LATENCY = 2
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        self.config = c = config
+        self.layouts = SelectLayouts(
+            heads=c.select_heads, lines=c.select_lines, id_bits=c.page_bits
+        )
+        line = self.layouts.summary_line
+        super().__init__(
+            {
+                "squeue": In(c.squeue_bits),
+                "token_lines": In(range(c.select_lines)),
+                "i_clear": In(stream.Signature(Layouts(c).page, always_ready=True)),
+                "look": In(1),
+                "look_page": In(c.page_bits),
+                "holds": Out(1),
+                "set": In(1),
+                "set_page": In(c.page_bits),
+                "set_done": Out(1),
+                "i_line": In(stream.Signature(line, always_ready=True)),
+                "i": In(stream.Signature(c.page_bits)),
+                "o": Out(stream.Signature(line)),
+                "ready": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        c, bits = self.config, self.config.page_bits
+        width = 2 * ELEMENTS * SUMMARY_BITS + BLOCK_EXPONENT_BITS
+        m.submodules.rows = rows = Sram(depth=c.page_words * c.select_lines, shape=width)
+        m.submodules.bits = held = Sram(depth=c.page_words, shape=1)
+
+        def page_word(squeue, page):
+            return (squeue << bits) | page
+
+        # - which of them hold ---------------------------------------------------------------------
+        scrub = Signal(range(c.page_words))
+        clear = self.i_clear
+        m.d.comb += [
+            held.read_en.eq(self.look),
+            held.read_address.eq(page_word(self.squeue, self.look_page)),
+            self.holds.eq(held.read_data),
+            held.write_en.eq(~self.ready | clear.valid | self.set),
+            self.set_done.eq(self.ready & ~clear.valid),
+            held.write_data.eq(self.set_done),
+            held.write_address.eq(
+                Mux(
+                    ~self.ready,
+                    scrub,
+                    Mux(
+                        clear.valid,
+                        page_word(clear.p.squeue, clear.p.page),
+                        page_word(self.squeue, self.set_page),
+                    ),
+                )
+            ),
+        ]
+        with m.If(~self.ready):
+            m.d.sync += scrub.eq(scrub + 1)
+            with m.If(scrub == c.page_words - 1):
+                m.d.sync += self.ready.eq(1)
+        m.d.sync += Assert(self.ready | ~clear.valid, "a key is written before the scrub is over")
+
+        # - summaries ------------------------------------------------------------------------------
+        def row(page, line):
+            return page_word(self.squeue, page) * c.select_lines + line
+
+        line, moves = Signal(range(c.select_lines)), Signal()
+        last = line == self.token_lines
+        asked, asked_page, asked_line = Signal(), Signal(bits), Signal.like(line)
+        out_free = ~self.o.valid | self.o.ready
+        m.d.comb += [
+            moves.eq(~asked | out_free),
+            rows.read_en.eq(self.i.valid & moves),
+            rows.read_address.eq(row(self.i.p, line)),
+            self.i.ready.eq(moves & last),
+            rows.write_en.eq(self.i_line.valid),
+            rows.write_address.eq(row(self.i_line.p.id, self.i_line.p.line)),
+            rows.write_data.eq(self.i_line.p.data),
+        ]
+        with m.If(moves):
+            m.d.sync += [asked.eq(self.i.valid), asked_page.eq(self.i.p), asked_line.eq(line)]
+            with m.If(self.i.valid):
+                m.d.sync += line.eq(Mux(last, 0, line + 1))
+        with m.If(out_free):
+            m.d.sync += [
+                self.o.valid.eq(asked),
+                self.o.p.data.eq(rows.read_data),
+                self.o.p.id.eq(asked_page),
+                self.o.p.line.eq(asked_line),
+                self.o.p.last.eq(asked_line == self.token_lines),
+            ]
+        return m

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What a device does with a SELECT, and how it translates GATHER addresses (docs/select.md): lines
+of the region, one choice after another, slots. Every look at a line and every protection is an op
+of the endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kelp_spec.formats import ELEMENTS, Format
+from kelp_spec.metadata import Op, Outcome
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    BLOCK_EXPONENT_LEAST,
+    CHOSEN_FIELDS,
+    Refusal,
+    SelectMap,
+    SelectStatus,
+    SlotState,
+)
+
+from . import codec
+from .endpoint import Endpoint
+from .lines import POISONED, ZEROS
+from .ops import Op as TrackerOp
+from .select import Blocks, Summary, of_host, of_stored, select_pages, summary
+
+__all__ = ["Bell", "SelectRegion", "pack", "unpack"]
+
+
+def pack(fields, values: dict) -> bytes:
+    """Little-endian bytes of `fields`, lowest bits first; what is not named is 0."""
+    word = at = 0
+    for name, bits in fields:
+        word |= (values.get(name, 0) & (1 << bits) - 1) << at
+        at += bits
+    return word.to_bytes(at // 8, "little")
+
+
+def unpack(fields, data: bytes) -> dict[str, int]:
+    word, found = int.from_bytes(data, "little"), {}
+    for name, bits in fields:
+        found[name] = word & (1 << bits) - 1
+        word >>= bits
+    return found
+
+
+class Bell(dict):
+    """A doorbell's fields by name, as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+@dataclass
+class _Queue:
+    """Slots of a (session, queue): the pages chosen, and what became of each."""
+
+    pages: list[tuple[int, SlotState]] = field(default_factory=list)
+    generation: int = 0
+
+
+class SelectRegion:
+    """The SELECT region and the slots of one device.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        Of a configuration with `select`.
+    apply : callable, optional
+        Carries out an op and returns its Result; by default `endpoint.apply`.
+    """
+
+    def __init__(self, endpoint: Endpoint, apply: Callable | None = None):
+        self.endpoint, self.config = endpoint, endpoint.config
+        self.map = SelectMap(self.config)
+        self._apply = apply or endpoint.apply
+        blocks = range(1 << self.map.offset_bits - self.map.half_bits - 1)
+        size = 64 << self.map.half_bits
+        self._queries = [bytearray(size) for _ in blocks]
+        self._answers = [bytearray(size) for _ in blocks]
+        self.queues = [_Queue() for _ in range(self.config.squeues)]
+        self._layers: dict[int, int] = {}  # session → layer of its slots
+
+    # - the region ---------------------------------------------------------------------------------
+    def read(self, line: int, ld_id: int) -> bytes:
+        """A line of the region. Zeros where nothing was answered yet, or to anyone but the
+        session's owner."""
+        block, upper, at = self._place(line)
+        if not upper or not self._owner(line, ld_id):
+            return bytes(64)
+        return bytes(self._answers[block][64 * at : 64 * at + 64])
+
+    def write(self, line: int, data: bytes, ld_id: int, *, whole: bool = True) -> None:
+        """A line of the region: a query, or the doorbell, which is answered at once. `whole`: not
+        in part, and not poisoned."""
+        block, upper, at = self._place(line)
+        if not self._owner(line, ld_id) or not (whole or upper):
+            return
+        if not upper:
+            self._queries[block][64 * at : 64 * at + 64] = data
+        elif at == 0:
+            bell = Bell(unpack(BELL_FIELDS, data))
+            session = block >> self.map.group_bits
+            refusal = self._refusal(session, bell) if whole else Refusal.BELL
+            self._answers[block][:] = self._answer(session, bell, refusal, self._query(block, bell))
+
+    def ended(self, session: int) -> None:
+        """The session closes: nothing that it was answered is left, nor are its slots."""
+        for group in range(self.config.select_groups):
+            block = session << self.map.group_bits | group
+            for lines in (self._queries, self._answers):
+                lines[block][:] = bytes(len(lines[block]))
+        self._give_back(session)
+
+    def page_of(self, session: int, queue: int, generation: int, slot: int) -> int | None:
+        """The page that a GATHER address means; None where there is none."""
+        if session >= self.config.sessions or queue >= self.config.queues:
+            return None
+        at = self.queues[session * self.config.queues + queue]
+        if generation != at.generation % (1 << self.config.generation_bits):
+            return None
+        page, state = at.pages[slot] if slot < len(at.pages) else (0, SlotState.ABSENT)
+        return page if state == SlotState.HELD else None
+
+    def _place(self, line):
+        half = self.map.half_bits
+        return line >> half + 1, line >> half & 1, line & (1 << half) - 1
+
+    def _owner(self, line, ld_id):
+        session = line >> self.map.offset_bits - self.config.session_bits
+        if session >= self.config.sessions:
+            return False
+        held = self.endpoint.tracker.sessions[session]
+        return held.open and not held.closing and held.ld_id == ld_id
+
+    # - one choice ---------------------------------------------------------------------------------
+    def _refusal(self, session, bell) -> Refusal:
+        held, c = self.endpoint.tracker.sessions[session], self.config
+        if bell.release:
+            return Refusal.NONE
+        if bell.queue >= held.used_queues:
+            return Refusal.QUEUE
+        if bell.newest >= held.used_pages:
+            return Refusal.PAGE
+        if not 1 <= bell.lines <= c.select_lines or held.used_lines % bell.lines:
+            return Refusal.LINES
+        if not 1 <= bell.tokens * bell.lines <= held.used_lines:
+            return Refusal.TOKENS
+        if bell.most > c.select - 2:
+            return Refusal.COUNT
+        return Refusal.NONE
+
+    def _query(self, block, bell) -> np.ndarray:
+        """The group's queries as the host wrote them, uint16 [heads, lines, 32]."""
+        lines = np.frombuffer(bytes(self._queries[block]), "<u2").reshape(-1, ELEMENTS)
+        heads = lines[: self.map.query_lines].reshape(-1, self.config.select_lines, ELEMENTS)
+        return heads[: self.config.select_heads, : max(1, min(bell.lines, heads.shape[1]))]
+
+    def _answer(self, session, bell, refusal, codes) -> bytes:
+        held, at = self.endpoint.tracker.sessions[session], 0
+        chosen, absent, generations = [], 0, 1 << self.config.generation_bits
+        if not refusal and bell.release:
+            self._give_back(session)
+        elif not refusal:
+            query = of_host(codes, held.host_type)
+            if query.nan.any():
+                refusal = Refusal.QUERY_NAN
+            else:
+                at = session * self.config.queues + bell.queue
+                chosen, absent = self._choose(session, at, bell, query)
+        header = {
+            "sequence": bell.sequence,
+            "status": SelectStatus.REFUSED if refusal else SelectStatus.DONE,
+            "refusal": refusal,
+            "count": len(chosen),
+            "absent": absent,
+            "generation": self.queues[at].generation % generations if chosen else 0,
+        }
+        lines = pack(ANSWER_FIELDS, header).ljust(64, b"\0")
+        for page, mass, state in chosen:
+            lines += pack(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
+        return lines.ljust(64 << self.map.half_bits, b"\0")
+
+    def _choose(self, session, squeue, bell, query):
+        """What a SELECT that is not refused chooses: [(page, mass, state)], and how many of the
+        pages scored were not there."""
+        if self._layers.get(session, bell.layer) != bell.layer:
+            self._give_back(session)
+        else:
+            self._give_back_queue(session, squeue)
+        self._layers[session] = bell.layer
+        held = self.endpoint.tracker.sessions[session]
+        pages = self._summaries(session, squeue, bell)
+        absent = []
+
+        class Keys:
+            """The keys of a page, read when they are asked for."""
+
+            def __len__(_):
+                return bell.newest + 1
+
+            def __getitem__(_, page):
+                count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
+                keys, there = self._look(session, squeue, page, count, bell.lines)
+                absent.extend(() if there else (page,))
+                return keys
+
+        choice = select_pages(
+            query,
+            Keys(),
+            pages,
+            quota=self.config.select_quota,
+            target=bell.target,
+            most=bell.most,
+            m=bell.m,
+            sh=bell.sh,
+        )
+        queue, chosen = self.queues[squeue], []
+        for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
+            outcome = self._op(Op.HOLD, session, squeue, page).outcome
+            state = {
+                Outcome.DONE: SlotState.HELD,
+                Outcome.VOID: SlotState.ABSENT,
+                Outcome.REFUSED: SlotState.NO_ROOM,
+            }[Outcome(outcome)]
+            chosen.append((page, mass, state))
+            queue.pages.append((page, state))
+        return chosen, len(absent)
+
+    def _summaries(self, session, squeue, bell) -> Summary:
+        """Of all pages to the newest; those that have none are summarised now."""
+        shape = (bell.newest + 1, bell.lines)
+        low, high = (np.zeros((*shape, ELEMENTS), np.int64) for _ in range(2))
+        e = np.full(shape, BLOCK_EXPONENT_LEAST, np.int64)
+        used = self.endpoint.tracker.sessions[session].used_lines
+        for page in range(1, bell.newest):
+            key = squeue * self.config.pages + page
+            found = self.endpoint.summaries.get(key)
+            if found is None:
+                keys, there = self._look(session, squeue, page, used, bell.lines)
+                found = summary(keys, np.ones(keys.e.shape, bool))
+                if there:
+                    self.endpoint.summaries[key] = found
+            low[page], high[page], e[page] = found
+        return Summary(low, high, e)
+
+    def _look(self, session, squeue, page, count, lines) -> tuple[Blocks, bool]:
+        """The keys of a page [tokens, lines], and whether the page was there; a line that was not,
+        or is poisoned, is `nan`."""
+        versions = []
+        for line in range(count):
+            outcome = self._op(Op.LOOK, session, squeue, page, line).outcome
+            versions.append(self.endpoint.version if outcome == Outcome.DONE else None)
+        host_type = self.endpoint.tracker.sessions[session].host_type
+        codes = self.endpoint.lines.resolve(
+            [ZEROS if v is None or v == POISONED else v for v in versions]
+        )
+        payload, scale = codec.encode(codes, host_type, Format.INT8)
+        nan = np.array([v is None or v == POISONED for v in versions])
+        scale = np.where(nan, 255, scale)
+        keys = of_stored(payload, scale, host_type, Format.INT8)
+        parts = (part.reshape(-1, lines, *part.shape[1:]) for part in keys)
+        return Blocks(*parts), all(v is not None for v in versions)
+
+    def _op(self, kind, session, squeue, page, line=0):
+        return self._apply(TrackerOp(kind, session=session, squeue=squeue, page=page, kv_line=line))
+
+    # - slots --------------------------------------------------------------------------------------
+    def give_back(self, session: int) -> None:
+        """All slots of a session, as after the time that its last SELECT gave them."""
+        self._give_back(session)
+
+    def _give_back(self, session):
+        for queue in range(self.config.queues):
+            self._give_back_queue(session, session * self.config.queues + queue)
+        self._layers.pop(session, None)
+
+    def _give_back_queue(self, session, squeue):
+        queue = self.queues[squeue]
+        if not queue.pages:
+            return
+        for page, state in queue.pages:
+            if state == SlotState.HELD:
+                self._op(Op.UNHOLD, session, squeue, page)
+        queue.pages, queue.generation = [], queue.generation + 1

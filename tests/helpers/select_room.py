@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Select between a host, a tracker and a data path that are the golden endpoint."""
+
+import random
+from collections import deque
+
+import numpy as np
+from amaranth.hdl import Module, Signal
+from select_cases import SCALE
+from simulation import simulate
+
+from kelp_golden.endpoint import Endpoint, QueuePolicy
+from kelp_golden.lines import POISONED
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.ops import QueueConfig, Session
+from kelp_golden.select_region import SelectRegion, pack, unpack
+from kelp_hw.select.select import Select
+from kelp_spec.config import named
+from kelp_spec.metadata import Answer, Event, Op, Outcome
+from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS
+
+__all__ = [
+    "BELL",
+    "CONFIG",
+    "OWNER",
+    "SHAPE",
+    "Room",
+    "compare",
+    "device",
+    "pins",
+    "queries",
+    "write",
+]
+
+#: One lane of eight: the simulator is slow, and nothing here depends on the codec's lanes.
+CONFIG = named("unit_select").with_(name="room", codec_lanes=8)
+LINES, TOKENS, OWNER = 2, 2, 3
+BELL = {"newest": 9, "tokens": TOKENS, "lines": LINES, "most": 4, "target": 2 << 16, **SCALE}
+SHAPE = Session(used_queues=4, used_lines=4, used_pages=32, kv_heads=2, ld_id=OWNER)
+
+
+def write(device, queue, page, rows):
+    for line, row in enumerate(rows):
+        device.apply(
+            TrackerOp(
+                Op.WRITE,
+                squeue=queue,
+                page=page,
+                kv_line=line,
+                write=1,
+                has_write=1,
+                ld_id=OWNER,
+                origin=(row.tobytes(), (1 << 64) - 1),
+            )
+        )
+
+
+def device(*, pages=10, queues=(0,), reserve=0, seed=1):
+    """A golden endpoint with one session, and pages in some of its queues."""
+    rng = np.random.default_rng(seed)
+    made = Endpoint(CONFIG)
+    made.tracker.reserve = reserve
+    for squeue in range(CONFIG.squeues):
+        made.configure(squeue, QueueConfig(), QueuePolicy())
+    made.apply(TrackerOp(Op.OPEN), descriptor=SHAPE)
+    for queue in queues:
+        for page in range(pages):
+            write(made, queue, page, rng.standard_normal((4, 32)).astype("<f2"))
+    return made
+
+
+class Room:
+    """The block, the golden endpoint around it, and a host that does one access after another."""
+
+    def __init__(self, around, *, offer=1.0, take=1.0, seed=1, cycles=30_000):
+        self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
+        self.rng = random.Random(seed)
+        self.ops, self.events = [], []
+        self.results, self.answers = deque(), deque()
+
+    def run(self, host):
+        """`host(room)` is a coroutine that awaits `access`, `read`, `gather` and `cycle`."""
+        self.dut = Select(config=CONFIG)
+        top = Module()
+        top.submodules.dut = self.dut
+
+        async def bench(ctx):
+            self.ctx, self.left = ctx, self.cycles
+            ctx.set(self.dut.i_result.valid, 0)
+            for _ in range(CONFIG.page_words + 4):
+                await self.cycle()
+            await host(self)
+
+        top.d.sync += Signal().eq(1)
+        simulate(top, bench)
+
+    async def cycle(self):
+        """One cycle of everything but the host."""
+        ctx, dut, rng = self.ctx, self.dut, self.rng
+        self.left -= 1
+        assert self.left, "the time is over"
+        for s, held in enumerate(self.around.tracker.sessions):
+            for name in ("open", "closing", "ld_id", "used_queues", "used_lines", "used_pages"):
+                ctx.set(getattr(dut.sessions[s], name), int(getattr(held, name)))
+        ready = rng.random() < self.take
+        ctx.set(dut.o_op.ready, ready)
+        ctx.set(dut.i_result.valid, bool(self.results))
+        if self.results:
+            ctx.set(dut.i_result.p, self.results.popleft())
+        offered = getattr(self, "offered", False) or (
+            bool(self.answers) and rng.random() < self.offer
+        )
+        ctx.set(dut.i_answer.valid, offered)
+        if offered:
+            ctx.set(dut.i_answer.p, self.answers[0])
+        if ctx.get(dut.o_op.valid) and ready:
+            self._decide(ctx.get(dut.o_op.p))
+        self.offered = offered and not ctx.get(dut.i_answer.ready)
+        if offered and not self.offered:
+            self.answers.popleft()
+        for source in dut.o_event:
+            if ctx.get(source.valid):
+                self.events.append((Event(ctx.get(source.p.code)), ctx.get(source.p.argument)))
+        await ctx.tick()
+
+    def _decide(self, op):
+        """M3 decides an op, and memory gives its line."""
+        asked = TrackerOp(
+            op.kind, session=op.session, squeue=op.squeue, page=op.page, kv_line=op.kv_line
+        )
+        result = self.around.apply(asked)
+        self.ops.append((Op(op.kind).name, op.squeue, op.page, op.kv_line))
+        told = {"kind": op.kind, "squeue": op.squeue, "page": op.page, "kv_line": op.kv_line}
+        self.results.append({"op": told, "outcome": result.outcome})
+        if op.kind == Op.LOOK and result.outcome == Outcome.DONE:
+            version = self.around.version
+            rows = self.around.lines.resolve([version])
+            self.answers.append(
+                {
+                    "answer": Answer.POISON if version == POISONED else Answer.DATA,
+                    "data": int.from_bytes(rows.tobytes(), "little"),
+                    "origin": {"look": 1},
+                }
+            )
+
+    def tell(self, kind, squeue=0, page=0, kv_line=0, **fields):
+        """A result of an op that is not the block's."""
+        op = {"kind": kind, "squeue": squeue, "page": page, "kv_line": kv_line}
+        self.results.append({"op": op | fields, "outcome": Outcome.DONE})
+
+    async def access(self, line, data=None, ld_id=OWNER, whole=True):
+        """A write of a line of the region, or a read; what is answered."""
+        ctx, dut = self.ctx, self.dut
+        access = {"select": 1, "offset": line, "ld_id": ld_id, "tag": 7, "write": data is not None}
+        if data is not None:
+            access |= {
+                "data": int.from_bytes(data, "little"),
+                "byte_enable": (1 << 64) - (1 if whole else 2),
+            }
+        ctx.set(dut.i_access.p, access)
+        ctx.set(dut.i_access.valid, 1)
+        found, done = None, False
+        while not done:
+            ready = self.rng.random() < self.take
+            ctx.set(dut.o_served.ready, ready)
+            if ctx.get(dut.o_served.valid) and ready:
+                found = ctx.get(dut.o_served.p.data).to_bytes(64, "little")
+            done = ctx.get(dut.i_access.ready)
+            await self.cycle()
+        ctx.set(dut.i_access.valid, 0)
+        assert found is not None
+        return found
+
+    async def select(self, region, bell, queries=None, *, group=0, whole=True, ld_id=OWNER):
+        """A whole SELECT, and the same on the golden `region`; the answers of both."""
+        places = region.map
+        for head, rows in enumerate(queries if queries is not None else ()):
+            for n, row in enumerate(rows):
+                await self.access(places.query(0, group, head, n), row.tobytes(), ld_id)
+                region.write(places.query(0, group, head, n), row.tobytes(), ld_id)
+        line = places.bell(0, group)
+        data = pack(BELL_FIELDS, BELL | bell).ljust(64, b"\0")
+        await self.access(line, data, ld_id, whole)
+        region.write(line, data, ld_id, whole=whole)
+        for _ in range(60):
+            header = await self.access(line)
+            if unpack(ANSWER_FIELDS, header[:13])["sequence"] == bell["sequence"]:
+                break
+            for _ in range(50):
+                await self.cycle()
+        found = [header] + [await self.access(line + n) for n in range(1, places.answer_lines)]
+        return found, [region.read(line + n, OWNER) for n in range(places.answer_lines)]
+
+    async def gather(self, address, opcode=0):
+        """Where a request goes."""
+        ctx, dut = self.ctx, self.dut
+        ctx.set(dut.i_request.p, {"address": address >> 6, "tag": 5, "opcode": opcode})
+        ctx.set(dut.i_request.valid, 1)
+        while not ctx.get(dut.i_request.ready):
+            await self.cycle()
+        await self.cycle()
+        ctx.set(dut.i_request.valid, 0)
+        while True:
+            ready = self.rng.random() < self.take
+            ctx.set(dut.o_request.ready, ready)
+            if ready and ctx.get(dut.o_request.valid):
+                found = ctx.get(dut.o_request.p.address) << 6
+                await self.cycle()
+                ctx.set(dut.o_request.ready, 0)
+                return found
+            await self.cycle()
+
+
+def queries(seed=5):
+    return np.random.default_rng(seed).standard_normal((2, LINES, 32)).astype("<f2")
+
+
+def logged(region):
+    """The ops of a golden region, as they come."""
+    ops, apply = [], region.endpoint.apply
+
+    def log(op):
+        ops.append((Op(op.kind).name, op.squeue, op.page, op.kv_line))
+        return apply(op)
+
+    region._apply = log
+    return ops
+
+
+def pins(endpoint):
+    return {key: word.pinned for key, word in endpoint.tracker.words.items() if word.pinned}
+
+
+def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
+    """SELECTs one after another on block and golden region: the same ops, answers and slots."""
+    makes = device(**around), device(**around)
+    room, region = Room(makes[0], offer=offer, take=take, cycles=cycles), SelectRegion(makes[1])
+    ops = logged(region)
+
+    async def host(room):
+        for n, bell in enumerate(bells):
+            found, wanted = await room.select(region, {"sequence": n + 1} | bell, queries(n))
+            assert found == wanted, (bell, unpack(ANSWER_FIELDS, found[0][:13]))
+            for _ in range(30):
+                await room.cycle()
+            if between:
+                between(room, makes, n)
+
+    room.run(host)
+    assert room.ops == ops
+    assert pins(makes[0]) == pins(makes[1])
+    return room, region

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""GatherWindow: slots' addresses become their pages', at full rate."""
+
+from streams import Ends, pump
+
+from kelp_hw.select.gather_window import GatherWindow
+from kelp_spec.address import AddressMap, KvAddress, Region
+from kelp_spec.config import named
+
+CONFIG = named("unit_select")
+MAP = AddressMap(CONFIG)
+PAGES = {(0, 1): (5, 63, 17), (1, 3): (2,)}  #: (session, queue) → the pages of its slots
+GENERATION = 6
+
+
+async def fill(ctx, dut):
+    """The slots of `PAGES`; the last one of each queue does not hold its page."""
+    for _ in range(1 << dut.queue_bits):
+        await ctx.tick()
+    assert ctx.get(dut.ready)
+    for (session, queue), pages in PAGES.items():
+        ctx.set(dut.squeue, session << CONFIG.queue_bits | queue)
+        for slot, page in enumerate(pages):
+            ctx.set(dut.slot, slot)
+            ctx.set(dut.new_slot, {"page": page, "held": page != 17})
+            ctx.set(dut.write_slot, 1)
+            await ctx.tick()
+        ctx.set(dut.write_slot, 0)
+        ctx.set(dut.new_queue, {"count": len(pages), "generation": GENERATION})
+        ctx.set(dut.write_queue, 1)
+        await ctx.tick()
+        ctx.set(dut.write_queue, 0)
+
+
+def asked():
+    """Addresses, and what becomes of each; None: outside the map."""
+    for (session, queue), pages in PAGES.items():
+        for slot in range(CONFIG.select):
+            for kv, line in ((0, 2), (1, 3)):
+                there = slot < len(pages) and pages[slot] != 17
+                page = pages[slot] if there else 0
+                place = MAP.encode(KvAddress(session, queue, page, kv, line))
+                yield MAP.gather(session, queue, GENERATION, kv, slot, line), there and place
+        yield MAP.gather(session, queue, GENERATION + 1, 0, 0, 0), None
+    yield MAP.gather(0, 0, 0, 0, 0, 0), None
+    for other in (MAP.encode(KvAddress(1, 2, 9, 1, 1)), MAP.hint_base, MAP.select_base + 64):
+        yield other, other
+
+
+def run(offer, take):
+    cases = list(asked())
+    sends = [{"address": address >> 6, "tag": n} for n, (address, _) in enumerate(cases)]
+    ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, before=fill)
+    seen = pump(GatherWindow(config=CONFIG), ends, cycles=int(len(cases) / offer / take) + 20)
+    for t, (n, (_, place)) in zip(seen["o"], enumerate(cases), strict=True):
+        assert t.item.tag == n
+        if place:
+            assert t.item.address << 6 == place
+        else:
+            assert t.item.address << 6 >> CONFIG.aperture_bits == Region.OUTSIDE
+    return seen
+
+
+def test_addresses():
+    run(0.6, 0.7)
+
+
+def test_latency_and_interval():
+    seen = run(1, 1)
+    pairs = zip(seen["i"], seen["o"], strict=True)
+    assert {o.offered - i.offered for i, o in pairs} == {GatherWindow.LATENCY}
+    taken = [t.taken for t in seen["o"]]
+    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {GatherWindow.INTERVAL}

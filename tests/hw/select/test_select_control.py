@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SelectControl: slots that come and go, refusals, sessions that end, pages that are not there."""
+
+import numpy as np
+from select_room import BELL, CONFIG, OWNER, SHAPE, Room, compare, device, pins, queries, write
+
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.select_region import SelectRegion, pack, unpack
+from kelp_spec.metadata import Event, Op, Outcome, PageState
+from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, Refusal, SelectStatus
+
+
+def test_layers_writes_and_refusals():
+    """Slots go with the next layer, a written page is summarised anew, a refusal leaves all as it
+    is, a release gives back."""
+
+    def between(room, makes, n):
+        if n == 0:
+            for made in makes:
+                write(made, 0, 4, np.full((4, 32), 0.5, "<f2"))
+            room.tell(Op.WRITE, page=4, kv_line=1)
+            room.results[-1]["outcome"] = Outcome.HIT
+
+    bells = [
+        {"layer": 0},
+        {"layer": 0, "queue": 2},
+        {"layer": 0, "newest": 32},
+        {"layer": 0},
+        {"layer": 1, "queue": 2, "tokens": 1},
+        {"release": 1},
+        {"queue": 4},
+        {"lines": 3},
+        {"tokens": 3},
+        {"most": 7},
+    ]
+    room, _ = compare(bells, around={"queues": (0, 2)}, between=between, cycles=60_000)
+    looked = [op for op in room.ops if op[0] == "LOOK" and op[1:] == (0, 4, 0)]
+    assert len(looked) >= 2
+    assert room.events == [
+        (Event.SELECT_REFUSED, code)
+        for code in (Refusal.PAGE, Refusal.QUEUE, Refusal.LINES, Refusal.TOKENS, Refusal.COUNT)
+    ]
+
+
+def test_pages_that_go_and_frames_that_are_short():
+    """A page that is not there has no mass and no slot; without room a page is chosen alone."""
+
+    def between(room, makes, n):
+        for made in makes:
+            for page in ((3, 5), (3, 5, 0))[n % 2]:
+                word = made.tracker.words[page]
+                made.tracker.words[page] = word._replace(state=int(PageState.COLD))
+
+    room, region = compare(
+        [{"target": 1 << 20}] * 3,
+        around={"reserve": CONFIG.frames[0] - 4},
+        between=between,
+        offer=0.8,
+        take=0.8,
+    )
+    answer = unpack(ANSWER_FIELDS, region.read(region.map.bell(0, 0), OWNER)[:13])
+    assert answer["absent"] >= 1 and answer["status"] == SelectStatus.DONE
+
+
+def test_time_is_over_and_sessions_end():
+    """Slots are given back 2^hold cycles after the answer, and with their session; nothing of it is
+    read by the next owner."""
+    made = device()
+    room, region = Room(made), SelectRegion(device())
+
+    async def host(room):
+        await room.select(region, {"sequence": 1, "hold": 8}, queries())
+        assert pins(made)
+        for now in range(0, 400):
+            room.ctx.set(room.dut.now, now)
+            await room.cycle()
+        assert not pins(made)
+        await room.select(region, {"sequence": 2}, queries())
+        assert pins(made)
+        held = made.tracker.sessions[0]
+        made.apply(TrackerOp(Op.CLOSE))
+        room.tell(Op.CLOSE)
+        for page in range(10):
+            made.apply(TrackerOp(Op.SCRUB, page=page))
+            room.tell(Op.SCRUB, page=page)
+        for _ in range(60):
+            await room.cycle()
+        made.apply(TrackerOp(Op.CLOSED))
+        assert made.tracker.pools[0].pins == 0
+        line = region.map.bell(0, 0)
+        assert await room.access(line) == bytes(64)
+        assert room.events.pop()[0] == Event.CLOSED_SESSION
+        made.apply(TrackerOp(Op.OPEN), descriptor=SHAPE)
+        room.tell(Op.OPEN)
+        for _ in range(20):
+            await room.cycle()
+        assert held.open and await room.access(line) == bytes(64)
+        assert await room.access(line, ld_id=OWNER + 1) == bytes(64)
+        assert room.events.pop()[0] == Event.FOREIGN_LD
+        await room.access(line, bytes(64), ld_id=OWNER + 1)
+        assert room.events.pop()[0] == Event.FOREIGN_LD
+        assert room.ctx.get(room.dut.idle)
+
+    room.run(host)
+
+
+def test_queries_and_doorbells_that_are_no_good():
+    """NaN is refused, Inf is not; a doorbell in part is refused; the later of two is served."""
+    made, twin = device(), device()
+    room, region = Room(made), SelectRegion(twin)
+
+    async def host(room):
+        bad = queries()
+        bad[1, 1, 7] = np.nan
+        found, wanted = await room.select(region, {"sequence": 1}, bad)
+        assert found == wanted
+        assert room.events == [(Event.SELECT_REFUSED, Refusal.QUERY_NAN)]
+        bad[1, 1, 7] = np.inf
+        found, wanted = await room.select(region, {"sequence": 2}, bad)
+        assert found == wanted and unpack(ANSWER_FIELDS, found[0][:13])["count"] == 6
+        found, wanted = await room.select(region, {"sequence": 3}, whole=False)
+        assert found == wanted and room.events[-1][1] == Refusal.BELL
+        line = region.map.bell(0, 0)
+        for sequence in (4, 5, 6):
+            data = pack(BELL_FIELDS, BELL | {"sequence": sequence}).ljust(64, b"\0")
+            await room.access(line, data)
+        await room.select(region, {"sequence": 7})
+        answered = [op for op in room.ops if op[0] == "HOLD"]
+        assert len(answered) in (18, 24)  # the second, one or two of the four, the last
+
+    room.run(host)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SelectWindow: lines of the region, for the session's owner alone."""
+
+from streams import Ends, pump
+
+from kelp_hw.select.select_window import SelectWindow
+from kelp_spec.config import named
+from kelp_spec.metadata import Event
+from kelp_spec.select import SelectMap
+
+CONFIG = named("unit_select")
+MAP = SelectMap(CONFIG)
+OWNER = 2
+WHOLE = (1 << 64) - 1
+
+
+def access(line, data=None, ld_id=OWNER, enable=WHOLE, poison=0):
+    write = {"write": 1, "data": data, "byte_enable": enable, "poison": poison}
+    return {"offset": line, "ld_id": ld_id, "select": 1} | ({} if data is None else write)
+
+
+def run(accesses, *, offer=1.0, take=1.0, before=None, watch=None):
+    async def first(ctx, dut):
+        ctx.set(dut.sessions[1], {"open": 1, "ld_id": OWNER})
+        if before:
+            await before(ctx, dut)
+
+    ends = Ends(
+        sends={"i": accesses}, takes=("o",), offer=offer, take=take, before=first, watch=watch
+    )
+    dut = SelectWindow(config=CONFIG)
+    return pump(dut, ends, cycles=int(len(accesses) * 4 / offer / take) + 20), dut
+
+
+def test_an_answer_is_shown_to_the_owner_when_it_is_whole():
+    events = []
+
+    async def answer(ctx, dut):
+        ctx.set(dut.block, 1 << MAP.group_bits | 1)
+        for line in range(MAP.answer_lines - 1, -1, -1):
+            ctx.set(dut.answer_line, line)
+            ctx.set(dut.answer, 0x1234 + line)
+            ctx.set(dut.answer_en, 1)
+            await ctx.tick()
+        ctx.set(dut.answer_en, 0)
+
+    def watch(ctx):
+        if ctx.get(seen_dut[0].o_event.valid):
+            events.append(ctx.get(seen_dut[0].o_event.p.code))
+
+    seen_dut = []
+
+    async def keep(ctx, dut):
+        seen_dut.append(dut)
+        await answer(ctx, dut)
+
+    bell, other = MAP.bell(1, 1), MAP.bell(1, 0)
+    lines = [bell, bell + 1, other, MAP.query(1, 1), bell, MAP.bell(0, 1)]
+    owners = [OWNER, OWNER, OWNER, OWNER, OWNER + 1, OWNER]
+    accesses = [access(line, ld_id=ld_id) for line, ld_id in zip(lines, owners, strict=True)]
+    seen, _ = run(accesses, offer=0.7, take=0.6, before=keep, watch=watch)
+    assert [t.item.data for t in seen["o"]] == [0x1234, 0x1235, 0, 0, 0, 0]
+    assert events == [Event.FOREIGN_LD, Event.CLOSED_SESSION]
+
+
+def test_queries_and_doorbells():
+    read = {}
+
+    def watch(ctx):
+        dut = duts[0]
+        ctx.set(dut.block, 1 << MAP.group_bits)
+        ctx.set(dut.query_line, 3)
+        read.update(
+            query=ctx.get(dut.query),
+            sequence=ctx.get(dut.bell.sequence),
+            broken=ctx.get(dut.bell.broken),
+            pending=ctx.get(dut.pending),
+        )
+
+    duts = []
+
+    async def keep(ctx, dut):
+        duts.append(dut)
+
+    query = MAP.query(1, 0, 1, 1)
+    accesses = [
+        access(query, 77),
+        access(query, 78, enable=WHOLE - 1),
+        access(query, 79, poison=1),
+        access(query, 80, ld_id=OWNER + 1),
+        access(MAP.bell(1, 0), 0xABCD),
+    ]
+    run(accesses, before=keep, watch=watch)
+    assert read == {"query": 77, "sequence": 0xABCD, "broken": 0, "pending": 1 << 2}
+    run([access(MAP.bell(1, 0), 5, enable=WHOLE - 1)], before=keep, watch=watch)
+
+
+def test_latency_and_interval():
+    seen, dut = run([access(MAP.bell(1, 0))] * 4)
+    assert seen["o"][0].offered - seen["i"][0].offered == dut.LATENCY
+    taken = [t.taken for t in seen["o"]]
+    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {dut.INTERVAL}

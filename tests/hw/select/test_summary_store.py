@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SummaryStore: lines come back as they were written; a bit holds until it is cleared."""
+
+from streams import Ends, pump
+
+from kelp_hw.select.summary_store import SummaryStore
+from kelp_spec.config import named
+
+CONFIG = named("unit_select")
+SQUEUE, PAGES = 5, (3, 9, 63)
+
+
+async def ready(ctx, dut):
+    ctx.set(dut.squeue, SQUEUE)
+    ctx.set(dut.token_lines, 1)
+    for _ in range(CONFIG.page_words):
+        await ctx.tick()
+    assert ctx.get(dut.ready)
+
+
+async def write(ctx, dut):
+    await ready(ctx, dut)
+    for page in PAGES:
+        for line in range(2):
+            ctx.set(dut.i_line.p, {"id": page, "line": line, "data": page << 8 | line})
+            ctx.set(dut.i_line.valid, 1)
+            await ctx.tick()
+    ctx.set(dut.i_line.valid, 0)
+
+
+def run(offer, take):
+    ends = Ends(sends={"i": [*PAGES, *PAGES]}, takes=("o",), offer=offer, take=take, before=write)
+    seen = pump(SummaryStore(config=CONFIG), ends, cycles=int(16 / offer / take) + 10)
+    got = [(t.item.id, t.item.line, t.item.last, t.item.data) for t in seen["o"]]
+    assert got == [
+        (page, line, line, page << 8 | line) for page in (*PAGES, *PAGES) for line in range(2)
+    ]
+    return seen
+
+
+def test_lines():
+    run(0.5, 0.6)
+
+
+def test_latency_and_interval():
+    seen = run(1, 1)
+    assert seen["o"][0].offered - seen["i"][0].offered == SummaryStore.LATENCY
+    taken = [t.taken for t in seen["o"]]
+    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {SummaryStore.INTERVAL}
+
+
+def test_a_bit_holds_until_it_is_cleared():
+    found = []
+
+    async def steps(ctx, dut):
+        await ready(ctx, dut)
+
+        async def holds(page):
+            ctx.set(dut.look, 1)
+            ctx.set(dut.look_page, page)
+            await ctx.tick()
+            ctx.set(dut.look, 0)
+            found.append(ctx.get(dut.holds))
+
+        async def change(sets=None, clears=None):
+            ctx.set(dut.set, sets is not None)
+            ctx.set(dut.set_page, sets or 0)
+            ctx.set(dut.i_clear.valid, clears is not None)
+            ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": clears or 0})
+            done = ctx.get(dut.set_done)
+            await ctx.tick()
+            ctx.set(dut.set, 0)
+            ctx.set(dut.i_clear.valid, 0)
+            return done
+
+        await holds(3)
+        assert await change(sets=3)
+        await holds(3)
+        assert not await change(sets=9, clears=3)  # clearing goes first
+        await holds(3)
+        await holds(9)
+
+    pump(SummaryStore(config=CONFIG), Ends(sends={}, takes=(), before=steps), cycles=1)
+    assert found == [0, 1, 0, 0]
