@@ -33,6 +33,8 @@ ARGUMENTS = {
         ("CommandEngine", "CxlIo", "HdmDecode", "HdmDecoders", "Mailbox", "RasLog"), {"config": IO}
     ),
     **dict.fromkeys(("Doe", "RegisterPort"), {}),
+    "ByteMemory": {"depth": 2, "words": 1, "protect": True},
+    "ConstantMemory": {"content": [0], "protect": True},
     "Msix": {"vectors": 2},
     "Pmu": {"config": named_cxlio("recorded_pmu")},
     "RegisterBank": {"block": component_registers(IO)},

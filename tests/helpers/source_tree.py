@@ -69,7 +69,7 @@ ROOMS = {
     "scores": {"lib", "control"},
     "select": {"lib", "codec"},
     "eviction": {"lib", "tracker", "control"},
-    "cxlio": set(),
+    "cxlio": {"lib"},
     "export": set(),
     "coherence": {"lib"},
 }

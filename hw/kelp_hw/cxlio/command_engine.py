@@ -4,12 +4,16 @@ events and requests to the data path beside it. A load is answered after 1 cycle
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_spec.cxlio.commands import ReturnCode
 from kelp_spec.cxlio.config import CxlIoConfig
 
+from ..lib.protected import BlockFault, Fault, gather, merged, used
+from .byte_memory import ByteMemory
+from .constant_memory import ConstantMemory
 from .firmware import image
 from .image import IO, IO_BASE, STORE, TABLES, Work
 from .mailbox import Mailbox
@@ -53,6 +57,11 @@ class CommandEngine(wiring.Component):
     "internal", and a later answer is dropped by its tag. Sanitize waits for ever, in the
     background. Events wait while a command is carried out.
 
+    A word of program, tables, store or payload that is beyond repair when the sequencer uses it is
+    fatal, and halts it before it acts on the word: until reset every command answers "internal",
+    events are taken and dropped, and no request leaves. A word of the payload that is beyond repair
+    when the host uses it is told by `host_fault` alone.
+
     Latency: `LATENCY` cycle from a host's read of the payload to its data. Interval: `INTERVAL`, an
     access of the payload a cycle.
 
@@ -85,6 +94,10 @@ class CommandEngine(wiring.Component):
         Of Doe.
     knobs : out
         The vendor features' values.
+    host_fault : out, Fault
+        Of what the host has read, or written in part, of the payload in the cycle before.
+    fault : out, BlockFault
+        Of the cycle before.
     """
 
     LATENCY = Mailbox.LATENCY
@@ -111,38 +124,38 @@ class CommandEngine(wiring.Component):
                 "exchange_word": Out(stream.Signature(32, always_ready=True)),
                 "exchange_send": Out(1),
                 "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
+                "host_fault": Out(Fault),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        im = image(self.config)
-        m.submodules.sequencer = core = Sequencer(program=im.program.words())
+        im, protect = image(self.config), self.config.protect
+        m.submodules.sequencer = core = Sequencer(program=im.program.words(), protect=protect)
         m.submodules.mailbox = box = Mailbox(config=self.config)
-        m.submodules.store = store = memory.Memory(shape=32, depth=im.store_words, init=())
-        m.submodules.tables = tables = memory.Memory(shape=32, depth=len(im.tables), init=im.tables)
-        store_write = store.write_port(granularity=8)
-        store_read, table_read = store.read_port(), tables.read_port()
+        m.submodules.store = store = ByteMemory(depth=im.store_words, words=1, protect=protect)
+        m.submodules.tables = tables = ConstantMemory(content=im.tables, protect=protect)
         region, word = Signal(2), core.address[2:13]
         was, io_data = Signal(2), Signal(32)
         m.d.comb += [
             region.eq(core.address[13:]),
             box.address.eq(word),
             box.write_data.eq(core.write_data),
+            box.read.eq(core.read & (region == 0)),
             box.write.eq(Mux(region == 0, core.write, 0)),
-            store_write.addr.eq(word),
-            store_write.data.eq(core.write_data),
-            store_write.en.eq(Mux(region == STORE >> 13, core.write, 0)),
-            store_read.addr.eq(word),
-            store_read.en.eq(core.read),
-            table_read.addr.eq(word),
-            table_read.en.eq(core.read),
+            store.address.eq(word),
+            store.write_data.eq(core.write_data),
+            store.write.eq(Mux(region == STORE >> 13, core.write, 0)),
+            tables.address.eq(word),
             core.read_data.eq(
-                Array([box.read_data, store_read.data, table_read.data, io_data])[was]
+                Array([box.read_data, store.read_data, tables.read_data, io_data])[was]
             ),
             box.ring.eq(self.ring),
             self.busy.eq(box.busy),
+            self.host_fault.eq(box.host_fault),
         ]
+        self._faults(m, core, box, store, tables, region)
         m.d.sync += was.eq(region)
         wiring.connect(m, wiring.flipped(self.access), box.access)
         assert (STORE, TABLES, IO_BASE) == (1 << 13, 2 << 13, 3 << 13)
@@ -160,6 +173,19 @@ class CommandEngine(wiring.Component):
             with m.Default():
                 m.d.sync += io_data.eq(0)
         return m
+
+    def _faults(self, m, core, box, store, tables, region):
+        """What the sequencer used in the cycle before; and that it stays inside its memories."""
+        stored, tabled, on = Signal(), Signal(), core.read | core.write.any()
+        m.d.sync += [stored.eq(on & (region == STORE >> 13))]
+        m.d.sync += tabled.eq(core.read & (region == TABLES >> 13))
+        loaded = merged(box.fault, used(store.fault, stored), used(tables.fault, tabled))
+        m.d.comb += core.stop.eq(loaded.uncorrected)
+        gather(m, self.fault, loaded, core.fault, poisoned=(box.host_fault,))
+        word = core.address[2:13]
+        depths = {0: self.config.payload // 4, 1: store.depth, 2: len(tables.content)}
+        for which, depth in depths.items():
+            m.d.sync += Assert(~(on & (region == which)) | (word < depth), "beyond the memory")
 
     def _writes(self, m, core, region):
         """I/O word → (pulse, value) of the sequencer's write to it."""
@@ -179,13 +205,17 @@ class CommandEngine(wiring.Component):
         shown[IO.OPCODE], shown[IO.LENGTH] = self.opcode, self.length
         done, code = write(IO.DONE)
         length, value = write(IO.OUT_LENGTH)
+        # What is halted answers all the same.
+        halted = m.submodules.sequencer.halted
+        given_up = halted & self.busy
         m.d.comb += [
-            box.done.eq(done),
-            self.length_load.eq(length),
-            self.out_length.eq(value),
+            box.done.eq(done | given_up),
+            self.length_load.eq(length | given_up),
+            self.out_length.eq(Mux(halted, 0, value)),
         ]
-        with m.If(done):
-            m.d.sync += self.state.code.eq(code)
+        m.d.sync += Assert(~done | self.busy, "an answer to no command")
+        with m.If(box.done):
+            m.d.sync += self.state.code.eq(Mux(halted, ReturnCode.INTERNAL, code))
         status, value = write(IO.EVENT_STATUS)
         with m.If(status):
             m.d.sync += self.state.event_status.eq(value)
@@ -198,6 +228,11 @@ class CommandEngine(wiring.Component):
                 self.state.opcode.eq(value),
                 self.state.percent.eq(value[16:]),
                 self.state.running.eq(value[31]),
+            ]
+        with m.If(halted & self.state.running):
+            m.d.sync += [
+                self.state.running.eq(0),
+                self.state.background_code.eq(ReturnCode.INTERNAL),
             ]
         background_code, value = write(IO.BACKGROUND_CODE)
         with m.If(background_code):
@@ -229,7 +264,7 @@ class CommandEngine(wiring.Component):
         for i in range(5):
             shown[IO.EVENT + 4 * i] = vector[32 * i : 32 * (i + 1)]
         take, _ = write(IO.EVENT_TAKE)
-        m.d.comb += self.events.ready.eq(take)
+        m.d.comb += self.events.ready.eq(take | m.submodules.sequencer.halted)
 
     def _requests(self, m, shown, write):
         request, answered, code = self.requests.p, Signal(), Signal(2)
@@ -253,6 +288,7 @@ class CommandEngine(wiring.Component):
             m.d.sync += waited.eq(waited + 1)
         with m.If(self.answers.valid & open_ & (self.answers.p.tag == request.tag)):
             m.d.sync += [answered.eq(1), code.eq(self.answers.p.code)]
+        m.d.sync += Assert(~(go & open_), "a request before the answer to the last")
         with m.If(go):
             m.d.sync += [self.requests.valid.eq(1), request.kind.eq(value)]
             m.d.sync += [open_.eq(1), waited.eq(0)]
@@ -273,7 +309,7 @@ class CommandEngine(wiring.Component):
         m.d.comb += [
             self.exchange_word.valid.eq(word),
             self.exchange_word.p.eq(value),
-            self.exchange_send.eq(send),
+            self.exchange_send.eq(send | m.submodules.sequencer.halted & self.exchange.valid),
         ]
         for i in range(self.config.knobs):
             knob, value = write(IO.KNOB + 4 * i)

@@ -8,11 +8,12 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.cxlio.component import HEADER_WORDS, component_registers
+from kelp_spec.cxlio.component import HEADER_WORDS, Uncorrectable, component_registers
 from kelp_spec.cxlio.config import CxlIoConfig
 from kelp_spec.cxlio.device import PAYLOAD, device_registers
 from kelp_spec.cxlio.pci import MSIX_PENDING, MSIX_TABLE, configuration_space
 
+from ..lib.protected import BlockFault, gather_blocks
 from .command_engine import CommandEngine
 from .doe import Doe
 from .hdm_decode import LINE_BITS, HdmDecode, device_line_layout
@@ -42,6 +43,9 @@ class CxlIo(wiring.Component):
     Latency: `LATENCY` cycles from an address to its answer; interval: `INTERVAL`. Addresses are
     decoded in `HdmDecode`'s time beside it.
 
+    Memories carry check bits (docs/protection.md). After a fatal error memory device status says
+    so until reset, RAS logs an internal error, and every command answers "internal".
+
     Parameters
     ----------
     config : CxlIoConfig
@@ -70,6 +74,8 @@ class CxlIo(wiring.Component):
         What the performance monitor counts, where there is one.
     knobs : out
         Values of the vendor features.
+    fault : out, BlockFault
+        What memories have shown. `poisoned`: the host was told with its answer.
     """
 
     LATENCY = RegisterPort.LATENCY
@@ -92,20 +98,29 @@ class CxlIo(wiring.Component):
                 "device_line": Out(stream.Signature(device_line_layout(config))),
                 **({"counted": In(counted_layout(config))} if config.pmu else {}),
                 "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
+        # A word of a data object, beyond repair, was read in the cycle before.
+        self._lost = Signal()
         m.submodules.port = port = RegisterPort(spaces=3 if c.pmu else 2)
         m.submodules.configuration = pci = RegisterBank(block=configuration_space(c))
         m.submodules.component = component = RegisterBank(block=component_registers(c))
         m.submodules.device = device = RegisterBank(block=device_registers(c))
         m.submodules.engine = engine = CommandEngine(config=c)
-        m.submodules.msix = msix = Msix(vectors=c.vectors)
+        m.submodules.msix = msix = Msix(vectors=c.vectors, protect=c.protect)
         wiring.connect(m, wiring.flipped(self.port), port.port)
-        m.d.comb += port.memory_enable.eq(pci.values.command_memory)
+        m.d.comb += [
+            port.memory_enable.eq(pci.values.command_memory),
+            port.broken.eq(
+                engine.host_fault.uncorrected | msix.host_fault.uncorrected | self._lost
+            ),
+        ]
+        self._faults = [engine.fault, msix.fault]
         spaces = {0: component, 1: device, 3: pci}
         for number, bank in spaces.items():
             self._joined(m, port, bank.access, port.space == number)
@@ -148,6 +163,7 @@ class CxlIo(wiring.Component):
         """The port's access, when it is for this one; its lanes begin at `first`."""
         m.d.comb += [
             access.lane.eq(port.access.lane - first),
+            access.read.eq(port.access.read & here),
             access.write.eq(port.access.write & here),
             access.write_data.eq(port.access.write_data),
             access.strobe.eq(port.access.strobe),
@@ -160,7 +176,10 @@ class CxlIo(wiring.Component):
             pci.locks.config_lock.eq(pci.values.cxl_lock_lock),
         ]
         if self.config.doe:
-            m.submodules.doe = doe = Doe()
+            m.submodules.doe = doe = Doe(protect=self.config.protect)
+            self._faults.append(doe.fault)
+            lane = self._word_lane(pci)
+            m.d.sync += self._lost.eq(doe.broken & pci.access.read & (pci.access.lane == lane))
             m.d.comb += [
                 doe.word.valid.eq(pci.written.doe_write),
                 doe.word.p.eq(pci.strobes.doe_write),
@@ -175,6 +194,10 @@ class CxlIo(wiring.Component):
             ]
             wiring.connect(m, doe.o, engine.exchange)
             wiring.connect(m, engine.exchange_word, doe.answer)
+
+    @staticmethod
+    def _word_lane(pci):
+        return next(r.lane for r in pci.block.registers if r.name == "doe_read")
 
     def _component(self, m, component, pci):
         c = self.config
@@ -203,7 +226,14 @@ class CxlIo(wiring.Component):
             ]
         for i in range(HEADER_WORDS):
             m.d.comb += component.inputs[f"header{i}"].eq(ras.header[32 * i : 32 * (i + 1)])
-        wiring.connect(m, wiring.flipped(self.errors), ras.i)
+        gather_blocks(m, self.fault, *self._faults)
+        errors, internal = self.errors, self.fault.fatal << Uncorrectable.INTERNAL
+        m.d.comb += [
+            ras.i.valid.eq(errors.valid | self.fault.fatal),
+            ras.i.p.uncorrectable.eq(Mux(errors.valid, errors.p.uncorrectable, 0) | internal),
+            ras.i.p.correctable.eq(Mux(errors.valid, errors.p.correctable, 0)),
+            ras.i.p.header.eq(errors.p.header),
+        ]
         wiring.connect(m, wiring.flipped(self.host_line), decode.i)
         wiring.connect(m, decode.o, wiring.flipped(self.device_line))
         for kind in ("correctable", "non_fatal", "fatal"):
@@ -215,13 +245,15 @@ class CxlIo(wiring.Component):
             ]
 
     def _device(self, m, device, engine, msix, pci, interrupts):
-        c, state = self.config, engine.state
+        c, state, fatal = self.config, engine.state, Signal()
+        with m.If(self.fault.fatal):
+            m.d.sync += fatal.eq(1)
         shown = {
             "event_status_info": state.event_status[0],
             "event_status_warning": state.event_status[1],
             "event_status_failure": state.event_status[2],
             "event_status_fatal": state.event_status[3],
-            "memory_status_fatal": 0,
+            "memory_status_fatal": fatal,
             "memory_status_media": Mux(self.memory_ready, state.media, 0),
             "memory_status_mailbox": state.ready,
             "mailbox_control_doorbell": engine.busy,

@@ -4,7 +4,7 @@ cycles, one address a cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -82,15 +82,16 @@ class HdmDecode(wiring.Component):
         ]
         alone = self.mem_enable & ~self.enable
         windows.append((alone, self.range_base, self.config.capacity, 0, 0, 0))
-        hit = Signal()
+        hit, hits = Signal(), Signal(len(windows))
         dpa = Signal(len(self.windows[0].dpa))
         offset, ways, granularity = Signal(LINE_BITS), Signal(2), Signal(3)
         with m.If(self.i.ready):
             m.d.sync += [full.eq(self.i.valid), hit.eq(0)]
-            for on, base, size, start, w, g in windows:
+            for i, (on, base, size, start, w, g) in enumerate(windows):
                 away = Signal(UNIT_BITS + 1)
                 m.d.comb += away.eq(unit - base)
-                with m.If(on & (unit >= base) & (away < size)):
+                m.d.comb += hits[i].eq(on & (unit >= base) & (away < size))
+                with m.If(hits[i]):
                     m.d.sync += [
                         hit.eq(1),
                         offset.eq(Cat(below, away)),
@@ -98,6 +99,10 @@ class HdmDecode(wiring.Component):
                         ways.eq(w),
                         granularity.eq(g),
                     ]
+        m.d.sync += Assert(
+            ~(self.i.valid & self.i.ready) | ((hits & (hits - 1)[: len(hits)]) == 0),
+            "a line in two windows",
+        )
         # The offset without `ways` bits above the granule.
         squeezed = Array(self._without(offset, ways, _LINES_OF_256 + g) for g in range(8))
         with m.If(move):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -179,7 +179,22 @@ class HdmDecoders(wiring.Component):
                                 dpa_ends[i].eq(dpa_end),
                             ]
                 m.next = "IDLE"
+        self._invariants(m)
         return m
+
+    def _invariants(self, m):
+        """What a host can rely on of decoders that are committed."""
+        for i, (state, window) in enumerate(zip(self.states, self.windows, strict=True)):
+            m.d.sync += [
+                Assert(~(state.committed & state.error), "committed, and refused"),
+                Assert(~window.on | (window.size != 0), "an empty window"),
+            ]
+            for behind in list(self.windows)[i + 1 :]:
+                m.d.sync += Assert(
+                    ~(window.on & behind.on)
+                    | (behind.base >= window.base + window.size) & (behind.dpa > window.dpa),
+                    "windows overlap",
+                )
 
     def _states(self, m):
         """Which decoders ask to be committed."""

@@ -5,11 +5,13 @@ is on. A read is answered after 1 cycle; one access a cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import memory, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.config import CxlIoConfig
 
+from ..lib.protected import Fault, used
+from .byte_memory import ByteMemory
 from .signatures import Access
 
 __all__ = ["Mailbox"]
@@ -19,7 +21,8 @@ class Mailbox(wiring.Component):
     """The payload, one memory of 64-bit lanes, and who may use it.
 
     `ring` turns `busy` on; `done` turns it off. While it is on the host's writes are dropped and
-    its reads give zero. Contents after power-up are zero, and a reset leaves them.
+    its reads give zero. Contents after power-up are zero, and a reset leaves them. A word beyond
+    repair stays so until it is written whole.
 
     Latency: `LATENCY` cycle, for either side. Interval: `INTERVAL`.
 
@@ -34,15 +37,17 @@ class Mailbox(wiring.Component):
     ring, done : in
         Pulses.
     busy : out
-    address, write, write_data, read_data
+    address, read, write, write_data, read_data
         The device's: words of 32 bits.
+    fault, host_fault : out, Fault
+        Of what the device, or the host, has read or written in part in the cycle before.
     """
 
     LATENCY = 1
     INTERVAL = 1
 
     def __init__(self, *, config: CxlIoConfig):
-        self.lane_bits = config.payload_bits - 3
+        self.config, self.lane_bits = config, config.payload_bits - 3
         super().__init__(
             {
                 "access": In(Access(lane_bits=self.lane_bits)),
@@ -50,36 +55,43 @@ class Mailbox(wiring.Component):
                 "done": In(1),
                 "busy": Out(1),
                 "address": In(self.lane_bits + 1),
+                "read": In(1),
                 "write": In(4),
                 "write_data": In(32),
                 "read_data": Out(32),
+                "fault": Out(Fault),
+                "host_fault": Out(Fault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.payload = payload = memory.Memory(shape=64, depth=1 << self.lane_bits, init=())
-        write = payload.write_port(granularity=8)
-        read = payload.read_port(transparent_for=(write,))
-        lane = Mux(self.busy, self.address[1:], self.access.lane)
-        high, was_busy = Signal(), Signal()
-        m.d.sync += [high.eq(self.address[0]), was_busy.eq(self.busy)]
+        m.submodules.payload = payload = ByteMemory(
+            depth=1 << self.lane_bits, words=2, protect=self.config.protect
+        )
+        high, was_busy, device, host = Signal(), Signal(), Signal(), Signal()
+        m.d.sync += [
+            high.eq(self.address[0]),
+            was_busy.eq(self.busy),
+            device.eq(self.busy & (self.read | self.write.any())),
+            host.eq(~self.busy & (self.access.read | self.access.write)),
+        ]
         m.d.comb += [
-            write.addr.eq(lane),
-            read.addr.eq(lane),
-            read.en.eq(1),
-            self.access.read_data.eq(Mux(was_busy, 0, read.data)),
-            self.read_data.eq(Mux(high, read.data[32:], read.data[:32])),
+            payload.address.eq(Mux(self.busy, self.address[1:], self.access.lane)),
+            self.access.read_data.eq(Mux(was_busy, 0, payload.read_data)),
+            self.read_data.eq(Mux(high, payload.read_data[32:], payload.read_data[:32])),
+            self.fault.eq(used(payload.fault, device)),
+            self.host_fault.eq(used(payload.fault, host)),
         ]
         with m.If(self.busy):
             m.d.comb += [
-                write.data.eq(self.write_data.replicate(2)),
-                write.en.eq(Mux(self.address[0], Cat(self.write & 0, self.write), self.write)),
+                payload.write_data.eq(self.write_data.replicate(2)),
+                payload.write.eq(Mux(self.address[0], Cat(self.write & 0, self.write), self.write)),
             ]
         with m.Else():
             m.d.comb += [
-                write.data.eq(self.access.write_data),
-                write.en.eq(Mux(self.access.write, self.access.strobe, 0)),
+                payload.write_data.eq(self.access.write_data),
+                payload.write.eq(Mux(self.access.write, self.access.strobe, 0)),
             ]
         with m.If(self.done):
             m.d.sync += self.busy.eq(0)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
-from amaranth.lib import memory, stream, wiring
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..lib.protected import BlockFault, Fault, gather, merged, used
+from .byte_memory import ByteMemory
 from .signatures import Access, message_layout
 
 __all__ = ["Msix"]
@@ -19,7 +21,8 @@ class Msix(wiring.Component):
     A trigger makes its vector pending while MSI-X is enabled, and is lost otherwise. A pending
     vector that neither its own mask nor the function's holds back leaves as its address and data,
     lowest number first, and is pending no more; a trigger that comes while it is pending is the
-    same message. After reset all vectors are masked. Table addresses are zero until written.
+    same message. After reset all vectors are masked. Table addresses are zero until written. A
+    message whose address or data is beyond repair is not sent: that is fatal.
 
     Latency: `LATENCY` cycles from a trigger to its message, `READ_LATENCY` from `lane` to
     `read_data`. Interval: `INTERVAL` cycles a message.
@@ -27,6 +30,8 @@ class Msix(wiring.Component):
     Parameters
     ----------
     vectors : int
+    protect : bool
+        The table carries check bits.
 
     Members
     -------
@@ -39,16 +44,20 @@ class Msix(wiring.Component):
     enable, mask, bus_master : in
         Of message control and command.
     o : Out stream of message_layout
+    host_fault : out, Fault
+        Of what the host has read, or written in part, in the cycle before.
+    fault : out, BlockFault
+        Of the cycle before.
     """
 
     LATENCY = 2
     READ_LATENCY = 1
     INTERVAL = 2
 
-    def __init__(self, *, vectors: int):
+    def __init__(self, *, vectors: int, protect: bool = False):
         if not 1 <= vectors <= 16:
             raise ValueError(f"vectors = {vectors!r} is refused; legal: 1 … 16")
-        self.vectors = vectors
+        self.vectors, self.protect = vectors, protect
         super().__init__(
             {
                 "table": In(Access(lane_bits=9)),
@@ -58,6 +67,8 @@ class Msix(wiring.Component):
                 "mask": In(1),
                 "bus_master": In(1),
                 "o": Out(stream.Signature(message_layout())),
+                "host_fault": Out(Fault),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -67,36 +78,41 @@ class Msix(wiring.Component):
         masks, pending = Signal(n, init=(1 << n) - 1), Signal(n)
         vector = table.lane[1:]
         there = vector < n
-        m.submodules.addresses = addresses = memory.Memory(shape=64, depth=n, init=())
-        m.submodules.words = words = memory.Memory(shape=32, depth=n, init=())
+        parts = {
+            "addresses": ByteMemory(depth=n, words=2, protect=self.protect, look=True),
+            "data": ByteMemory(depth=n, words=1, protect=self.protect, look=True),
+        }
         chosen, sending = Signal(range(max(n, 2))), Signal()
         was_data, was_mask, was_there = Signal(), Signal(), Signal()
         mask_here = Array(masks)[vector[: (n - 1).bit_length() or 1]]
-        ports = {}
-        for name, mem, lane_of, strobe in (
-            ("address", addresses, 0, table.strobe),
-            ("data", words, 1, table.strobe[:4]),
-        ):
-            write = mem.write_port(granularity=8)
-            host, own = (
-                mem.read_port(transparent_for=(write,)),
-                mem.read_port(transparent_for=(write,)),
-            )
-            ports[name] = host, own
+        accessed = Signal()
+        for lane_of, (name, each) in enumerate(parts.items()):
+            m.submodules[name] = each
+            here = table.write & there & (table.lane[0] == lane_of)
             m.d.comb += [
-                write.addr.eq(vector),
-                write.data.eq(table.write_data),
-                write.en.eq(Mux(table.write & there & (table.lane[0] == lane_of), strobe, 0)),
-                host.addr.eq(vector),
-                host.en.eq(1),
-                own.addr.eq(chosen),
-                own.en.eq(1),
+                each.address.eq(vector),
+                each.write_data.eq(table.write_data),
+                each.write.eq(Mux(here, table.strobe, 0)),
+                each.look_address.eq(chosen),
+                each.look_en.eq(1),
             ]
-        m.d.sync += [was_data.eq(table.lane[0]), was_mask.eq(mask_here), was_there.eq(there)]
-        of_data = Cat(ports["data"][0].data, was_mask)
-        m.d.comb += table.read_data.eq(
-            Mux(was_there, Mux(was_data, of_data, ports["address"][0].data), 0)
-        )
+        addresses, words = parts.values()
+        m.d.sync += [
+            was_data.eq(table.lane[0]),
+            was_mask.eq(mask_here),
+            was_there.eq(there),
+            accessed.eq((table.read | table.write) & there),
+        ]
+        m.d.comb += [
+            table.read_data.eq(
+                Mux(
+                    was_there,
+                    Mux(was_data, Cat(words.read_data, was_mask), addresses.read_data),
+                    0,
+                )
+            ),
+            self.host_fault.eq(used(Fault(Mux(was_data, words.fault, addresses.fault)), accessed)),
+        ]
         m.d.sync += self.pending_access.read_data.eq(Mux(self.pending_access.lane == 0, pending, 0))
         for i in range(n):
             with m.If(table.write & (table.lane == 2 * i + 1) & table.strobe[4]):
@@ -106,18 +122,30 @@ class Msix(wiring.Component):
         for i in reversed(range(n)):
             with m.If(ready[i]):
                 m.d.comb += chosen.eq(i)
+        broken, own = Signal(), merged(addresses.look_fault, words.look_fault)
         m.d.comb += [
-            self.o.valid.eq(sending),
-            self.o.p.address.eq(ports["address"][1].data),
-            self.o.p.data.eq(ports["data"][1].data),
+            broken.eq(sending & own.uncorrected),
+            self.o.valid.eq(sending & ~broken),
+            self.o.p.address.eq(addresses.look_data),
+            self.o.p.data.eq(words.look_data),
         ]
+        gather(
+            m,
+            self.fault,
+            used(own, sending & (self.o.ready | broken)),
+            poisoned=(self.host_fault,),
+        )
         with m.If(sending):
             # What was read stands.
-            m.d.comb += [ports["address"][1].en.eq(0), ports["data"][1].en.eq(0)]
-            with m.If(self.o.ready):
+            m.d.comb += [addresses.look_en.eq(0), words.look_en.eq(0)]
+            with m.If(self.o.ready | broken):
                 m.d.sync += sending.eq(0)
         with m.Elif(ready.any()):
             m.d.comb += sent.eq(Const(1, n) << chosen)
             m.d.sync += sending.eq(1)
+        m.d.sync += [
+            Assert((sent & ~pending) == 0, "a message that nothing caused"),
+            Assert((sent & masks) == 0, "a message of a masked vector"),
+        ]
         m.d.sync += pending.eq(Mux(self.enable, (pending & ~sent) | self.trigger, 0))
         return m

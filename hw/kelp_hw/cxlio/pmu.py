@@ -4,7 +4,7 @@ counted after 2 cycles; every event of every cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -89,7 +89,10 @@ class Pmu(wiring.Component):
             bank.load.eq(stops.any()),
             bank.loads.freeze.eq(~Cat(frozen & 0)),
         ]
-        m.d.sync += self.interrupt.eq(tells.any())
+        m.d.sync += [
+            self.interrupt.eq(tells.any()),
+            Assert((over & frozen) == 0, "a frozen counter overflows"),
+        ]
         return m
 
     def _added(self, m, bank, p, what):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -87,6 +87,13 @@ class RasLog(wiring.Component):
         keep = Signal()
         m.d.comb += keep.eq(held & first_status)
         m.d.sync += held.eq(keep)
+        told, was_held = Signal(6), Signal()
+        m.d.sync += [
+            told.eq(self.first),
+            was_held.eq(keep),
+            Assert(~was_held | (self.first == told), "the first error is another"),
+            Assert(~(self.signals.fatal | self.signals.non_fatal) | held, "told, and not logged"),
+        ]
         with m.If(~keep & seen.any()):
             m.d.sync += [held.eq(1), self.header.eq(self.i.p.header)]
             for e in reversed(Uncorrectable):

@@ -4,7 +4,7 @@ answered after 1 cycle, a write done in the next; one access a cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -134,6 +134,11 @@ class RegisterBank(wiring.Component):
                 continue
             kept = self.values[key]
             if field.access is Kind.W1C:
+                was_set = Signal.like(self.sets[key])
+                m.d.sync += [
+                    was_set.eq(self.sets[key]),
+                    Assert((was_set & ~kept) == 0, "a set is lost"),
+                ]
                 value = (kept & ~(given & mask)) | self.sets[key]
             elif field.access is Kind.W1S:
                 value = kept | (given & mask)

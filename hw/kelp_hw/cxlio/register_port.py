@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -22,7 +22,8 @@ class RegisterPort(wiring.Component):
     An access to a BAR while memory enable is off answers SLVERR, reads all ones and writes nothing:
     what a PCIe core answers as an unsupported request. One to a space that is not there, or above
     the 4 KiB of configuration space, answers DECERR and reads zero. Low address bits below the lane
-    are ignored: strobes say which bytes are written. A read and a write that wait take turns.
+    are ignored: strobes say which bytes are written. A read and a write that wait take turns. What
+    is beyond repair (`broken`) answers SLVERR, and reads all ones.
 
     Latency: `LATENCY` cycles from taking an address to the answer; both AW and W must be there.
     Interval: `INTERVAL`. A read has no side effect.
@@ -41,6 +42,8 @@ class RegisterPort(wiring.Component):
         The number of the space.
     memory_enable : in
         BARs answer.
+    broken : in
+        The cycle after the access: what was read, or written in part, is beyond repair.
     """
 
     LATENCY = 3
@@ -55,6 +58,7 @@ class RegisterPort(wiring.Component):
                 "access": Out(Access(lane_bits=13)),
                 "space": Out(4),
                 "memory_enable": In(1),
+                "broken": In(1),
             }
         )
 
@@ -80,6 +84,11 @@ class RegisterPort(wiring.Component):
             code.eq(Mux(~there, RESP_DECERR, Mux(refused, RESP_SLVERR, RESP_OKAY))),
             good.eq(code == RESP_OKAY),
         ]
+        m.d.sync += [
+            Assert(~(port.r.valid & port.b.valid), "two answers to one access"),
+            Assert(~(access.read & access.write), "a read that writes"),
+            Assert(~(access.write | access.read) | good, "an access that is refused"),
+        ]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [
@@ -99,13 +108,18 @@ class RegisterPort(wiring.Component):
                     m.d.sync += turn.eq(start_write)
                     m.next = "ACCESS"
             with m.State("ACCESS"):
-                m.d.comb += access.write.eq(writing & good)
+                m.d.comb += [access.write.eq(writing & good), access.read.eq(~writing & good)]
                 m.next = "READ"
             with m.State("READ"):
+                shown, answer = Signal(), Signal(2)
+                m.d.comb += [
+                    shown.eq(good & ~self.broken),
+                    answer.eq(Mux(good & self.broken, RESP_SLVERR, code)),
+                ]
                 m.d.sync += [
-                    port.r.p.data.eq(Mux(good, access.read_data, Mux(there, (1 << 64) - 1, 0))),
-                    port.r.p.resp.eq(code),
-                    port.b.p.resp.eq(code),
+                    port.r.p.data.eq(Mux(shown, access.read_data, Mux(there, (1 << 64) - 1, 0))),
+                    port.r.p.resp.eq(answer),
+                    port.b.p.resp.eq(answer),
                     port.r.valid.eq(~writing),
                     port.b.valid.eq(writing),
                 ]

@@ -4,10 +4,12 @@ load in 5."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..lib.protected import CheckedWord, Fault
+from .constant_memory import ConstantMemory
 from .program import IMMEDIATE_BITS, PC_BITS, Op
 
 __all__ = ["ADDRESS_BITS", "Sequencer"]
@@ -17,12 +19,19 @@ ADDRESS_BITS = 15
 #: An instruction's fields, lowest first.
 _INSTRUCTION = data.StructLayout({"imm": IMMEDIATE_BITS, "rb": 4, "ra": 4, "rd": 4, "op": 5})
 
+_LOADS, _STORES = {Op.LW, Op.LH, Op.LB}, {Op.SW, Op.SH, Op.SB}
+_USES_B = {Op.ADD, Op.SUB, Op.AND, Op.OR, Op.XOR, Op.BEQ, Op.BNE, Op.BLTU, Op.BGEU, *_STORES}
+_USES_A = {*_USES_B, *_LOADS, Op.ADDI, Op.ANDI, Op.SHL, Op.SHR, Op.JR}
+
 
 class Sequencer(wiring.Component):
     """Fifteen registers of 32 bits, the instructions of `program` from address 0 on, one bus.
 
     Halves and bytes are at their own alignment; an address that is not aligned to its access is
     rounded down. An operation that is none does nothing. Reset begins at 0.
+
+    An instruction, or a register that it uses, that is beyond repair is not carried out: the core
+    halts until reset, and so it does after `stop`.
 
     Interval: an instruction each `INTERVAL` cycles, `STORE_INTERVAL` or `LOAD_INTERVAL`. Latency:
     from a load's address to `read_data`, `LATENCY` cycle.
@@ -31,6 +40,8 @@ class Sequencer(wiring.Component):
     ----------
     program : list of int
         Instructions, as kelp_hw.cxlio.program makes them.
+    protect : bool
+        Program and registers carry check bits.
 
     Members
     -------
@@ -42,6 +53,12 @@ class Sequencer(wiring.Component):
     read : out
         The word at `address` is read.
     read_data : in
+    stop : in
+        What was loaded, or a word of which a part was stored in the cycle before, is beyond repair.
+    halted : out
+        No instruction is carried out any more.
+    fault : out, Fault
+        Of instructions and registers.
     """
 
     LATENCY = 1
@@ -49,8 +66,8 @@ class Sequencer(wiring.Component):
     STORE_INTERVAL = 4
     LOAD_INTERVAL = 5
 
-    def __init__(self, *, program):
-        self.program = list(program)
+    def __init__(self, *, program, protect: bool = False):
+        self.program, self.protect = list(program), protect
         if not self.program:
             raise ValueError("program = [] is refused; legal: an instruction at least")
         super().__init__(
@@ -60,44 +77,63 @@ class Sequencer(wiring.Component):
                 "write_data": Out(32),
                 "read": Out(1),
                 "read_data": In(32),
+                "stop": In(1),
+                "halted": Out(1),
+                "fault": Out(Fault),
             }
         )
+        #: The rows of the memory of that name.
+        self.words = {"registers": CheckedWord(32, protect=protect)}
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.rom = rom = memory.Memory(shape=32, depth=len(self.program), init=self.program)
-        m.submodules.registers = file = memory.Memory(shape=32, depth=16, init=())
-        fetch = rom.read_port()
+        code = self.words["registers"]
+        m.submodules.rom = self.rom = rom = ConstantMemory(
+            content=self.program, protect=self.protect
+        )
+        m.submodules.registers = self.register_rows = file = memory.Memory(
+            shape=code.code_bits, depth=16, init=()
+        )
         read_a, read_b = file.read_port(domain="comb"), file.read_port(domain="comb")
         keep = file.write_port()
         pc, following = Signal(PC_BITS), Signal(PC_BITS)
-        word = data.View(_INSTRUCTION, fetch.data)
+        word = data.View(_INSTRUCTION, rom.read_data)
         op, rd = Signal(Op), Signal(4)
         a, b, imm, constant = Signal(32), Signal(32), Signal(IMMEDIATE_BITS), Signal(23)
         result, at = Signal(32), Signal(ADDRESS_BITS)
         m.d.comb += [
-            fetch.addr.eq(pc),
-            fetch.en.eq(1),
+            rom.address.eq(pc),
             read_a.addr.eq(word.ra),
             read_b.addr.eq(word.rb),
             keep.addr.eq(rd),
-            keep.data.eq(result),
+            keep.data.eq(code.encode(m, result)),
             following.eq(pc + 1),
         ]
         word_of = op, a, b, imm, constant
-        with m.FSM():
+        value_a, value_b, broken = self._checked(m, code, word, rom, read_a, read_b)
+        with m.If(broken | self.stop):
+            m.d.sync += self.halted.eq(1)
+        m.d.sync += [
+            Assert(pc < len(self.program), "the program ends before this"),
+            Assert(~(self.read & self.write.any()), "a load and a store at once"),
+            Assert(~(self.halted & self.write.any()), "a store after the halt"),
+        ]
+        with m.FSM() as fsm:
+            m.d.comb += self._decodes.eq(fsm.ongoing("DECODE"))
             with m.State("FETCH"):
                 m.next = "DECODE"
             with m.State("DECODE"):
                 m.d.sync += [
                     op.eq(word.op),
                     rd.eq(word.rd),
-                    a.eq(Mux(word.ra == 0, 0, read_a.data)),
-                    b.eq(Mux(word.rb == 0, 0, read_b.data)),
+                    a.eq(Mux(word.ra == 0, 0, value_a)),
+                    b.eq(Mux(word.rb == 0, 0, value_b)),
                     imm.eq(word.imm),
-                    constant.eq(fetch.data[:23]),
+                    constant.eq(rom.read_data[:23]),
                 ]
                 m.next = "EXECUTE"
+                with m.If(broken | self.halted):
+                    m.next = "HALTED"
             with m.State("EXECUTE"):
                 m.d.sync += [pc.eq(following), at.eq(a + imm.as_signed())]
                 m.next = "FETCH"
@@ -111,11 +147,33 @@ class Sequencer(wiring.Component):
             with m.State("LOADED"):
                 m.d.comb += [
                     self.address.eq(at),
-                    keep.en.eq(rd != 0),
+                    keep.en.eq((rd != 0) & ~self.stop),
                     result.eq(self._taken(op, at)),
                 ]
                 m.next = "FETCH"
+            with m.State("HALTED"):
+                pass
         return m
+
+    def _checked(self, m, code, word, rom, read_a, read_b):
+        """The registers that an instruction names, corrected; whether it can not be carried out.
+        Faults count in the cycle that decodes, of what the operation uses."""
+        self._decodes = decodes = Signal()
+        uses_a = Array(Const(op in _USES_A, 1) for op in range(32))[word.op] & (word.ra != 0)
+        uses_b = Array(Const(op in _USES_B, 1) for op in range(32))[word.op] & (word.rb != 0)
+        value_a, single_a, double_a = code.decode(m, read_a.data)
+        value_b, single_b, double_b = code.decode(m, read_b.data)
+        m.d.comb += [
+            self.fault.corrected.eq(
+                decodes & (rom.fault.corrected | (uses_a & single_a) | (uses_b & single_b))
+            ),
+            self.fault.uncorrected.eq(
+                decodes
+                & ~self.halted
+                & (rom.fault.uncorrected | (uses_a & double_a) | (uses_b & double_b))
+            ),
+        ]
+        return value_a, value_b, self.fault.uncorrected
 
     def _execute(self, m, word_of, pc, following, result, keep):
         op, a, b, imm, constant = word_of

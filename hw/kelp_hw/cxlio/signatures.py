@@ -61,6 +61,9 @@ class Access(wiring.Signature):
     -------
     lane : Out
         Which 64 bits.
+    read : Out
+        In this cycle the lane is read, and will be answered. Without it, too, `read_data` is the
+        lane's.
     write : Out
         In this cycle the bytes of `strobe` are written.
     write_data, strobe : Out
@@ -72,6 +75,7 @@ class Access(wiring.Signature):
         super().__init__(
             {
                 "lane": Out(lane_bits),
+                "read": Out(1),
                 "write": Out(1),
                 "write_data": Out(64),
                 "strobe": Out(LANE_BYTES),

@@ -31,7 +31,8 @@ class CxlIoConfig:
     `knobs`: 32-bit vendor features. `period_ns`: nanoseconds of a clock cycle. `pmu` names a map of
     the monitor's counters (kelp_spec.cxlio.pmu), "" none. `patience`: cycles
     after which a request to the data path counts as lost. `latency_ns`, `bandwidth_gb`: of a hit,
-    as the CDAT says it: an integrator's figures at the clock that the device has."""
+    as the CDAT says it: an integrator's figures at the clock that the device has. `protect`:
+    memories carry check bits."""
 
     name: str
     vendor: int = CXL_VENDOR
@@ -51,6 +52,7 @@ class CxlIoConfig:
     patience: int = 1 << 16
     latency_ns: int = 80
     bandwidth_gb: int = 64
+    protect: bool = True
     mailbox_irq: bool = False
     function_map: bool = False
     doe: bool = False

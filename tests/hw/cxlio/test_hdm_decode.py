@@ -4,6 +4,7 @@
 
 import random
 
+import pytest
 from streams import Ends, pump
 from timing import check_pace, offers
 
@@ -71,15 +72,20 @@ def test_windows_and_ways():
 
 
 def test_the_dvsec_range_decodes_while_the_decoders_do_not():
-    window = Window(0, 2 * UNIT_BYTES, 1, 256, 0)
+    windows = [Window(0, 2 * UNIT_BYTES, 1, 256, 0), Window(2 * UNIT_BYTES, UNIT_BYTES, 1, 256, 0)]
     base, end = 100 * UNIT_BYTES // 64, 164 * UNIT_BYTES // 64
     lines = [base - 1, base, end - 1, end, 5]
     range_ = {"mem_enable": 1, "range_base": 100}
     last = end - base - 1
-    assert decoded([window] * 2, lines, **range_) == [(0, 0), (1, 0), (1, last), (0, 0), (0, 0)]
-    assert decoded([window] * 2, lines) == [(0, 0)] * 5
-    with_decoders = decoded([window] * 2, lines, enable=1, **range_)
+    assert decoded(windows, lines, **range_) == [(0, 0), (1, 0), (1, last), (0, 0), (0, 0)]
+    assert decoded(windows, lines) == [(0, 0)] * 5
+    with_decoders = decoded(windows, lines, enable=1, **range_)
     assert with_decoders == [(0, 0)] * 4 + [(1, 5)]
+
+
+def test_two_windows_of_one_line_are_an_assertion():
+    with pytest.raises(AssertionError, match="a line in two windows"):
+        decoded([Window(0, 2 * UNIT_BYTES, 1, 256, 0)] * 2, [5], enable=1)
 
 
 def test_latency_and_interval():

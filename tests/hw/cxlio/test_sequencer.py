@@ -139,6 +139,68 @@ def test_pace():
     assert when[6] - when[5] == core.LOAD_INTERVAL
 
 
+def test_a_program_without_an_end_is_an_assertion():
+    p = Program()
+    p.sw(A, Reg.ZERO, 8)
+    with pytest.raises(AssertionError, match="the program ends before this"):
+        stores(p)
+
+
+def halts(bits, spoil, cycles=200):
+    """What a loop of stores stores before `bits` of a row are turned over, and after."""
+    p = Program()
+    p.li(A, 5)
+    p.label("loop")
+    p.sw(A, Reg.ZERO, 8)
+    p.jmp("loop")
+    dut, seen = Sequencer(program=p.words(), protect=True), [[], []]
+
+    async def bench(ctx):
+        for cycle in range(2 * cycles):
+            if cycle == cycles:
+                row = spoil(dut)
+                ctx.set(row, ctx.get(row) ^ sum(1 << bit for bit in bits))
+            if ctx.get(dut.write):
+                seen[cycle >= cycles].append(ctx.get(dut.write_data))
+            await ctx.tick()
+        assert ctx.get(dut.halted) == (len(bits) == 2)
+
+    simulate(dut, bench)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda dut: dut.rom.memory_rows.data[1], lambda dut: dut.register_rows.data[A]],
+    ids=["instruction", "register"],
+)
+def test_what_is_beyond_repair_is_not_carried_out(spoil):
+    before, after = halts([3], spoil)
+    assert set(before) == set(after) == {5}
+    before, after = halts([3, 7], spoil)
+    assert set(before) == {5} and len(after) <= 1 and set(after) <= {5}
+
+
+def test_stop_halts():
+    p = Program()
+    p.label("loop")
+    p.lw(A, Reg.ZERO, 8)
+    p.sw(A, Reg.ZERO, 12)
+    p.jmp("loop")
+    dut, seen = Sequencer(program=p.words()), []
+
+    async def bench(ctx):
+        for cycle in range(100):
+            # The word that was loaded is beyond repair.
+            was_read = ctx.get(dut.read)
+            seen.append(ctx.get(dut.write))
+            await ctx.tick()
+            ctx.set(dut.stop, was_read and cycle > 40)
+
+    simulate(dut, bench)
+    assert any(seen[:40]) and not any(seen[60:])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Bits that flip in CXL.io's memories (docs/protection.md, "CXL.io")."""
+
+import fnmatch
+import random
+import re
+
+import pytest
+from paths import DOCS
+
+from kelp_verif.cxlio.flip_campaign import BAD, CONFIG, Bench, Flip, campaign, table
+
+LIFE = 100
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(seed=1)
+
+
+def test_each_memory_is_in_the_table_once(bench):
+    page = (DOCS / "protection.md").read_text(encoding="utf-8")
+    lines = page.split("\n## CXL.io\n")[1].split("\n## ")[0].splitlines()
+    patterns = [
+        name
+        for line in lines
+        if line.startswith("|")
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    ]
+    rows = {name: [p for p in patterns if fnmatch.fnmatchcase(name, p)] for name in bench.cells}
+    assert all(len(found) == 1 for found in rows.values()), rows
+    assert {found[0] for found in rows.values()} == set(patterns)
+
+
+@pytest.mark.timeout(900)
+def test_one_flip_is_corrected_two_are_told(bench):
+    result = campaign(each=4, seed=1, lives=2, bench=bench)
+    assert not result["bad"], table(result) + str(result["bad"])
+    for name, kinds in result["memories"].items():
+        assert set(kinds["1"]) <= {"corrected", "masked"}, name
+    outcomes = {o for kinds in result["memories"].values() for o in kinds["2"]}
+    assert "told" in outcomes and "fatal" in outcomes
+
+
+@pytest.mark.timeout(900)
+def test_a_flip_that_check_bits_hide_is_seen_to_be_silent(bench):
+    """So the bench would tell a decoder that overlooks something."""
+    rng, outcomes = random.Random(2), []
+    for name in ("engine.mailbox.payload", "engine.tables", "msix.addresses", "msix.data"):
+        for _ in range(6):
+            flip = bench.draw(name, 1, LIFE)
+            columns, (word, *_) = bench.cells[name].columns[0], bench.cells[name].words
+            bit = rng.randrange(32)
+            bits = (bit, *(32 + r for r in range(7) if columns[bit] >> r & 1))
+            bits = tuple(word[each] for each in bits)
+            outcomes.append(bench.trial(LIFE, Flip(name, flip.row, bits, flip.access))[0])
+    assert sum(outcome in BAD for outcome in outcomes) >= 4, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_without_check_bits_one_flip_is_silent():
+    """The planted bug: no decoder at all."""
+    result = campaign(each=10, bench=Bench(config=CONFIG.replace(name="bare", protect=False)))
+    silent = {name for name, kinds in result["memories"].items() if BAD & set(kinds["1"])}
+    assert len(silent) >= 5, table(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_flips_in_every_memory():
+    result = campaign(each=60, seed=7, lives=8)
+    assert not result["bad"], table(result) + str(result["bad"])
