@@ -252,8 +252,9 @@ ODD = {"sessions": 3, "queues": 5, "frames": (11, 5, 7, 5), "candidates": 5}
 
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
-    distance. Fifteen queues a session, five layers of three heads."""
-    odd = ODD | {"queues": 15}
+    distance. Fifteen queues a session, five layers of three heads; a pool whose pages have keys
+    and values of different formats."""
+    odd = ODD | {"queues": 15, "pool_formats": ("raw16", "int8/int4", "int8", "int4")}
     runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8, **odd), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
