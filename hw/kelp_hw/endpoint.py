@@ -194,18 +194,21 @@ class Endpoint(wiring.Component):
 
     def _requests_and_answers(self, m: Module) -> None:
         s = m.submodules
+        request, access = flipped(self.m2s_req), s.router.o_register
+        answer, served = s.data_path.o, s.registers.o
         if self.config.select:
-            self._choice(m)
-        else:
-            connect(m, flipped(self.m2s_req), s.ingress.m2s_req)
-            connect(m, s.router.o_register, s.registers.i)
-            connect(m, s.data_path.o, s.egress.i)
-            connect(m, s.registers.o, s.router.i_register)
+            self._choice(m, request, access, answer, served)
+            request, access = s.select.o_request, s.select.o_access
+            answer, served = s.select.o_answer, s.select.o_served
+        connect(m, request, s.ingress.m2s_req)
         connect(m, flipped(self.m2s_rwd), s.ingress.m2s_rwd)
         connect(m, s.ingress.o_request, s.tracker.i_request)
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)
+        connect(m, access, s.registers.i)
         connect(m, s.router.o_hint, s.hints.i)
+        connect(m, answer, s.egress.i)
+        connect(m, served, s.router.i_register)
         connect(m, s.router.o, s.egress.i_window)
         connect(m, s.egress.s2m_drs, flipped(self.s2m_drs))
         connect(m, s.egress.s2m_ndr, flipped(self.s2m_ndr))
@@ -225,17 +228,14 @@ class Endpoint(wiring.Component):
             & s.eviction.ready
         )
 
-    def _choice(self, m: Module) -> None:
-        """The choice of pages between host, registers and data path (docs/select.md)."""
+    def _choice(self, m: Module, request, access, answer, served) -> None:
+        """The choice of pages between host, registers and data path (docs/select.md): it sees these
+        streams first."""
         s, select = m.submodules, m.submodules.select
-        connect(m, flipped(self.m2s_req), select.i_request)
-        connect(m, select.o_request, s.ingress.m2s_req)
-        connect(m, s.router.o_register, select.i_access)
-        connect(m, select.o_access, s.registers.i)
-        connect(m, s.registers.o, select.i_served)
-        connect(m, select.o_served, s.router.i_register)
-        connect(m, s.data_path.o, select.i_answer)
-        connect(m, select.o_answer, s.egress.i)
+        connect(m, request, select.i_request)
+        connect(m, access, select.i_access)
+        connect(m, answer, select.i_answer)
+        connect(m, served, select.i_served)
         connect(m, s.hints.o_op, select.i_op)
         broadcast(m, s.tracker.o_result, select.i_result)
         broadcast(m, s.tracker.o_hot, select.i_hot)
