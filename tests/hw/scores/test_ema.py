@@ -13,6 +13,8 @@ from timing import check_interval, varied
 from kelp_golden import arithmetic
 from kelp_hw.scores.ema import EmaEngine, EmaStep
 from kelp_spec.config import named
+from kelp_spec.metadata import ScoreEvent
+from kelp_spec.policy import Policy
 from kelp_spec.scores import idle_constants, recency_constants
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
@@ -109,6 +111,10 @@ def test_constants_are_the_nearest_and_bad_ones_are_refused():
 def test_events_in_order_with_idles_and_waits():
     records = run(SMALL, "random_events", params={"cycles": 8000}).records
     assert records["committed"] > 1200
+    events = (ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN)
+    committed = {f"{policy.name} {kind.name}" for policy in Policy for kind in events}
+    committed -= {"KELP MASS"}
+    assert min(records["seen"].get(name, 0) for name in committed) > 50, records["seen"]
     assert 0 < records["waited"]
 
 

@@ -68,6 +68,35 @@ class Table(wiring.Component):
         return m
 
 
+class Counting(wiring.Component):
+    """`o` counts where `a`, and begins anew where `b`."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "b": In(1), "o": Out(4)})
+
+    def elaborate(self, platform):
+        m = Module()
+        with m.If(self.b):
+            m.d.sync += self.o.eq(0)
+        with m.Elif(self.a):
+            m.d.sync += self.o.eq(self.o + 1)
+        return m
+
+
+class Both(wiring.Component):
+    """Two blocks with processes."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "b": In(1), "o": Out(8)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.sums, m.submodules.turns = sums, turns = Counting(), Counting()
+        m.d.comb += [part.a.eq(self.a) for part in (sums, turns)]
+        m.d.comb += [sums.b.eq(self.b), turns.b.eq(sums.o[1]), self.o.eq(Cat(sums.o, turns.o))]
+        return m
+
+
 class Excess(wiring.Component):
     """`o` is a − b, or 0."""
 
@@ -129,6 +158,16 @@ def test_what_is_asserted_is_no_site():
     sites = [m.site for m in source.sites(Skid, count=1000, seed=1)]
     assert len(sites) > 20 and not any("Assert(" in site for site in sites)
     assert not any("puts == gets ^" in site for site in sites)
+
+
+def test_mutants_of_several_blocks_are_in_one_design():
+    """Processes of one become cells when another's do; each of them is found again."""
+    found = {"Turns": ["top.turns"], "Sums": ["top.sums"]}
+    text = netlist.prepared(to_rtlil(Both(), name="top"), found)
+    mutants = netlist.listed(text, found, count=20, seed=1)
+    assert {m.block for m in mutants} == set(found)
+    assert any("procmux" in m.command for m in mutants if m.block == "Turns")
+    assert netlist.SELECT in netlist.mutated(text, mutants)
 
 
 def test_the_same_seed_draws_the_same_sites():

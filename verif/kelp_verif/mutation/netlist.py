@@ -17,7 +17,7 @@ from amaranth.hdl import Elaboratable, Fragment
 
 from kelp_rtl.build import tools
 
-__all__ = ["SELECT", "Mutant", "Paths", "design_of", "listed", "mutated", "selected"]
+__all__ = ["SELECT", "Mutant", "Paths", "design_of", "listed", "mutated", "prepared", "selected"]
 
 #: The select input, the function of select.h, and the environment's variable, in capitals.
 SELECT = "kelp_mutant"
@@ -71,6 +71,15 @@ class Paths(Elaboratable):
             self.modules.setdefault(type(origin).__name__, []).append(path)
         for n, (below, name, _) in enumerate(fragment.subfragments):
             self._walk(below, f"{path}.{name or f'U${n}'}")
+
+
+def prepared(text: str, blocks: dict[str, list[str]]) -> str:
+    """The RTLIL `text`, with cells in place of the processes of all of `blocks` (name → modules):
+    yosys numbers them, so that their names are the same in what is listed and in what is mutated.
+    """
+    modules = sorted({module for modules in blocks.values() for module in modules})
+    there = " ".join(f"\\{m}" for m in modules if f"\nmodule \\{m}\n" in text)
+    return _yosys(text, f"proc {there}; opt_clean {there}; write_rtlil @OUT@") if there else text
 
 
 def listed(

@@ -67,6 +67,7 @@ class Hunt(passes.Passes):
         self._paths = None
         self._pending: list[int] = []
         self._sites: dict[str, list[int]] = {}  #: digest of RTLIL → its mutants
+        self._prepared: dict[str, str] = {}  #: digest of RTLIL → what the mutants are in
         if job.level == "source":
             for name, module in job.blocks.items():
                 block = getattr(import_module(module), name)
@@ -98,6 +99,7 @@ class Hunt(passes.Passes):
                 if name in self._paths.modules
                 and not any(m.block == name for m in self.mutants.values())
             }
+            self._prepared[key] = text = netlist.prepared(text, found)
             self._sites[key] = self._add(
                 netlist.listed(
                     text,
@@ -111,6 +113,7 @@ class Hunt(passes.Passes):
         self._pending = self._sites.get(key, [])
         if not self._pending and self.child is None:
             pytest.skip("holds no mutant")
+        text = self._prepared.get(key, text)
         return netlist.mutated(text, [self.mutants[n] for n in self._pending])
 
     def verilog(self, text):

@@ -4,7 +4,7 @@
 pages, so that successive ones meet; full rate on many; flipped bits."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
@@ -26,6 +26,9 @@ from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
 INIT, TOUCH, MASS, SCAN = ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN
+
+#: of a queue's score
+SOURCES = (ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE)
 
 #: gaps about which a table of folds ends: that of a TOUCH, and that of a SCAN
 FOLDS_END = [end + near for end in (FOLDED, FOLDED + 1 >> FADE_SHIFT) for near in range(-1, 4)]
@@ -52,6 +55,7 @@ class TB:
         self.kelp = Scores(self.config)
         self.step = [self.rng.randrange(1 << 24) for _ in range(self.config.sessions)]
         self.commits, self.scans = deque(), deque()
+        self.seen = Counter()
         self.cycle = self.corrected = self.uncorrected = self.committed = 0
         self.waited = self.scan_waited = 0
         self.last_commit = 0
@@ -65,8 +69,12 @@ class TB:
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
         dut.rst.value = 0
+        # Whatever the seed, there are queues of each policy and of each source.
+        kinds = [(policy, source) for source in SOURCES for policy in Policy]
+        self.rng.shuffle(kinds)
         for squeue in range(self.config.squeues):
-            self.configure(squeue)
+            policy, source = kinds[squeue % len(kinds)]
+            self.configure(squeue, source=source, policy=policy)
             await self.tick()
         dut.config_write__valid.value = 0
         while not int(dut.cleared.value):
@@ -81,9 +89,7 @@ class TB:
             if rng.random() < 0.8
             else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
         )
-        source = source or rng.choice(
-            [ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE]
-        )
+        source = rng.choice(SOURCES) if source is None else source
         gain = rng.choice([0, 3, 15, rng.randrange(16)])
         policy = rng.choice(list(Policy)) if policy is None else policy
         self.settings[squeue] = (alpha, m, sh, source, gain, policy)
@@ -131,6 +137,19 @@ class TB:
         self.expect(values, word)
         return self.event.pack(**values, **word)
 
+    async def close(self, session):
+        """SCRUB of every page of a session, as `Closer` does it; then it has another owner."""
+        c = self.config
+        first = session * c.queues
+        self.kelp.opened(session)
+        for squeue in range(first, first + c.queues):
+            for page in range(c.pages):
+                self.score.pop((squeue, page), None)
+                while not self.ready:
+                    await self.tick()
+                where = {"session": session, "squeue": squeue, "page": page}
+                await self.send(self.event.pack(kind=ScoreEvent.SCRUB, **where))
+
     def expect(self, values, word):
         page = values["squeue"], values["page"]
         alpha, m, sh, source, gain, policy = self.settings[values["squeue"]]
@@ -175,6 +194,7 @@ class TB:
                 )
             )
         self.score[page] = s
+        self.seen[f"{policy.name} {kind.name}"] += 1
         self.commits.append(
             (
                 {
@@ -245,6 +265,9 @@ async def random_events(dut):
                 for _ in range(rng.choice([1, 2, 5, 40]))
             ]
             idle = rng.choice([0.0, 0.3, 0.8])
+            if n % 1500 == 1200:
+                await tb.close(rng.randrange(c.sessions))
+                beyond = 0
         beyond = 0 if tb.ready else beyond + 1
         # Ops that are under way when the credit goes still come: RESERVE.
         if rng.random() >= idle and beyond < RESERVE:
@@ -254,7 +277,7 @@ async def random_events(dut):
             await tb.tick()
     await tb.drain()
     assert tb.uncorrected == tb.corrected == 0
-    record(committed=tb.committed, waited=tb.waited)
+    record(committed=tb.committed, waited=tb.waited, seen=tb.seen)
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
