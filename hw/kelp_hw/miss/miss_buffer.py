@@ -178,8 +178,8 @@ class MissBuffer(wiring.Component):
 
         done = landed.r_data
         op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
-        draining, resting, opens = self._bring_home(m, done, op, op_valid, op_taken, clear)
-        self._faults(m, done, resting, opens)
+        draining, resting, begins, opens = self._bring_home(m, done, op, op_valid, op_taken, clear)
+        self._faults(m, done, resting, begins, opens)
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.
         free_output = ~self.o_op.valid | self.o_op.ready
@@ -223,8 +223,9 @@ class MissBuffer(wiring.Component):
         ]
         return m
 
-    def _faults(self, m, done, resting, opens):
-        """Gathers `fault`. `opens`: the row of the entry `done` has just been read."""
+    def _faults(self, m, done, resting, begins, opens):
+        """Gathers `fault`. `begins`: the entry `done` is not visited yet; `opens`: its row has just
+        been read."""
         ids, lists, grants = m.submodules.ids, m.submodules.lists, m.submodules.grants
         rows, frames, line_masks = m.submodules.rows, m.submodules.frames, m.submodules.line_masks
         own, line_mask_fault = Signal(BlockFault), Signal(Fault)
@@ -233,7 +234,7 @@ class MissBuffer(wiring.Component):
         visited, counted = Signal(), Signal()
         m.d.sync += [
             visited.eq(~resting & (self.line_mask_address == done.miss)),
-            counted.eq(~resting & (counted | (visited & line_masks.fault.corrected))),
+            counted.eq(~begins & (counted | (visited & line_masks.fault.corrected))),
         ]
         m.d.comb += [
             line_mask_fault.corrected.eq(visited & line_masks.fault.corrected & ~counted),
@@ -326,14 +327,15 @@ class MissBuffer(wiring.Component):
 
     def _bring_home(self, m, done, op, op_valid, op_taken, clear):
         """Brings the entry `done` home, whose row and frame are read once and held. Returns whether
-        it holds requests back, whether there is none, and whether its row has just been read."""
+        it holds requests back, whether there is none, whether none is visited, and whether its row
+        has just been read."""
         ids, lists, landed = m.submodules.ids, m.submodules.lists, m.submodules.landed
         rows, frames, line_masks = m.submodules.rows, m.submodules.frames, m.submodules.line_masks
         r, decided = self.i_result.p, self.i_result.p.op
         flipped = self.i_result.valid & (decided.kind == Op.FLIP)
         entry, waiter = rows.read_data, lists.o.payload
         replays, retried, dropped = Signal(range(self.config.page_lines + 1)), Signal(), Signal()
-        resting, opens = Signal(), Signal()
+        resting, begins, opens = Signal(), Signal(), Signal()
         m.d.comb += [
             rows.read_address.eq(done.miss),
             frames.read_address.eq(done.miss),
@@ -358,7 +360,7 @@ class MissBuffer(wiring.Component):
         with m.FSM():
             with m.State("REST"):
                 m.d.sync += [replays.eq(0), retried.eq(0), dropped.eq(0)]
-                m.d.comb += [resting.eq(~landed.r_rdy)]
+                m.d.comb += [begins.eq(1), resting.eq(~landed.r_rdy)]
                 with m.If(landed.r_rdy):
                     m.d.comb += [rows.read_en.eq(1), frames.read_en.eq(1), lists.visit_start.eq(1)]
                     m.next = "OPEN"
@@ -404,4 +406,4 @@ class MissBuffer(wiring.Component):
                     with m.Else():
                         m.d.comb += [landed.r_en.eq(1), ids.i.valid.eq(1), lists.visit_end.eq(1)]
                         m.next = "REST"
-        return retried | (replays == self.config.page_lines), resting, opens
+        return retried | (replays == self.config.page_lines), resting, begins, opens

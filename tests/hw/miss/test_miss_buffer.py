@@ -8,7 +8,7 @@ from timing import changes
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
 def test_it_fills_after_its_latency():
@@ -32,6 +32,7 @@ def test_every_miss_comes_home():
     seen = run_cocotb(
         made(MissBuffer, config=named("unit")),
         bench="kelp_verif.miss.miss_buffer_bench",
+        model=Model(public=[("top.*", "memory"), ("top.*", "storage")]),
         params=params,
         timeout_s=280,
     ).records["seen"]

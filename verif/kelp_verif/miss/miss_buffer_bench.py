@@ -4,14 +4,15 @@
 enters) and a cold tier that answers in any order."""
 
 import cocotb
+from cocotb.triggers import RisingEdge
 
 from kelp_hw.miss.miss_buffer import MissBuffer
-from kelp_spec.config import named
+from kelp_spec.config import POOLS, named
 from kelp_spec.metadata import Op, PageState
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
-from .miss_buffer_tb import TB
+from .miss_buffer_tb import TB, Fenced
 
 
 async def start(dut, **arguments) -> TB:
@@ -174,3 +175,116 @@ async def one_replay_per_cycle(dut):
     )
     await tb.drain(100)
     record(replays=n, latency=latency)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def it_rests_while_all_wait(dut):
+    """For the tier it is quiet, without a frame it starves as well; one frame ends that."""
+    tb = await start(dut, frames=[8, 0, 8, 8])
+    await tb.reset()
+    tb.tier_answers, tb.fail_rate = False, 0.0
+    for squeue, starves in ((0, 0), (1, 1)):
+        while not await tb.cycle(tb.new_op(Op.READ, (squeue, 0))):
+            pass
+        for _ in range(40):
+            await tb.cycle()
+        for _ in range(10):
+            await tb.cycle()
+            assert (dut.quiet.value, dut.starving.value, dut.idle.value) == (1, starves, 0)
+    tb.free[1] = [tb.config.pool_first_frame[1]]
+    while len(tb.answers) < 2:
+        await tb.cycle()
+    tb.tier_answers = True
+    await tb.drain(300)
+
+
+#: Memory, when its rows are flipped, and how many uses of a row are counted. Of a FIFO one word is
+#: in its output already.
+FLIPS = (
+    ("ids.returned.fifo.storage", "idle", 7),
+    ("lists.free.returned.fifo.storage", "idle", 15),
+    ("grants.line_raw16.fifo.storage", "waits", 3),
+    ("grants.line_int4.fifo.storage", "waits", 3),
+    ("grants.rows.rows.memory", "waits", 8),
+    ("rows.rows.memory", "fetched", 8),
+    ("frames.rows.memory", "fetched", 8),
+    ("lists.node.rows.memory", "fetched", 16),
+    ("lists.link.rows.memory", "fetched", 16),
+    ("lists.head.rows.memory", "fetched", 8),
+    # with each request that leaves, and with the end of each visit
+    ("lists.tail_seen.rows.memory", "fetched", 24),
+    ("lists.tail.rows.memory", "fetched", 8),
+    ("landed.fifo.storage", "landed", 7),
+    ("line_masks.rows.memory", "landed", 8),
+)
+
+
+async def _eight_misses(tb, path, stage, bits):
+    """Two requests for each of eight pages of two pools; at `stage` the rows of `path` are
+    flipped."""
+    pools = (0, len(POOLS) - 1)
+    pages = [(pool, page) for page in range(4) for pool in pools]
+    frames = {pool: [tb.config.pool_first_frame[pool] + k for k in range(4)] for pool in pools}
+    tb.pages = {}
+
+    async def request(times):
+        for page in times * pages:
+            while not await tb.cycle(tb.new_op(Op.READ, page)):
+                pass
+
+    async def idle():
+        for _ in range(30):
+            await tb.cycle()
+
+    tb.tier_answers = False
+    for pool in pools:
+        tb.free[pool] = []
+    if stage == "idle":
+        tb.flip_rows(path, bits)
+    appends = path.startswith("lists.tail.")
+    await request(1 if appends else 2)
+    await idle()
+    if stage == "waits":
+        tb.flip_rows(path, bits)
+    for pool in pools:
+        tb.free[pool] = frames[pool]
+    while len(tb.answers) < len(pages):
+        await tb.cycle()
+    await idle()  # a row that is just being written cannot be flipped
+    if stage == "fetched":
+        tb.flip_rows(path, bits)
+    if appends:
+        await request(1)
+    if stage == "landed":
+        tb.tier_answers, tb.op_ready = True, 0.0
+        while tb.answers or tb.offered is not None:
+            await tb.cycle()
+        await idle()
+        tb.flip_rows(path, bits)
+    tb.op_ready, tb.tier_answers = 1.0, True
+    await tb.drain(500)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def flipped_bits(dut):
+    """One in each row of a memory changes nothing and is counted, once for each use of a row; two
+    are fatal, no later than the row is used."""
+    tb = await start(dut, frames=[8, 8, 8, 8])
+    tb.fail_rate, tb.answer_rate = 0.0, 1.0
+    for path, stage, counted in FLIPS:
+        for bits in (1, 2):
+            await tb.reset()
+            tb.flipped = 0
+            tb.misses, tb.op_ready = {}, 1.0
+            for _ in range(3):  # until ids and nodes have been used before
+                await _eight_misses(tb, path, None, 0)
+            tb.faults.clear()
+            fenced = False
+            try:
+                await _eight_misses(tb, path, stage, bits)
+            except Fenced:
+                fenced = True
+                await RisingEdge(dut.clk)
+            assert fenced == (bits == 2), f"{path}: {bits} flipped in each row, {tb.faults}"
+            told = tb.faults["corrected"]
+            assert fenced or told == counted, f"{path}: {told} corrected of {counted}"

@@ -5,11 +5,13 @@
 
 import random
 from collections import Counter, deque
+from functools import reduce
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
+from kelp_hw.lib.protected import BlockFault
 from kelp_hw.tracker.signatures import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -50,6 +52,10 @@ class Miss:
         self.line_mask = (0, 0)
 
 
+class Fenced(Exception):
+    """A fault that is beyond repair: nothing after it means anything."""
+
+
 class TB:
     def __init__(self, dut, config: Config, *, frames=None):
         self.dut, self.config = dut, config
@@ -66,6 +72,7 @@ class TB:
         self.count_bits = count_bits(config)
         self.now = self.rng.getrandbits(32)
         self.seen = Counter()
+        self.fault, self.flipped, self.faults = Packing(BlockFault), 0, Counter()
         self.cycles = 0
         self.op_ready = 1.0  # part of the cycles in which an op is accepted
         self.answer_rate = 0.05  # chance that the tier answers in a cycle
@@ -161,12 +168,28 @@ class TB:
             f"{Op(kind).name} of another page"
         )
         self.seen[Op(kind).name] += 1
+        self.check_op(op, entry)
         return out | {
             Op.GRANT: self.grant,
             Op.FILL: self.fill,
             Op.REPLAY: self.replay,
             Op.FLIP: self.flip,
         }[kind](op, entry)
+
+    def check_op(self, op, entry):
+        """Every field of an op of the miss buffer: what the op does not say is zero."""
+        kind, page = op["kind"], {"squeue": entry.page[0], "page": entry.page[1]}
+        want = page | {name: op[name] for name in ("kind", "miss", "failed", "lost")}
+        want |= {"pool": entry.pool, "session": entry.session, "miss_kind": entry.kind}
+        if kind != Op.GRANT:
+            want |= {"source": entry.source, "slot": self.orphan_token, "origin.missed": 0}
+            # What a starved entry's frame was is no matter.
+            want["frame"] = op["frame"] if entry.starved else entry.frame
+        if kind == Op.REPLAY:
+            want |= dict.fromkeys(REQUEST_FIELDS) | entry.parked[0] | {"origin.missed": 1}
+        wrong = {name: value for name, value in op.items() if value != want.get(name, 0)}
+        assert not wrong, f"{kind.name}: {wrong}, want {want}"
+        assert not op["lost"] or kind in (Op.FILL, Op.FLIP), f"{kind.name} says that it is lost"
 
     def create(self, page, pool, kind, lost, source, session):
         miss = self.ids.popleft()
@@ -361,16 +384,40 @@ class TB:
         self.pipe.append(request if admitted else entering)
         if dut.idle.value == 1:
             assert not self.misses, "idle with misses alive"
+        if dut.quiet.value == 1:
+            assert dut.o_op__valid.value == 0 and due is None and self.offered is None
+            assert all(entry.filled == entry.starved == 0 for entry in self.misses.values())
+        if dut.starving.value == 1:
+            lines = [
+                [m for m in line if self.now - self.misses[m].since > 4] for line in self.waiting
+            ]
+            hopes = any(free for free, line in zip(self.free, lines, strict=True) if line)
+            assert any(self.waiting) and not hopes, "no entry starves"
+        self.hear_faults()
         if self.line_mask_due:
             got = self.line_mask.unpack(dut.line_mask_data.value)
-            assert (got["valid"], got["poison"]) == self.line_mask_due[1], (
-                f"line mask of miss {self.line_mask_due[0]}"
-            )
+            # Two flips are told a cycle after the row, long before its lines are answered.
+            known = (got["valid"], got["poison"]) == self.line_mask_due[1]
+            assert known or self.flipped > 1, f"line mask of miss {self.line_mask_due[0]}"
         self.line_mask_due, self.line_mask_expected = self.line_mask_expected, None
         await RisingEdge(dut.clk)
         self.cycles += 1
         self.now += 1
         return admitted
+
+    def hear_faults(self):
+        fault = self.fault.unpack(self.dut.fault.value)
+        self.faults.update(name for name, told in fault.items() if told)
+        assert self.flipped or not any(fault.values()), f"{fault}, and no bit has flipped"
+        if fault["fatal"] or fault["poisoned"]:
+            raise Fenced(fault)
+
+    def flip_rows(self, path, bits):
+        """Flips `bits` bits of each row of the memory at `path`."""
+        memory = reduce(getattr, path.split("."), self.dut)
+        self.flipped = bits
+        for row in memory:
+            row.value = int(row.value) ^ sum(1 << b for b in self.rng.sample(range(len(row)), bits))
 
     def check_fetch(self, op, decided):
         """`o_fetch` and `o_raise` are there in the cycle of the result that causes them, and only
@@ -421,3 +468,5 @@ class TB:
                 f"alive: {[(k, vars(v)) for k, v in self.misses.items()]}"
             )
         assert self.served == self.parked, "a request was lost"
+        await self.cycle()
+        assert self.dut.quiet.value == 1 and self.dut.starving.value == 0
