@@ -9,7 +9,8 @@ from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_spec.config import named
 from kelp_spec.metadata import ColdOp, ColdStatus
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.flips import PUBLIC
+from kelp_verif.harness.runner import Model, made, run_cocotb
 from kelp_verif.miss.flash import Command, Completion, ContractError, Flash
 
 
@@ -49,6 +50,7 @@ def contract(test=None, block=ColdScheduler, cycles=12_000):
     return run_cocotb(
         made(block, config=named("unit")),
         bench="kelp_verif.miss.cold_contract_bench",
+        model=Model(public=PUBLIC),
         test=test,
         params={"config": "unit", "cycles": cycles},
         timeout_s=280,

@@ -8,6 +8,7 @@ from timing import changes
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome
+from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
@@ -32,7 +33,7 @@ def test_every_miss_comes_home():
     seen = run_cocotb(
         made(MissBuffer, config=named("unit")),
         bench="kelp_verif.miss.miss_buffer_bench",
-        model=Model(public=[("top.*", "memory"), ("top.*", "storage")]),
+        model=Model(public=PUBLIC),
         params=params,
         timeout_s=280,
     ).records["seen"]

@@ -5,12 +5,14 @@ of ids that nobody uses or knows, of tries that are over, OK and FAILED while th
 way. Time is set by hand where deadlines are looked at."""
 
 import cocotb
+from cocotb.triggers import RisingEdge
 
 from kelp_hw.miss.cold_scheduler import TRY_BITS, ColdScheduler
 from kelp_spec.config import named
 from kelp_spec.metadata import ColdStatus
 
 from ..harness.clocking import start_clock
+from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
 from .cold_contract_tb import ContractTB
 
@@ -256,7 +258,7 @@ async def deadlines_to_the_cycle(dut):
     command, nor to an ABORT; at the deadline it does, within a turn of the engine."""
     tb = await start(dut, retries=1)
     tb.step = 0
-    timeouts = [1 << bit for bit in range(32)] + [tb.rng.getrandbits(32) | 1 for _ in range(4)]
+    timeouts = [1 << bit for bit in range(32)] + [tb.rng.getrandbits(32) | 1 for _ in range(24)]
     for number, timeout in enumerate(timeouts):
         await tb.reset(timeout=timeout, retries=1)
         tb.now = tb.rng.getrandbits(32)
@@ -383,3 +385,66 @@ async def reset_forgets_everything(dut):
     await anything_goes(tb, 1000)
     tb.port.pressure = 0.0
     await finish(tb, 6000)
+
+
+#: Memory, when its rows are flipped, and how many uses of a row are counted, of eight demands and
+#: four write-backs. At a tier that takes nothing two commands have left by then, and of a FIFO one
+#: word is in its output.
+FLIPS = (
+    ("demand.fifo.storage", "stalled", 5),
+    ("writes.fifo.storage", "stalled", 3),
+    ("where.rows.memory", "stalled", 10),
+    ("line_masks.rows.memory", "stalled", 4),
+    ("states.rows.memory", "flying", 12),
+    ("aborts.fifo.storage", "late", 9),
+)
+
+
+async def _busy(tb, path, stage, bits):
+    """Eight demands and four write-backs, first all at a tier that takes no command, then in
+    flight, then in time or all of them late; at `stage` the rows of `path` are flipped."""
+    tb.port.pressure = 1.0
+
+    async def flip(now):
+        if stage == now:
+            await rest(tb, 4)
+            tb.faults.flip(path, bits)
+
+    for _ in range(8):
+        await tb.cycle(fetch=tb.new_fetch(True))
+    for _ in range(tb.config.write_backs):
+        await tb.cycle(write=tb.new_write())
+        await rest(tb, 8)
+    await rest(tb, turn(tb))
+    await flip("stalled")
+    tb.port.pressure = 0.0
+    await until(tb, lambda: all(e.accepted for e in tb.entries.values()), 2 * turn(tb))
+    await flip("flying")
+    if stage == "late":
+        tb.port.pressure = 1.0
+        tb.now += tb.timeout
+        await rest(tb, 2 * turn(tb))
+        await flip("late")
+        tb.port.pressure = 0.0
+    await finish(tb, 3 * turn(tb))
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def flipped_bits(dut):
+    """One in each row of a memory changes nothing and is counted, once for each use of a row; two
+    are fatal, no later than the row is used."""
+    tb = await start(dut)
+    for path, stage, counted in FLIPS:
+        for bits in (1, 2):
+            await tb.reset(timeout=1 << 20, retries=1)
+            tb.faults.clear()
+            await _busy(tb, path, None, 0)
+            fenced = False
+            try:
+                await _busy(tb, path, stage, bits)
+            except Fenced:
+                fenced = True
+                await RisingEdge(dut.clk)
+            assert fenced == (bits == 2), f"{path}: {bits} flipped in each row, {tb.faults.told}"
+            told = tb.faults.told["corrected"]
+            assert fenced or told == counted, f"{path}: {told} corrected of {counted}"

@@ -13,6 +13,7 @@ from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp
 
+from ..harness.flips import Faults
 from .flash import LINE_BYTES, Flash, FlashPort
 
 __all__ = ["TB", "Frames"]
@@ -68,6 +69,7 @@ class TB:
         self.commands = []
         self.answers = []  # (request, failed)
         self.retries = self.timeouts = self.aborts = 0
+        self.faults = Faults(dut, self.rng)
         self.cycles = 0
         self.step = 1  #: what a cycle adds to the time base
 
@@ -188,6 +190,7 @@ class TB:
             self.got_written_back(self.written_back.unpack(dut.o_written_back__payload.value))
         self.retries += int(dut.o_retry.value)
         self.timeouts += int(dut.o_timeout.value)
+        self.faults.hear()
         self.watch()
         if dut.idle.value == 1:
             assert not self.fetching and not self.writing, "idle with work to do"

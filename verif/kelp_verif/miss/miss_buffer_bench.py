@@ -11,8 +11,9 @@ from kelp_spec.config import POOLS, named
 from kelp_spec.metadata import Op, PageState
 
 from ..harness.clocking import start_clock
+from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
-from .miss_buffer_tb import TB, Fenced
+from .miss_buffer_tb import TB
 
 
 async def start(dut, **arguments) -> TB:
@@ -240,19 +241,19 @@ async def _eight_misses(tb, path, stage, bits):
     for pool in pools:
         tb.free[pool] = []
     if stage == "idle":
-        tb.flip_rows(path, bits)
+        tb.faults.flip(path, bits)
     appends = path.startswith("lists.tail.")
     await request(1 if appends else 2)
     await idle()
     if stage == "waits":
-        tb.flip_rows(path, bits)
+        tb.faults.flip(path, bits)
     for pool in pools:
         tb.free[pool] = frames[pool]
     while len(tb.answers) < len(pages):
         await tb.cycle()
     await idle()  # a row that is just being written cannot be flipped
     if stage == "fetched":
-        tb.flip_rows(path, bits)
+        tb.faults.flip(path, bits)
     if appends:
         await request(1)
     if stage == "landed":
@@ -260,7 +261,7 @@ async def _eight_misses(tb, path, stage, bits):
         while tb.answers or tb.offered is not None:
             await tb.cycle()
         await idle()
-        tb.flip_rows(path, bits)
+        tb.faults.flip(path, bits)
     tb.op_ready, tb.tier_answers = 1.0, True
     await tb.drain(500)
 
@@ -274,17 +275,16 @@ async def flipped_bits(dut):
     for path, stage, counted in FLIPS:
         for bits in (1, 2):
             await tb.reset()
-            tb.flipped = 0
+            tb.faults.clear()
             tb.misses, tb.op_ready = {}, 1.0
             for _ in range(3):  # until ids and nodes have been used before
                 await _eight_misses(tb, path, None, 0)
-            tb.faults.clear()
             fenced = False
             try:
                 await _eight_misses(tb, path, stage, bits)
             except Fenced:
                 fenced = True
                 await RisingEdge(dut.clk)
-            assert fenced == (bits == 2), f"{path}: {bits} flipped in each row, {tb.faults}"
-            told = tb.faults["corrected"]
+            assert fenced == (bits == 2), f"{path}: {bits} flipped in each row, {tb.faults.told}"
+            told = tb.faults.told["corrected"]
             assert fenced or told == counted, f"{path}: {told} corrected of {counted}"

@@ -5,17 +5,17 @@
 
 import random
 from collections import Counter, deque
-from functools import reduce
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
-from kelp_hw.lib.protected import BlockFault
 from kelp_hw.tracker.signatures import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
+
+from ..harness.flips import Faults
 
 DEPTH = 4  #: cycles from an op's entry to its result
 IDS = 4  #: miss ids that the tracker holds at hand
@@ -52,10 +52,6 @@ class Miss:
         self.line_mask = (0, 0)
 
 
-class Fenced(Exception):
-    """A fault that is beyond repair: nothing after it means anything."""
-
-
 class TB:
     def __init__(self, dut, config: Config, *, frames=None):
         self.dut, self.config = dut, config
@@ -72,7 +68,7 @@ class TB:
         self.count_bits = count_bits(config)
         self.now = self.rng.getrandbits(32)
         self.seen = Counter()
-        self.fault, self.flipped, self.faults = Packing(BlockFault), 0, Counter()
+        self.faults = Faults(dut, self.rng)
         self.cycles = 0
         self.op_ready = 1.0  # part of the cycles in which an op is accepted
         self.answer_rate = 0.05  # chance that the tier answers in a cycle
@@ -393,31 +389,17 @@ class TB:
             ]
             hopes = any(free for free, line in zip(self.free, lines, strict=True) if line)
             assert any(self.waiting) and not hopes, "no entry starves"
-        self.hear_faults()
+        self.faults.hear()
         if self.line_mask_due:
             got = self.line_mask.unpack(dut.line_mask_data.value)
             # Two flips are told a cycle after the row, long before its lines are answered.
             known = (got["valid"], got["poison"]) == self.line_mask_due[1]
-            assert known or self.flipped > 1, f"line mask of miss {self.line_mask_due[0]}"
+            assert known or self.faults.flipped > 1, f"line mask of miss {self.line_mask_due[0]}"
         self.line_mask_due, self.line_mask_expected = self.line_mask_expected, None
         await RisingEdge(dut.clk)
         self.cycles += 1
         self.now += 1
         return admitted
-
-    def hear_faults(self):
-        fault = self.fault.unpack(self.dut.fault.value)
-        self.faults.update(name for name, told in fault.items() if told)
-        assert self.flipped or not any(fault.values()), f"{fault}, and no bit has flipped"
-        if fault["fatal"] or fault["poisoned"]:
-            raise Fenced(fault)
-
-    def flip_rows(self, path, bits):
-        """Flips `bits` bits of each row of the memory at `path`."""
-        memory = reduce(getattr, path.split("."), self.dut)
-        self.flipped = bits
-        for row in memory:
-            row.value = int(row.value) ^ sum(1 << b for b in self.rng.sample(range(len(row)), bits))
 
     def check_fetch(self, op, decided):
         """`o_fetch` and `o_raise` are there in the cycle of the result that causes them, and only
