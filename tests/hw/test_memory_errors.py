@@ -9,6 +9,8 @@ from kelp_rtl.program import Response
 from kelp_spec.config import POOLS, named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState
+from kelp_spec.policy import Policy
+from kelp_verif.endpoint.audited_shadow import AuditedShadow
 from kelp_verif.endpoint.memory_shadow import MEMORY_EVENTS, MemoryShadow
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -180,3 +182,32 @@ def test_a_partial_write_of_no_byte_changes_nothing(formats):
     s.write(untouched, enable=0)
     assert s.read(untouched) == [DATA] and not s.silent
     assert s.device.page_word(0, 0, 5)["state"] == PageState.ABSENT
+
+
+@FORMATS
+@pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.name.lower())
+def test_every_decision_over_a_failing_memory_is_the_golden_models(formats, policy):
+    """The audit replays the commit stream: outcomes, words, frames, victims, sweeps, scores, and
+    every answer but poison of lines in whose frames memory erred."""
+    s = AuditedShadow(UNIT, formats, seed=11, pressure=0.3, policy=policy)
+    s.write(*reversed(s.addresses(4)))
+    assert not s.audit.count and not s.audit.spared
+    for reads, writes in ((0.02, 0.0), (0.0, 0.02), (0.03, 0.03), (0.0, 0.0)):
+        s.errors(reads, writes)
+        s.random(800, s.addresses(4))
+        assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+    s.audit.finish()
+    assert not s.audit.count and not s.silent
+    assert s.audit.spared and s.audit.victims > 300 and s.poisoned > s.audit.spared
+
+
+def test_the_audit_over_a_failing_memory_sees_a_line_that_is_wrong(monkeypatch):
+    """Where memory erred, too: poison is spared there, wrong data and lost poison are not."""
+    s = AuditedShadow(UNIT, INT8, seed=11)
+    s.write(*s.addresses(4))
+    s.errors(0.05, 0.05)
+    s.random(800, s.addresses(4))
+    assert not s.audit.count and s.poisoned
+    monkeypatch.setattr(type(s.audit.endpoint), "memory_error", lambda *_: None)
+    s.random(800, s.addresses(4))
+    assert s.audit.count

@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.audit import Audit, FrameRecord, ScoreRecord
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.hints import HintAbsorber
-from kelp_golden.ops import Op as TrackerOp
-from kelp_golden.ops import Word
 from kelp_golden.setup import SESSION
 from kelp_spec.metadata import Op, ScoreEvent
 
@@ -21,7 +19,17 @@ from ..program import Response
 from ..program import Result as Answers
 from ..records import Commits
 from .job import EVERY, EXAMPLES, KINDS, Device, Job, Replay, ReplayError
-from .rows import ENTRY_FIELDS, OPS, WORD, device_ops, wide_integers
+from .rows import (
+    ARGUMENTS,
+    DECIDED,
+    ENTRIES,
+    FRAMED,
+    OPS,
+    SCORED,
+    columns,
+    device_ops,
+    result_record,
+)
 
 __all__ = ["free_running", "resident_cycles"]
 
@@ -42,42 +50,6 @@ _CANNOT_BE = (
 
 class _Judge:
     """The golden model beside a free-running device: takes commit records and answers in order."""
-
-    #: In the order of the golden op's arguments.
-    _OP = (
-        *(
-            "kind session squeue page kv_line write partial poison has_write write_slot "
-            + "origin.ld_id origin.tag refused no_memory"
-        ).split(),
-        *"miss pool frame failed miss_kind lost source slot mass delta written".split(),
-    )
-    _RESULT = (
-        "outcome",
-        *(f"old.{f}" for f in WORD),
-        *(f"word.{f}" for f in WORD),
-        "changed",
-        "first",
-        "frame",
-        "pool",
-        "miss",
-        "corrected",
-        "uncorrected",
-    )
-    _FRAME = (
-        "kind",
-        "outcome",
-        "use",
-        "write",
-        "partial",
-        "poison",
-        "answer",
-        "origin.ld_id",
-        "origin.tag",
-        "frame",
-        "squeue",
-        "page",
-        "kv_line",
-    )
 
     def __init__(self, session: Device, on_step: Callable[[], None]):
         self.session, self.job, self.found = session, session.job, session.found
@@ -181,18 +153,9 @@ class _Judge:
 
     def _take(self, commits, types, index) -> None:
         results, frames, scores = commits.result, commits.frame, commits.score
-        ops = list(zip(*(results[f"op.{f}"].tolist() for f in self._OP), strict=True))
-        decided = list(zip(*(results[f].tolist() for f in self._RESULT), strict=True))
-        framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
-        entries = list(
-            zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in ENTRY_FIELDS), strict=True)
-        )
-        scored = list(
-            zip(
-                *(scores[f].tolist() for f in ("kind", "squeue", "page", "score", "profile")),
-                strict=True,
-            )
-        )
+        ops, decided = columns(results, ARGUMENTS), columns(results, DECIDED)
+        framed, entries = columns(frames, FRAMED), columns(frames, ENTRIES)
+        scored = columns(scores, SCORED)
         hot, audit, read = frames.hot.tolist(), self.audit, int(Op.READ)
         order = list(zip(types.tolist(), index.tolist(), strict=True))
         at = 0
@@ -200,10 +163,7 @@ class _Judge:
             of, i = order[at]
             at += 1
             if of == 0:
-                o, d = ops[i], decided[i]
-                # `origin` is the caller's own in a golden op: the tag goes along in the record.
-                op = TrackerOp(*o[:11], None, *o[12:])
-                audit.result(ResultRecord(op, o[11], d[0], Word(*d[1:7]), Word(*d[7:13]), *d[13:]))
+                audit.result(result_record(ops[i], decided[i]))
             elif of == 2:
                 if scored[i][0] != ScoreEvent.SCAN:
                     audit.score(ScoreRecord(*scored[i]))

@@ -8,30 +8,68 @@ zero), the outcome, what was taken, and the page word before and after.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from kelp_golden.ops import Result
+from kelp_golden.audit import FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.ops import Op as GoldenOp
+from kelp_golden.ops import Result, Word
 from kelp_spec.metadata import Op, Outcome
 
 from ..records import Commits
 
 __all__ = [
+    "ARGUMENTS",
+    "DECIDED",
+    "ENTRIES",
     "ENTRY",
     "ENTRY_FIELDS",
+    "FRAMED",
     "OPS",
+    "SCORED",
     "SCORES",
     "WORD",
+    "audit_records",
+    "columns",
     "describe",
     "device_entries",
     "device_ops",
     "device_scores",
     "golden_op",
     "mask_ops",
+    "result_record",
 ]
 
 #: Fields of a page word and of a frame entry, as commit records name them.
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
 ENTRY_FIELDS = ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
+
+#: What the audit takes of a `result` record: the golden op's arguments in their order, and what was
+#: decided; of a `frame` record the op and the entry; of a `score` record.
+ARGUMENTS = tuple(
+    f"op.{name}"
+    for name in (
+        "kind session squeue page kv_line write partial poison has_write write_slot "
+        + "origin.ld_id origin.tag refused no_memory "
+        + "miss pool frame failed miss_kind lost source slot mass delta written"
+    ).split()
+)
+DECIDED = (
+    "outcome",
+    *(f"old.{name}" for name in WORD),
+    *(f"word.{name}" for name in WORD),
+    *("changed", "first", "frame", "pool", "miss", "corrected", "uncorrected"),
+)
+FRAMED = tuple(
+    f"op.{name}"
+    for name in (
+        "kind outcome use write partial poison answer origin.ld_id origin.tag frame squeue page "
+        + "kv_line"
+    ).split()
+)
+ENTRIES = tuple(f"entry.{name}" for name in ENTRY_FIELDS)
+SCORED = ("kind", "squeue", "page", "score", "profile")
 
 _ARGUMENTS = tuple(
     (
@@ -159,6 +197,33 @@ def mask_ops(rows: np.ndarray, hot: np.ndarray) -> np.ndarray:
     taken |= (kind == Op.PREFETCH) & (outcome == Outcome.MISSED)
     rows[~taken, _FRAME] = 0
     return rows
+
+
+def columns(records, names) -> list[tuple]:
+    """These fields of each of the records."""
+    return list(zip(*(wide_integers(records[name]).tolist() for name in names), strict=True))
+
+
+def result_record(arguments: tuple, decided: tuple) -> ResultRecord:
+    """For the audit, of one record's `ARGUMENTS` and `DECIDED`."""
+    # `origin` is the caller's own in a golden op: the tag goes along in the record.
+    op = GoldenOp(*arguments[:11], None, *arguments[12:])
+    old, word = Word(*decided[1:7]), Word(*decided[7:13])
+    return ResultRecord(op, arguments[11], decided[0], old, word, *decided[13:])
+
+
+def audit_records(commits: Commits) -> Iterator[ResultRecord | FrameRecord | ScoreRecord]:
+    """All records, in the endpoint's order, as the audit takes them."""
+    ops, decided = columns(commits.result, ARGUMENTS), columns(commits.result, DECIDED)
+    framed, entries = columns(commits.frame, FRAMED), columns(commits.frame, ENTRIES)
+    scored, hot = columns(commits.score, SCORED), commits.frame.hot.tolist()
+    for of, i in zip(*map(np.ndarray.tolist, commits.sequence()), strict=True):
+        if of == 0:
+            yield result_record(ops[i], decided[i])
+        elif of == 1:
+            yield FrameRecord(hot[i], *framed[i], entries[i])
+        else:
+            yield ScoreRecord(*scored[i])
 
 
 def device_ops(

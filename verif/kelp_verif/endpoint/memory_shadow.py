@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from kelp_rtl.control import Descriptor, QueueParameters
-from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure
-from kelp_rtl.program import PARTIAL, READ, WRITE, Program, Response
+from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_rtl.program import PARTIAL, READ, WRITE, Program, Response, Result
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format, HostType
 from kelp_spec.metadata import Event
@@ -46,6 +46,7 @@ class MemoryShadow:
 
     #: By default; `errors` changes the shares of errors.
     MEMORY = {"latency": 12, "write_latency": 12, "jitter": 60, "shuffle": True}
+    RULES = RunRules()
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class MemoryShadow:
             flash=FlashTiming(latency=300, write_latency=300, jitter=300),
             pressure=Pressure.everywhere(pressure),
             seed=seed,
+            rules=self.RULES,
         )
         self.open()
         self.silent: list[str] = []
@@ -128,22 +130,25 @@ class MemoryShadow:
         some = self.rng.integers(0, 1 << 64, int(ptl.sum()), dtype=np.uint64)
         some[self.rng.random(len(some)) < 0.1] = 0
         enables[ptl] = some if enable is None else enable
-        result = self.device.run(
-            Program(
-                opcode=opcode,
-                address=np.array(addresses, np.uint64),
-                data=data,
-                data_index=np.where(opcode == READ, -1, np.arange(count)),
-                byte_enable=enables,
-            )
+        program = Program(
+            opcode=opcode,
+            address=np.array(addresses, np.uint64),
+            data=data,
+            data_index=np.where(opcode == READ, -1, np.arange(count)),
+            byte_enable=enables,
         )
+        result = self.device.run(program)
         for n in np.argsort(result.accept_order).tolist():
             address = int(addresses[n])
             if opcode[n] == READ:
                 self._judge(address, Response(result.response[n]), result.data[n].tobytes())
             else:
                 self._write(address, data[n].tobytes(), int(enables[n]))
+        self.judge(program, result)
         return [Response(r) for r in result.response.tolist()]
+
+    def judge(self, program: Program, result: Result) -> None:
+        """After each program; for those who know more of the device."""
 
     def _format(self, address: int) -> Format:
         return self.formats[self.device.addresses.decode(address)[1].kv]
