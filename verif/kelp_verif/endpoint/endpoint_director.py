@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from kelp_hw.miss.cold_scheduler import ColdScheduler
+from kelp_hw.pipeline import DECIDED
 from kelp_spec.address import KvAddress
-from kelp_spec.config import POOLS
+from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import LAYER_RANGES, Event, PageState, PrefetchSource, ScoreSource
@@ -36,6 +38,8 @@ _BY_PAGE = {
     Event.STARVED,
     Event.PIN_REFUSED,
 }
+#: cycles for which an op waits for requests, and no longer (proof `arbiter`)
+OP_WAITS = 23
 _SOURCES = [s.name.lower() for s in PrefetchSource if s]
 
 
@@ -50,6 +54,22 @@ class Settings:
     policy: int | None = None
     format: str | None = None
     shape: tuple[int, int] | None = None
+
+
+def close_limit(config: Config) -> int:
+    """Cycles in which a session closes, whatever the tier does within its time-outs.
+
+    A walk scrubs page by page; what is being fetched is passed over, and walked to again when it
+    has landed. A fetch waits for a frame at most, and for itself; frames come from evictions, as
+    many side by side as there are slots, and each waits for its write-back. A transfer ends after
+    its tries, each with an ABORT, and each noticed a turn of the table later.
+    """
+    entries = config.misses + config.write_backs
+    noticed = ColdScheduler.TURN * entries + ColdScheduler.LATENCY
+    transfer = (RETRIES + 1) * 2 * (TIMEOUT + noticed)
+    walk = config.queues * config.pages * (OP_WAITS + DECIDED)
+    rounds = -(-config.misses // config.write_backs)
+    return (rounds + 1) * transfer + 2 * walk
 
 
 class Director:
@@ -172,7 +192,7 @@ class Director:
         model.sessions[session].state = "draining"
         since = tb.cycle
         while (state := await tb.read_fields(p + "state"))["busy"]:
-            assert not state["open"] and tb.cycle - since < 40_000, (
+            assert not state["open"] and tb.cycle - since < close_limit(self.config), (
                 f"session {session} has been closing for {tb.cycle - since} cycles"
             )
             if self.rng.random() < 0.1:

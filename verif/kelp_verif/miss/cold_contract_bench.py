@@ -15,6 +15,7 @@ from ..harness.clocking import start_clock
 from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
 from .cold_contract_tb import ContractTB
+from .cold_scheduler_tb import turn
 
 STATUSES = tuple(ColdStatus)
 
@@ -29,12 +30,6 @@ async def start(dut, *, timeout=1 << 31, retries=0) -> ContractTB:
 async def rest(tb, cycles):
     for _ in range(cycles):
         await tb.cycle()
-
-
-def turn(tb) -> int:
-    """Cycles in which the engine looks at every entry and acts on what it finds, when nothing else
-    is due."""
-    return ColdScheduler.TURN * tb.count + ColdScheduler.LATENCY
 
 
 async def until(tb, condition, limit):

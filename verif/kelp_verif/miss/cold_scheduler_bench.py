@@ -7,12 +7,13 @@ import random
 
 import cocotb
 
+from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_spec.config import named
 from kelp_spec.metadata import ColdOp
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
-from .cold_scheduler_tb import TB
+from .cold_scheduler_tb import TB, turn
 from .flash import LINE_BYTES, SECTOR_BYTES
 
 
@@ -141,9 +142,9 @@ async def a_flash_that_never_answers(dut):
         await tb.cycle(write=tb.new_write())
         while tb.offer:
             await tb.cycle()
-    # Each try: its own timeout and that of its ABORT, each noticed a turn of the scan later at
-    # most.
-    await tb.drain(2 * 2 * (300 + 4 * (tb.config.misses + tb.config.write_backs)) + 200)
+    # Each try: its own timeout and that of its ABORT, each noticed a turn of the table later at
+    # most, with a look at every other request in between.
+    await tb.drain(2 * 2 * (300 + turn(tb) + 8 * ColdScheduler.TURN))
     assert len(tb.answers) == 8 and all(
         bad and request["tries"] == 2 for request, bad in tb.answers
     )
@@ -168,7 +169,7 @@ async def an_abort_counts_from_its_acceptance(dut):
     accepted = tb.cycles
     while not tb.answers:
         await tb.cycle()
-    assert 200 <= tb.cycles - accepted < 200 + 4 * (tb.config.misses + tb.config.write_backs) + 20
+    assert 200 <= tb.cycles - accepted <= 200 + turn(tb)
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

@@ -9,6 +9,7 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
+from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp
@@ -16,7 +17,7 @@ from kelp_spec.metadata import ColdOp
 from ..harness.flips import Faults
 from .flash import LINE_BYTES, Flash, FlashPort
 
-__all__ = ["TB", "Frames"]
+__all__ = ["TB", "Frames", "turn"]
 
 
 class Frames:
@@ -39,6 +40,13 @@ class Frames:
     def read(self, address, length):
         self._check(address, length)
         return self.data.get(address, bytes(length))
+
+
+def turn(tb) -> int:
+    """Cycles in which the engine looks at every entry and acts on what it finds, when nothing else
+    is due."""
+    entries = tb.config.misses + tb.config.write_backs
+    return ColdScheduler.TURN * entries + ColdScheduler.LATENCY
 
 
 class TB:

@@ -92,6 +92,7 @@ class TB:
         self.answers = deque()
         self.offered = None
         self.served = self.parked = 0
+        self.stood = 0  #: cycles without an op on offer while an entry is alive that could be home
         self.starve_limit = starve_limit
         dut.starve_limit.value = starve_limit
         for name in (
@@ -366,6 +367,9 @@ class TB:
             self.offered = None
         if len(self.ids) < IDS and dut.o_miss_free__valid.value == 1:
             self.ids.append(int(dut.o_miss_free__payload.value))
+        self.stood += dut.o_op__valid.value == 0 and any(
+            miss.landed for miss in self.misses.values()
+        )
         entering = None
         if accept and dut.o_op__valid.value == 1:
             entering = self.op.unpack(dut.o_op__payload.value)
