@@ -18,6 +18,8 @@ __all__ = [
     "SelectMap",
     "SelectStatus",
     "SlotState",
+    "record",
+    "record_bytes",
     "select_offset_bits",
     "ALIGNED_BITS",
     "ALIGNED_FRACTION",
@@ -124,6 +126,24 @@ ANSWER_FIELDS = (
 )
 #: Fields of each of the pages chosen, eight to a line, in the lines behind it.
 CHOSEN_FIELDS = (("page", 16), ("state", 8), ("spare", 8), ("mass", 32))
+
+
+def record_bytes(fields, values: dict[str, int]) -> bytes:
+    """Little-endian bytes of `fields`, lowest bits first; what is not named is 0."""
+    word = at = 0
+    for name, bits in fields:
+        word |= (values.get(name, 0) & (1 << bits) - 1) << at
+        at += bits
+    return word.to_bytes(at // 8, "little")
+
+
+def record(fields, data: bytes) -> dict[str, int]:
+    """The way back, of bytes that may go on."""
+    word, found = int.from_bytes(data, "little"), {}
+    for name, bits in fields:
+        found[name] = word & (1 << bits) - 1
+        word >>= bits
+    return found
 
 
 def _log2(n: int) -> int:

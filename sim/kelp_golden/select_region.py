@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kelp_spec.formats import ELEMENTS, Format
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import Event, Op, Outcome
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -21,6 +21,8 @@ from kelp_spec.select import (
     SelectMap,
     SelectStatus,
     SlotState,
+    record,
+    record_bytes,
 )
 
 from . import codec
@@ -29,24 +31,7 @@ from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
 from .select import Blocks, Summary, of_host, of_stored, select_pages, summary
 
-__all__ = ["Bell", "SelectRegion", "pack", "unpack"]
-
-
-def pack(fields, values: dict) -> bytes:
-    """Little-endian bytes of `fields`, lowest bits first; what is not named is 0."""
-    word = at = 0
-    for name, bits in fields:
-        word |= (values.get(name, 0) & (1 << bits) - 1) << at
-        at += bits
-    return word.to_bytes(at // 8, "little")
-
-
-def unpack(fields, data: bytes) -> dict[str, int]:
-    word, found = int.from_bytes(data, "little"), {}
-    for name, bits in fields:
-        found[name] = word & (1 << bits) - 1
-        word >>= bits
-    return found
+__all__ = ["Bell", "SelectRegion"]
 
 
 class Bell(dict):
@@ -72,9 +57,17 @@ class SelectRegion:
         Of a configuration with `select`.
     apply : callable, optional
         Carries out an op and returns its Result; by default `endpoint.apply`.
+    on_event : callable, optional
+        Called with (Event, ld_id, session, argument) of what is refused.
     """
 
-    def __init__(self, endpoint: Endpoint, apply: Callable | None = None):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        apply: Callable | None = None,
+        on_event: Callable | None = None,
+    ):
+        self._on_event = on_event or (lambda *_: None)
         self.endpoint, self.config = endpoint, endpoint.config
         self.map = SelectMap(self.config)
         self._apply = apply or endpoint.apply
@@ -90,7 +83,7 @@ class SelectRegion:
         """A line of the region. Zeros where nothing was answered yet, or to anyone but the
         session's owner."""
         block, upper, at = self._place(line)
-        if not upper or not self._owner(line, ld_id):
+        if not self._owner(line, ld_id) or not upper:
             return bytes(64)
         return bytes(self._answers[block][64 * at : 64 * at + 64])
 
@@ -103,7 +96,7 @@ class SelectRegion:
         if not upper:
             self._queries[block][64 * at : 64 * at + 64] = data
         elif at == 0:
-            bell = Bell(unpack(BELL_FIELDS, data))
+            bell = Bell(record(BELL_FIELDS, data))
             session = block >> self.map.group_bits
             refusal = self._refusal(session, bell) if whole else Refusal.BELL
             self._answers[block][:] = self._answer(session, bell, refusal, self._query(block, bell))
@@ -135,7 +128,12 @@ class SelectRegion:
         if session >= self.config.sessions:
             return False
         held = self.endpoint.tracker.sessions[session]
-        return held.open and not held.closing and held.ld_id == ld_id
+        closed = not held.open or held.closing
+        if closed or held.ld_id != ld_id:
+            event = Event.CLOSED_SESSION if closed else Event.FOREIGN_LD
+            self._on_event(event, ld_id, session, 0)
+            return False
+        return True
 
     # - one choice ---------------------------------------------------------------------------------
     def _refusal(self, session, bell) -> Refusal:
@@ -172,6 +170,8 @@ class SelectRegion:
             else:
                 at = session * self.config.queues + bell.queue
                 chosen, absent = self._choose(session, at, bell, query)
+        if refusal:
+            self._on_event(Event.SELECT_REFUSED, held.ld_id, session, int(refusal))
         header = {
             "sequence": bell.sequence,
             "status": SelectStatus.REFUSED if refusal else SelectStatus.DONE,
@@ -180,9 +180,9 @@ class SelectRegion:
             "absent": absent,
             "generation": self.queues[at].generation % generations if chosen else 0,
         }
-        lines = pack(ANSWER_FIELDS, header).ljust(64, b"\0")
+        lines = record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0")
         for page, mass, state in chosen:
-            lines += pack(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
+            lines += record_bytes(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
         return lines.ljust(64 << self.map.half_bits, b"\0")
 
     def _choose(self, session, squeue, bell, query):

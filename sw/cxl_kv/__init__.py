@@ -42,6 +42,7 @@ from .errors import (
 from .hints import Hints
 from .layout import bf16_to_float32, float32_to_bf16
 from .policy import Policy
+from .select import Chosen
 from .session import Session
 from .shape import PRESETS, LayerFormats, ModelShape, preset
 from .transport import LocalTransport, Transport
@@ -49,6 +50,7 @@ from .transport import LocalTransport, Transport
 __all__ = [
     "Batch",
     "BusError",
+    "Chosen",
     "Completion",
     "ConnectionLostError",
     "CxlKvError",

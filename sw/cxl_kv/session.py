@@ -26,6 +26,7 @@ from .errors import (
 from .hints import Hints
 from .layout import Layout, to_bits
 from .policy import Policy
+from .select import Chosen, gather, select
 from .shape import ModelShape
 
 __all__ = ["Session"]
@@ -66,6 +67,7 @@ class Session:
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
         self.closed = False
+        self._sequence = 0
         self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # - data ---------------------------------------------------------------------------------------
@@ -237,6 +239,72 @@ class Session:
             )
         halves = [h.view(np.uint16).reshape(tokens, -1)[:, : self.shape.head_dim] for h in halves]
         return halves[0], halves[1] if len(halves) == 2 else None
+
+    # - choice near memory -------------------------------------------------------------------------
+    def select(
+        self, layer: int, queries, *, tokens: int, pages: int | None = None, mass=0.9, scale=None
+    ) -> Chosen:
+        """Let the device choose the pages that a layer's queries ask for (docs/select.md). The
+        pages chosen keep their frames until the session selects in another layer, selects in this
+        one again, or lets a moment pass; until then :meth:`gather` reads them in one go.
+
+        Parameters
+        ----------
+        layer : int
+        queries : array
+            [query heads, head_dim], of the session's type; as many for each KV head, in order.
+        tokens : int
+            Positions 0 … tokens − 1 are asked for.
+        pages : int, optional
+            Pages of each KV head at most, beside the first and the newest; as many as there are
+            slots for when left out.
+        mass : float
+            Share of the attention after which no more pages are taken.
+        scale : float, optional
+            What products of query and key are multiplied by; 1/√head_dim when left out.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no `select`.
+        ValueError
+            An argument does not fit, or a query has a NaN.
+        """
+        self._usable()
+        return select(self, layer, queries, tokens=tokens, pages=pages, mass=mass, scale=scale)
+
+    def gather(self, chosen: Chosen, *, dtype=None):
+        """The keys and values of the pages that :meth:`select` chose.
+
+        Returns
+        -------
+        (k, v, positions)
+            k and v [kv_heads, n, head_dim] and the tokens' positions, int64 [kv_heads, n]: −1 for
+            places of a head that chose fewer pages, and behind the last token. v is None for K-only
+            shapes.
+
+        Raises
+        ------
+        NotMappedError
+            A slot was given back meanwhile: select again.
+        PoisonError, FlashError, DeviceFullError, SessionClosedError, TransportError
+        """
+        self._usable()
+        dtype = self._element_type(dtype)
+        addresses, own, positions = gather(self, chosen)
+        lines, status = self.device.transport.load(addresses.reshape(-1))
+        if status.any():
+            self._fail(own.reshape(-1), status)
+        k, v = (
+            None if x is None else x[0].view(dtype)
+            for x in self.layout.from_lines(lines, 1, len(positions), positions.shape[1])
+        )
+        return k, v, positions
+
+    def next_sequence(self) -> int:
+        """A number for the next SELECT."""
+        self._sequence = self._sequence % ((1 << 32) - 1) + 1
+        return self._sequence
 
     # - steps and policy ---------------------------------------------------------------------------
     def advance(self, steps: int = 1) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.ops import QueueConfig, Session
-from kelp_golden.select_region import SelectRegion, pack, unpack
+from kelp_golden.select_region import SelectRegion
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, PageState
 from kelp_spec.select import (
@@ -19,6 +19,8 @@ from kelp_spec.select import (
     Refusal,
     SelectStatus,
     SlotState,
+    record,
+    record_bytes,
 )
 
 CONFIG = named("unit_select")
@@ -76,10 +78,10 @@ class Bench:
             "sh": 17,
         } | fields
         line = self.region.map.bell(0, group)
-        self.region.write(line, pack(BELL_FIELDS, bell).ljust(64, b"\0"), ld_id)
-        header = unpack(ANSWER_FIELDS, self.region.read(line, ld_id)[:13])
+        self.region.write(line, record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), ld_id)
+        header = record(ANSWER_FIELDS, self.region.read(line, ld_id)[:13])
         rows = b"".join(self.region.read(line + n, ld_id) for n in (1,))
-        pages = [unpack(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+        pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
         return header, pages
 
     def pinned(self):

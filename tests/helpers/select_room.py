@@ -14,11 +14,16 @@ from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.lines import POISONED
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.ops import QueueConfig, Session
-from kelp_golden.select_region import SelectRegion, pack, unpack
+from kelp_golden.select_region import SelectRegion
 from kelp_hw.select.select import Select
 from kelp_spec.config import named
 from kelp_spec.metadata import Answer, Event, Op, Outcome
-from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    record,
+    record_bytes,
+)
 
 __all__ = [
     "BELL",
@@ -180,12 +185,12 @@ class Room:
                 await self.access(places.query(0, group, head, n), row.tobytes(), ld_id)
                 region.write(places.query(0, group, head, n), row.tobytes(), ld_id)
         line = places.bell(0, group)
-        data = pack(BELL_FIELDS, BELL | bell).ljust(64, b"\0")
+        data = record_bytes(BELL_FIELDS, BELL | bell).ljust(64, b"\0")
         await self.access(line, data, ld_id, whole)
         region.write(line, data, ld_id, whole=whole)
         for _ in range(60):
             header = await self.access(line)
-            if unpack(ANSWER_FIELDS, header[:13])["sequence"] == bell["sequence"]:
+            if record(ANSWER_FIELDS, header[:13])["sequence"] == bell["sequence"]:
                 break
             for _ in range(50):
                 await self.cycle()
@@ -241,7 +246,7 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
     async def host(room):
         for n, bell in enumerate(bells):
             found, wanted = await room.select(region, {"sequence": n + 1} | bell, queries(n))
-            assert found == wanted, (bell, unpack(ANSWER_FIELDS, found[0][:13]))
+            assert found == wanted, (bell, record(ANSWER_FIELDS, found[0][:13]))
             for _ in range(30):
                 await room.cycle()
             if between:

@@ -14,7 +14,8 @@ from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.phase import PhaseDetector
-from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, Region
+from kelp_golden.select_region import SelectRegion
+from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, KvAddress, Region
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import STEP_BITS, Answer, Event, Op
@@ -40,7 +41,7 @@ class GoldenCore(Core):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = config
+        self.config, self._map = config, AddressMap(config)
         self.endpoint = Endpoint(config)
         self.endpoint.lines = DeviceLines()
         self.window = RegisterWindow(
@@ -55,6 +56,11 @@ class GoldenCore(Core):
             ),
         )
         self.engine = Engine(self.endpoint, evict_target=4, log_event=self.window.events.log)
+        self.region = (
+            SelectRegion(self.endpoint, self.engine._do, self._not_selected)
+            if config.select
+            else None
+        )
         self.phases = [PhaseDetector() for _ in range(config.sessions)]
         self._accesses = [0] * config.sessions  # since the last automatic step
         self._peeked: tuple[int, int] | None = None  # session that asked, word
@@ -75,7 +81,35 @@ class GoldenCore(Core):
         queue, session = x & (1 << c.queue_bits) - 1, x >> c.queue_bits
         return region, offset, session, queue, page, line
 
+    def _gathered(self, addresses):
+        """Addresses of the GATHER window as those of the pages in their slots, the others as they
+        are."""
+        c = self.config
+        window = addresses >> np.uint64(c.aperture_bits) == Region.GATHER
+        if not c.select or not window.any():
+            return addresses
+        addresses = addresses.copy()
+        for i in np.flatnonzero(window).tolist():
+            x = int(addresses[i]) >> 6
+            line, x = x & c.half_lines - 1, x >> c.half_line_bits
+            slot, x = x & c.select - 1, x >> c.slot_bits
+            kv, x = x & 1, x >> 1
+            generation, x = x & (1 << c.generation_bits) - 1, x >> c.generation_bits
+            queue = x & (1 << c.queue_bits) - 1
+            session = x >> c.queue_bits & (1 << c.session_bits) - 1
+            page = self.region.page_of(session, queue, generation, slot)
+            if page is not None:
+                where = KvAddress(session, queue, page, kv, line)
+                addresses[i] = self._map.encode(where)
+        return addresses
+
+    def _not_selected(self, event, ld_id, session, argument):
+        self.window.events.log(
+            event, ld_id=ld_id, squeue=session * self.config.queues, argument=argument
+        )
+
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
+        addresses = self._gathered(addresses)
         region, offset, session, queue, page, line = self._decode(addresses)
         lines, status = (
             np.zeros((len(addresses), LINE_BYTES), np.uint8),
@@ -93,12 +127,22 @@ class GoldenCore(Core):
             at = int(offset[i])
             if region[i] == Region.REGISTER and at < REGISTER_BYTES:
                 lines[i] = np.frombuffer(self.window.load(at // LINE_BYTES, ld_id), np.uint8)
+            elif self._selects(region[i], at):
+                lines[i] = np.frombuffer(self.region.read(at // LINE_BYTES, ld_id), np.uint8)
             elif region[i] != Region.HINT or at >= HINT_BYTES:
                 self._outside(ld_id)
                 versions[i] = _NXM
         lines[kv] = self.endpoint.lines.resolve(np.maximum(versions[kv], _ZEROS)).view(np.uint8)
         status[versions == _POISONED], status[versions == _NXM] = Status.POISON, Status.NOT_MAPPED
         return Loaded(lines, status)
+
+    def _selects(self, region, offset) -> bool:
+        """Whether this is a line of the SELECT region."""
+        return (
+            self.region is not None
+            and region == Region.SELECT
+            and offset < LINE_BYTES << self.region.map.offset_bits
+        )
 
     def _outside(self, ld_id):
         self.endpoint.counters["refused"] += 1
@@ -176,6 +220,9 @@ class GoldenCore(Core):
             )
             if region[first] == Region.REGISTER and at < REGISTER_BYTES:
                 self.window.store(at // LINE_BYTES, data, mask, ld_id)
+            elif self._selects(region[first], at):
+                whole = mask == ALL_BYTES
+                self.region.write(at // LINE_BYTES, data, ld_id, whole=whole)
             elif region[first] == Region.HINT and at < HINT_BYTES:
                 if mask == ALL_BYTES:
                     self.engine.hint(data, ld_id)
@@ -232,6 +279,8 @@ class GoldenCore(Core):
         frame.valid |= bits
         frame.poison &= ~bits
         frame.dirty = frame.redirty = frame.used = True
+        if endpoint.summaries and (lines < half).any():
+            endpoint.summaries.pop(squeue * self.config.pages + page, None)
         base = (squeue * self.config.pages + page) * self.config.page_lines
         word = endpoint.tracker.word(squeue, page)
         for fmt, mine in ((word.format_k, lines < half), (word.format_v, lines >= half)):
@@ -350,6 +399,8 @@ class GoldenCore(Core):
             if ld_id:
                 return False
             self.engine.close(session)
+            if self.region is not None:
+                self.region.ended(session)
             self.window.forget(session)
             self._limits()
             if self._peeked and self._peeked[0] == session:

@@ -6,9 +6,12 @@ region."""
 import pytest
 from select_room import CONFIG, Room, compare, device, pins, queries
 
-from kelp_golden.select_region import SelectRegion, unpack
+from kelp_golden.select_region import SelectRegion
 from kelp_spec.address import AddressMap, KvAddress, Region
-from kelp_spec.select import ANSWER_FIELDS
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    record,
+)
 
 
 @pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.5, 0.6)])
@@ -25,7 +28,7 @@ def test_gather():
 
     async def host(room):
         found, _ = await room.select(region, {"sequence": 1}, queries())
-        header = unpack(ANSWER_FIELDS, found[0][:13])
+        header = record(ANSWER_FIELDS, found[0][:13])
         generation = header["generation"]
         for slot, (page, _) in enumerate(region.queues[0].pages):
             for kv, line in ((0, 0), (1, 3)):

@@ -6,9 +6,16 @@ import numpy as np
 from select_room import BELL, CONFIG, OWNER, SHAPE, Room, compare, device, pins, queries, write
 
 from kelp_golden.ops import Op as TrackerOp
-from kelp_golden.select_region import SelectRegion, pack, unpack
+from kelp_golden.select_region import SelectRegion
 from kelp_spec.metadata import Event, Op, Outcome, PageState
-from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, Refusal, SelectStatus
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    Refusal,
+    SelectStatus,
+    record,
+    record_bytes,
+)
 
 
 def test_layers_writes_and_refusals():
@@ -59,7 +66,7 @@ def test_pages_that_go_and_frames_that_are_short():
         offer=0.8,
         take=0.8,
     )
-    answer = unpack(ANSWER_FIELDS, region.read(region.map.bell(0, 0), OWNER)[:13])
+    answer = record(ANSWER_FIELDS, region.read(region.map.bell(0, 0), OWNER)[:13])
     assert answer["absent"] >= 1 and answer["status"] == SelectStatus.DONE
 
 
@@ -118,12 +125,12 @@ def test_queries_and_doorbells_that_are_no_good():
         assert room.events == [(Event.SELECT_REFUSED, Refusal.QUERY_NAN)]
         bad[1, 1, 7] = np.inf
         found, wanted = await room.select(region, {"sequence": 2}, bad)
-        assert found == wanted and unpack(ANSWER_FIELDS, found[0][:13])["count"] == 6
+        assert found == wanted and record(ANSWER_FIELDS, found[0][:13])["count"] == 6
         found, wanted = await room.select(region, {"sequence": 3}, whole=False)
         assert found == wanted and room.events[-1][1] == Refusal.BELL
         line = region.map.bell(0, 0)
         for sequence in (4, 5, 6):
-            data = pack(BELL_FIELDS, BELL | {"sequence": sequence}).ljust(64, b"\0")
+            data = record_bytes(BELL_FIELDS, BELL | {"sequence": sequence}).ljust(64, b"\0")
             await room.access(line, data)
         await room.select(region, {"sequence": 7})
         answered = [op for op in room.ops if op[0] == "HOLD"]

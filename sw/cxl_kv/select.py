@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A choice of pages by the device, and what it chose in one read (docs/select.md)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from kelp_spec.address import AddressMap, Region
+from kelp_spec.formats import ELEMENTS, LINE_BYTES
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    CHOSEN_FIELDS,
+    Refusal,
+    SelectMap,
+    SelectStatus,
+    SlotState,
+    record,
+    record_bytes,
+)
+
+from .arguments import integer, real
+from .errors import TransportError, UnsupportedError
+from .layout import to_bits
+
+__all__ = ["Chosen", "gather", "select"]
+
+_PATIENCE_SECONDS = 60.0  #: for an answer
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What a device chose for the KV heads of a layer.
+
+    Attributes
+    ----------
+    layer, tokens : int
+    pages : list of int64 arrays
+        Of each KV head, in the order of choice: the first page, the newest, then the best.
+    masses : list of float64 arrays
+        Each page's share of its heads' attention, as the device estimates it.
+    held : list of bool arrays
+        The page has a slot: it stays resident, and is read by the GATHER window.
+    absent : list of int
+        Pages that were looked at and not resident.
+    """
+
+    layer: int
+    tokens: int
+    pages: list[np.ndarray]
+    masses: list[np.ndarray]
+    held: list[np.ndarray]
+    absent: list[int]
+    generations: list[int]
+
+    @property
+    def page_count(self) -> int:
+        return sum(map(len, self.pages))
+
+
+def scale_of(factor: float) -> tuple[int, int]:
+    """(m, sh), m · 2^−sh ≈ factor · log2(e): what makes a product of query and key the log2 of a
+    weight."""
+    wanted = factor * math.log2(math.e)
+    sh = 15 - math.floor(math.log2(wanted))
+    m = round(wanted * 2.0**sh)
+    if m == 1 << 16:
+        m, sh = m >> 1, sh - 1
+    if not 0 <= sh < 32:
+        raise ValueError(f"scale = {factor!r} is refused; legal: 0.000016 … 22000")
+    return m, sh
+
+
+def select(session, layer, queries, *, tokens, pages, mass, scale) -> Chosen:
+    """:meth:`cxl_kv.Session.select`."""
+    c, shape = session.device.config, session.shape
+    places = _places(session)
+    layer = integer("layer", layer, 0, shape.layers - 1)
+    tokens = integer("tokens", tokens, 1, session.max_tokens)
+    most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
+    real("mass", mass, 0.0, 1.0)
+    m, sh = scale_of(shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4))
+    rows = _query_lines(session, queries)
+    newest, last = divmod(tokens - 1, session.page_tokens)
+    bells, lines = [], []
+    sequence = session.next_sequence()
+    for head in range(shape.kv_heads):
+        bells.append(
+            {
+                "sequence": sequence,
+                "queue": layer * shape.kv_heads + head,
+                "layer": layer,
+                "newest": newest,
+                "tokens": last + 1,
+                "lines": shape.token_lines,
+                "most": most,
+                "target": min(round(mass * 65536), 65535) * c.select_heads,
+                "m": m,
+                "sh": sh,
+            }
+        )
+        lines.append(rows[head])
+    answers = []
+    for first in range(0, shape.kv_heads, c.select_groups):
+        group = slice(first, first + c.select_groups)
+        answers += _ask(session, places, sequence, bells[group], lines[group])
+    return _chosen(session, layer, tokens, answers)
+
+
+def _places(session) -> SelectMap:
+    c = session.device.config
+    if not c.select or not session.device.transport.hints:
+        raise UnsupportedError(
+            f"configuration {c.name!r} chooses no pages near memory; one with `select` does "
+            + "(golden:unit_select)"
+        )
+    if session.shape.token_lines > c.select_lines:
+        raise UnsupportedError(
+            f"head_dim = {session.shape.head_dim} takes {session.shape.token_lines} lines a token; "
+            + f"configuration {c.name!r} chooses among keys of {c.select_lines}"
+        )
+    return SelectMap(c)
+
+
+def _query_lines(session, queries) -> np.ndarray:
+    """uint8 [kv_heads, select_heads · token_lines, 64]: each KV head's query heads, as often as the
+    device has room for."""
+    c, shape = session.device.config, session.shape
+    queries = to_bits(queries, shape.dtype, "queries")
+    heads = queries.shape[0] if queries.ndim == 2 else 0
+    group = heads // shape.kv_heads
+    legal = heads and heads % shape.kv_heads == 0 and c.select_heads % group == 0
+    if not legal or queries.shape[1] != shape.head_dim:
+        counts = [n for n in range(1, c.select_heads + 1) if c.select_heads % n == 0]
+        raise ValueError(
+            f"queries of shape {list(queries.shape)} are refused; legal: [query heads, "
+            + f"{shape.head_dim}], {', '.join(map(str, counts))} for each of {shape.kv_heads} KV "
+            + "heads"
+        )
+    rows = np.zeros((heads, shape.token_lines * ELEMENTS), np.uint16)
+    rows[:, : shape.head_dim] = queries
+    rows = rows.reshape(shape.kv_heads, group, -1)
+    rows = np.repeat(rows, c.select_heads // group, axis=1)
+    return rows.view(np.uint8).reshape(shape.kv_heads, -1, LINE_BYTES)
+
+
+def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dict]]]:
+    """SELECTs of as many KV heads as there are groups; the answers' fields, and their pages'."""
+    transport, c = session.device.transport, session.device.config
+    base = AddressMap(c).select_base
+    count = session.shape.token_lines
+    stores, rows = [], []
+    for group, lines in enumerate(queries):
+        stores += [
+            places.query(session.number, group, n // count, n % count) for n in range(len(lines))
+        ]
+        rows.append(lines)
+    for group, bell in enumerate(bells):
+        stores.append(places.bell(session.number, group))
+        line = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
+        rows.append(np.frombuffer(line, np.uint8)[None])
+    transport.store(base + LINE_BYTES * np.array(stores, np.uint64), np.concatenate(rows))
+    answers, until = [], time.monotonic() + _PATIENCE_SECONDS
+    for group in range(len(bells)):
+        first = places.bell(session.number, group)
+        lines = base + LINE_BYTES * np.arange(first, first + places.answer_lines, dtype=np.uint64)
+        while True:
+            data = transport.load(lines).lines
+            header = record(ANSWER_FIELDS, data[0].tobytes())
+            if header["sequence"] == sequence and header["status"] != SelectStatus.NONE:
+                break
+            session.state()  # a session that the device has lost is an error there
+            if time.monotonic() > until:
+                raise TransportError(f"no answer to a SELECT within {_PATIENCE_SECONDS:.0f} s")
+        if header["status"] == SelectStatus.REFUSED:
+            raise ValueError(f"the device refused the SELECT: {Refusal(header['refusal']).name}")
+        entries = data[1:].tobytes()
+        answers.append(
+            (
+                header,
+                [record(CHOSEN_FIELDS, entries[8 * n : 8 * n + 8]) for n in range(header["count"])],
+            )
+        )
+    return answers
+
+
+def _chosen(session, layer, tokens, answers) -> Chosen:
+    whole = 65536.0 * session.device.config.select_heads
+    return Chosen(
+        layer=layer,
+        tokens=tokens,
+        pages=[np.array([page["page"] for page in pages], np.int64) for _, pages in answers],
+        masses=[np.array([page["mass"] for page in pages]) / whole for _, pages in answers],
+        held=[
+            np.array([page["state"] == SlotState.HELD for page in pages], bool)
+            for _, pages in answers
+        ],
+        absent=[header["absent"] for header, _ in answers],
+        generations=[header["generation"] for header, _ in answers],
+    )
+
+
+def gather(session, chosen: Chosen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(addresses, the pages' own addresses, positions) of what was chosen: uint64 [kv_heads,
+    halves, positions, token_lines] by the GATHER window where it is held, and int64 [kv_heads,
+    positions]. Heads with fewer pages have position −1 at the end, and page 0's addresses there."""
+    c, tokens = session.device.config, session.page_tokens
+    most = max(map(len, chosen.pages))
+    heads = session.shape.kv_heads
+    positions = np.full((heads, most, tokens), -1, np.int64)
+    shape = (heads, session.shape.halves, most * tokens, session.shape.token_lines)
+    addresses, own = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
+    in_page = np.arange(tokens)
+    for head in range(heads):
+        pages = np.zeros(most, np.int64)
+        pages[: len(chosen.pages[head])] = chosen.pages[head]
+        at = pages[:, None] * tokens + in_page
+        own[head] = plain = session.layout.addresses(
+            slice(chosen.layer, chosen.layer + 1), slice(head, head + 1), at.reshape(-1)
+        )[0, 0]
+        held = np.zeros(most, bool)
+        held[: len(chosen.held[head])] = chosen.held[head]
+        slots = np.repeat(np.arange(most), tokens)[None, :, None]
+        windows = _window(c, plain, slots, chosen.generations[head])
+        addresses[head] = np.where(np.repeat(held, tokens)[None, :, None], windows, plain)
+        mine = positions[head, : len(chosen.pages[head])]
+        mine[:] = at[: len(mine)]
+        mine[mine >= chosen.tokens] = -1
+    return addresses, own, positions.reshape(heads, -1)
+
+
+def _window(c, plain: np.ndarray, slots: np.ndarray, generation: int) -> np.ndarray:
+    """Plain addresses as addresses of the GATHER window, in other slots' places."""
+    x = plain >> np.uint64(6)
+    line, half = x & np.uint64(c.half_lines - 1), x >> np.uint64(c.half_line_bits) & np.uint64(1)
+    queue = x >> np.uint64(c.line_bits + c.page_bits)
+    generation %= 1 << c.generation_bits
+    x = queue << np.uint64(c.generation_bits) | np.uint64(generation)
+    x = (x << np.uint64(1) | half) << np.uint64(c.slot_bits) | slots.astype(np.uint64)
+    x = x << np.uint64(c.half_line_bits) | line
+    return np.uint64(Region.GATHER << c.aperture_bits) | x << np.uint64(6)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""session.select and session.gather: what the device chooses is what attention asks for, and comes
+back as it was written."""
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from cxl_kv.select import scale_of
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
+
+LAYERS, HEADS, DIM, TOKENS = 2, 2, 32, 95
+GOLDEN = "golden:unit_select?frames=256,256,256,256"
+
+
+def filled(url=GOLDEN, *, seed=1, formats="raw16", dtype="fp16", dim=DIM):
+    """A session with `TOKENS` tokens in every queue, its keys and its values as written."""
+    rng = np.random.default_rng(seed)
+    device = cxl_kv.open(url)
+    shape = cxl_kv.ModelShape(
+        layers=LAYERS, kv_heads=HEADS, head_dim=dim, formats=formats, dtype=dtype
+    )
+    session = device.open_session(shape, max_tokens=TOKENS + 5)
+    k, v = (rng.standard_normal((LAYERS, HEADS, TOKENS, dim)).astype(np.float32) for _ in range(2))
+    if dtype == "bf16":
+        k, v = cxl_kv.float32_to_bf16(k), cxl_kv.float32_to_bf16(v)
+    else:
+        k, v = k.astype(np.float16), v.astype(np.float16)
+    session.write(range(LAYERS), k, v)
+    return device, session, k, v
+
+
+def queries(rng, heads=2 * HEADS, dim=DIM):
+    return (2 * rng.standard_normal((heads, dim))).astype(np.float16)
+
+
+def exact(q, k, page_tokens):
+    """Share of the attention of each KV head's query heads that each page has."""
+    group = len(q) // len(k)
+    out = []
+    for head, keys in enumerate(k.astype(np.float64)):
+        scores = q[head * group : (head + 1) * group].astype(np.float64) @ keys.T / DIM**0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        pages = np.add.reduceat(weights, range(0, len(keys), page_tokens), axis=1)
+        out.append(pages.mean(axis=0))
+    return out
+
+
+def test_what_attention_asks_for():
+    device, session, k, v = filled()
+    with device:
+        rng = np.random.default_rng(3)
+        for layer in (0, 1, 1):
+            q = queries(rng)
+            chosen = session.select(layer, q, tokens=TOKENS, mass=1.0)
+            newest = (TOKENS - 1) // session.page_tokens
+            for head, share in enumerate(exact(q, k[layer], session.page_tokens)):
+                pages = chosen.pages[head]
+                assert pages[:2].tolist() == [0, newest] and chosen.held[head].all()
+                assert len(set(pages.tolist())) == len(pages) == device.config.select
+                best = np.sort(np.delete(share, [0, newest]))[::-1][: len(pages) - 2].sum()
+                assert share[pages[2:]].sum() > 0.6 * best
+            k_out, v_out, positions = session.gather(chosen)
+            for head in range(HEADS):
+                real = positions[head] >= 0
+                assert real.sum() == len(pages) * session.page_tokens - 1  # the newest has one less
+                assert (k_out[head][real] == k[layer, head][positions[head][real]]).all()
+                assert (v_out[head][real] == v[layer, head][positions[head][real]]).all()
+            assert (session.gather(chosen, dtype=np.uint16)[0] == k_out.view(np.uint16)).all()
+
+
+def test_mass_and_pages_end_a_choice():
+    device, session, _, _ = filled()
+    with device:
+        q = queries(np.random.default_rng(4))
+        few = session.select(0, q, tokens=TOKENS, pages=0)
+        assert [len(pages) for pages in few.pages] == [2, 2]
+        assert session.select(0, q, tokens=TOKENS, mass=0.0).page_count == 4
+        assert session.select(0, q, tokens=1).pages[0].tolist() == [0]
+        more = session.select(0, q, tokens=TOKENS, mass=1.0)
+        assert more.page_count == 2 * device.config.select
+        assert all(masses.sum() <= 1 for masses in more.masses)
+
+
+def test_a_query_head_for_each_kv_head_is_as_two_alike():
+    device, session, _, _ = filled()
+    with device:
+        q = queries(np.random.default_rng(5), HEADS)
+        one = session.select(0, q, tokens=TOKENS)
+        two = session.select(0, np.repeat(q, 2, axis=0), tokens=TOKENS)
+        for a, b in zip(one.pages, two.pages, strict=True):
+            assert (a == b).all()
+
+
+def test_slots_are_given_back():
+    device, session, _, _ = filled()
+    with device:
+        q = queries(np.random.default_rng(6))
+        first = session.select(0, q, tokens=TOKENS)
+        page = int(first.pages[0][2])
+        assert session.page_state(0, 0, page)["state"] == 1
+        session.gather(first)
+        session.select(1, q, tokens=TOKENS)
+        with pytest.raises(cxl_kv.NotMappedError, match="maps no such line"):
+            session.gather(first)
+
+
+def test_behind_a_server(tmp_path):
+    """Two tenants: each chooses among its own pages, and answers are those of one alone."""
+    q = queries(np.random.default_rng(9))
+    alone, session, _, _ = filled(seed=2)
+    wanted = session.select(0, q, tokens=TOKENS)
+    alone.close()
+    with Server(make_core(GOLDEN)) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        first, _, _, _ = filled(url, seed=1)
+        second, session, k, _ = filled(url, seed=2)
+        with first, second:
+            chosen = session.select(0, q, tokens=TOKENS)
+            for a, b in zip(chosen.pages, wanted.pages, strict=True):
+                assert (a == b).all()
+            found, _, positions = session.gather(chosen)
+            real = positions[0] >= 0
+            assert (found[0][real] == k[0, 0][positions[0][real]]).all()
+
+
+@pytest.mark.parametrize(("formats", "dtype"), [("int8", "fp16"), ("int4", "bf16")])
+def test_stored_formats(formats, dtype):
+    device, session, _, _ = filled(formats=formats, dtype=dtype)
+    with device:
+        q = queries(np.random.default_rng(7))
+        if dtype == "bf16":
+            q = cxl_kv.float32_to_bf16(q.astype(np.float32))
+        chosen = session.select(1, q, tokens=TOKENS)
+        k, v, positions = session.gather(chosen)
+        for head in range(HEADS):
+            real = positions[head] >= 0
+            want = session.read(1, positions=positions[head][real].tolist(), heads=[head])
+            assert (k[head][real] == want[0][0]).all() and (v[head][real] == want[1][0]).all()
+
+
+def test_bad_input():
+    device, session, _, _ = filled()
+    with device:
+        q = queries(np.random.default_rng(8))
+        for arguments, message in (
+            (dict(layer=2), "layer = 2 is refused; legal: 0 … 1"),
+            (dict(tokens=0), "tokens = 0 is refused"),
+            (dict(pages=7), "pages = 7 is refused; legal: 0 … 6"),
+            (dict(mass=1.5), "mass = 1.5 is refused"),
+            (dict(scale=-1), "scale = -1 is refused"),
+            (dict(queries=q[:3]), r"queries of shape \[3, 32\] are refused; legal: .* 1, 2 for"),
+            (dict(queries=q[:, :16]), r"queries of shape \[4, 16\] are refused"),
+            (dict(queries=np.full_like(q, np.nan)), "the device refused the SELECT: QUERY_NAN"),
+        ):
+            given = dict(layer=0, queries=q, tokens=TOKENS) | arguments
+            with pytest.raises(ValueError, match=message):
+                session.select(**given)
+        session.close()
+        with pytest.raises(cxl_kv.SessionClosedError):
+            session.select(0, q, tokens=TOKENS)
+    with cxl_kv.open("golden:unit") as other:
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=2, head_dim=32)
+        plain = other.open_session(shape, max_tokens=8)
+        with pytest.raises(cxl_kv.UnsupportedError, match="chooses no pages near memory"):
+            plain.select(0, q, tokens=8)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 0.125, 0.1767, 1.0, 37.0])
+def test_scale(factor):
+    m, sh = scale_of(factor)
+    assert 0 < m < 1 << 16 and m * 2.0**-sh == pytest.approx(factor / np.log(2), rel=1e-4)
