@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SELECT, GATHER and slots in the whole endpoint, with back-pressure on every port: ops, answers,
+and gathered lines are those of the golden model (docs/select.md)."""
+
+import numpy as np
+import pytest
+
+from kelp_golden import codec
+from kelp_golden.endpoint import Endpoint, QueuePolicy
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.ops import QueueConfig, Session, Word
+from kelp_golden.select_region import SelectRegion
+from kelp_rtl.device import (
+    Descriptor,
+    Driver,
+    FlashTiming,
+    MemoryTiming,
+    Pressure,
+    RunRules,
+)
+from kelp_rtl.program import READ, WRITE, Program, Response
+from kelp_spec.config import named
+from kelp_spec.formats import Format, HostType
+from kelp_spec.metadata import Event, Op, PageState
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    CHOSEN_FIELDS,
+    Refusal,
+    SelectStatus,
+    SlotState,
+    record,
+    record_bytes,
+)
+
+pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
+
+CONFIG = named("unit_select")
+OWNER, HEADS, LINES, TOKENS = 5, CONFIG.select_heads, 2, 2
+POOLS = {Format.RAW16: 0, Format.FP8_E4M3: 1, Format.INT8: 2, Format.INT4: 3}
+CHOICES = (int(Op.LOOK), int(Op.HOLD), int(Op.UNHOLD))
+
+
+class Both:
+    """The endpoint, and a golden one beside it that is told what was written."""
+
+    def __init__(
+        self, *, fmt=Format.RAW16, host_type=HostType.FP16, pressure=0.3, latency=64, seed=1
+    ):
+        print("seed", seed)
+        self.rng = np.random.default_rng(seed)
+        self.fmt, self.host_type = fmt, host_type
+        self.driver = Driver(
+            CONFIG,
+            seed=seed,
+            flash=FlashTiming(latency=2000, write_latency=1500),
+            memory=MemoryTiming(latency=latency),
+            rules=RunRules(max_skip=500),
+            pressure=Pressure.everywhere(pressure),
+        )
+        self.open(0)
+        self.golden = Endpoint(CONFIG)
+        self.region = SelectRegion(self.golden)
+        for squeue in range(CONFIG.squeues):
+            config = QueueConfig(format_k=fmt, format_v=fmt, pool=POOLS[fmt])
+            self.golden.configure(squeue, config, QueuePolicy())
+        self.shape = Session(
+            used_queues=4,
+            used_lines=4,
+            used_pages=CONFIG.pages,
+            kv_heads=2,
+            ld_id=OWNER,
+            host_type=host_type,
+        )
+        self.golden.apply(TrackerOp(Op.OPEN), descriptor=self.shape)
+        self.written = {}
+        self.sequence = 0
+        self.driver.take_commits()
+
+    def open(self, session):
+        self.driver.open_session(
+            session,
+            Descriptor(
+                layers=2,
+                kv_heads=2,
+                host_type=self.host_type,
+                formats=((1023, self.fmt, self.fmt),),
+            ),
+            owner=OWNER,
+        )
+
+    def lines(self, count):
+        """Host lines of normal numbers, uint8."""
+        values = self.rng.standard_normal((count, 32)).astype(np.float32)
+        if self.host_type == HostType.BF16:
+            return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+        return values.astype("<f2").view(np.uint8)
+
+    def write(self, pages, queue=0, told=True):
+        """Whole pages; the golden endpoint is `told`, or not."""
+        where = [(queue, page, kv, line) for page in pages for kv in (0, 1) for line in range(4)]
+        rows = self.lines(len(where))
+        addresses = [self.driver.address(0, *place) for place in where]
+        self.driver.run(Program.writes(np.array(addresses, np.uint64), rows, ld_id=OWNER))
+        for (queue_, page, kv, line), row in zip(where, rows, strict=True):
+            self.written[queue_, page, kv, line] = row
+            if not told:
+                continue
+            self.golden.apply(
+                TrackerOp(
+                    Op.WRITE,
+                    squeue=queue_,
+                    page=page,
+                    kv_line=4 * kv + line,
+                    write=1,
+                    has_write=1,
+                    ld_id=OWNER,
+                    origin=(row.tobytes(), (1 << 64) - 1),
+                )
+            )
+
+    def stored(self, rows):
+        """What the host reads of lines that it wrote."""
+        payload, scale = codec.encode(rows.view("<u2"), self.host_type, self.fmt)
+        return codec.decode(payload, scale, self.host_type, self.fmt).view(np.uint8)
+
+    def region_address(self, line):
+        return self.driver.addresses.select_base + 64 * line
+
+    def region_write(self, lines, rows, ld_id=OWNER):
+        addresses = np.array([self.region_address(line) for line in lines], np.uint64)
+        self.driver.run(Program.writes(addresses, rows, ld_id=ld_id))
+        if ld_id == OWNER:
+            for line, row in zip(lines, rows, strict=True):
+                self.region.write(line, row.tobytes(), OWNER)
+
+    def answer(self, group, *, ld_id=OWNER):
+        first = self.region.map.bell(0, group)
+        lines = range(first, first + self.region.map.answer_lines)
+        addresses = np.array([self.region_address(line) for line in lines], np.uint64)
+        return self.driver.run(Program.reads(addresses, ld_id=ld_id)).data
+
+    def select(self, group=0, *, queries=True, **fields):
+        """A SELECT of both, compared; the answer's fields, and its pages'."""
+        places = self.region.map
+        if queries:
+            lines = [places.query(0, group, h, n) for h in range(HEADS) for n in range(LINES)]
+            self.region_write(lines, self.lines(len(lines)))
+        self.driver.take_commits()
+        self.sequence += 1
+        bell = {"sequence": self.sequence, "newest": 11, "tokens": TOKENS, "lines": LINES}
+        bell |= {"most": 4, "target": HEADS << 16, "m": 47274, "sh": 18} | fields
+        golden_ops, apply = [], self.golden.apply
+
+        def log(op):
+            result = apply(op)
+            golden_ops.append((op.kind, op.squeue, op.page, op.kv_line, result.outcome))
+            return result
+
+        self.region._apply = log
+        row = np.frombuffer(record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), np.uint8)
+        self.region_write([places.bell(0, group)], row[None])
+        for _ in range(200):
+            found = self.answer(group)
+            header = record(ANSWER_FIELDS, found[0].tobytes()[:13])
+            if header["sequence"] == self.sequence:
+                break
+        else:
+            raise AssertionError(f"no answer to {bell}")
+        first = places.bell(0, group)
+        for n, line in enumerate(found):
+            assert line.tobytes() == self.region.read(first + n, OWNER), (bell, header)
+        assert self.choices() == golden_ops
+        rows = found[1:].tobytes()
+        return header, [
+            record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])
+        ]
+
+    def choices(self):
+        """The ops of choices that the endpoint committed."""
+        results = self.driver.take_commits().result
+        names = ("op.kind", "op.squeue", "op.page", "op.kv_line", "outcome")
+        ops = zip(*(results[name].tolist() for name in names), strict=True)
+        # Only a LOOK has a line.
+        return [
+            (kind, squeue, page, line if kind == Op.LOOK else 0, outcome)
+            for kind, squeue, page, line, outcome in ops
+            if kind in CHOICES
+        ]
+
+    def gather(self, header, pages, queue=0):
+        """The chosen pages by the window, compared with what was written."""
+        places = [
+            (slot, kv, line) for kv in (0, 1) for slot in range(len(pages)) for line in range(4)
+        ]
+        addresses = [
+            self.driver.addresses.gather(0, queue, header["generation"], kv, slot, line)
+            for slot, kv, line in places
+        ]
+        result = self.driver.run(Program.reads(np.array(addresses, np.uint64), ld_id=OWNER))
+        held = np.array([pages[slot]["state"] == SlotState.HELD for slot, *_ in places])
+        assert (result.response == np.where(held, Response.DATA, Response.NXM)).all()
+        wanted = [self.written[queue, pages[slot]["page"], kv, line] for slot, kv, line in places]
+        wanted = self.stored(np.array(wanted))
+        assert (result.data[held] == wanted[held]).all()
+        return result
+
+    def follow_residency(self, queue=0, pages=range(12)):
+        """The golden endpoint's words are the device's."""
+        for page in pages:
+            word = self.driver.page_word(0, queue, page)
+            key = queue * CONFIG.pages + page
+            mine = self.golden.tracker.words[key]
+            self.golden.tracker.words[key] = Word(
+                word["state"], mine.place, *mine[2:4], word["last_step"], mine.pinned
+            )
+
+
+@pytest.mark.parametrize(
+    ("fmt", "host_type"),
+    [
+        (Format.RAW16, HostType.FP16),
+        (Format.RAW16, HostType.BF16),
+        (Format.FP8_E4M3, HostType.FP16),
+        (Format.INT8, HostType.BF16),
+        (Format.INT4, HostType.FP16),
+    ],
+)
+def test_choices_and_gathered_lines(fmt, host_type):
+    both = Both(fmt=fmt, host_type=host_type, seed=3)
+    both.write(range(12))
+    header, pages = both.select()
+    assert header["status"] == SelectStatus.DONE and len(pages) == 6
+    both.gather(header, pages)
+    # A page is written anew: it is gathered as it is now, and summarised anew.
+    both.write([pages[2]["page"]])
+    both.gather(header, pages)
+    again, chosen = both.select()
+    assert again["generation"] == header["generation"] + 1
+    both.gather(again, chosen)
+    stale = both.driver.addresses.gather(0, 0, header["generation"], 0, 0, 0)
+    result = both.driver.run(Program.reads(np.array([stale], np.uint64), ld_id=OWNER))
+    assert result.response[0] == Response.NXM
+
+
+def test_the_heads_of_a_layer_and_the_next_layer():
+    both = Both(seed=4)
+    for queue in range(4):
+        both.write(range(6), queue)
+    asked = {}
+    for queue in (0, 1):
+        asked[queue] = both.select(group=queue, queue=queue, newest=5)
+    for queue in (0, 1):
+        both.gather(*asked[queue], queue)
+    both.select(queue=2, layer=1, newest=5)
+    for queue in (0, 1):
+        address = both.driver.addresses.gather(0, queue, asked[queue][0]["generation"], 0, 0, 0)
+        result = both.driver.run(Program.reads(np.array([address], np.uint64), ld_id=OWNER))
+        assert result.response[0] == Response.NXM
+    both.select(release=1)
+    assert both.choices() == []
+
+
+def test_bad_input():
+    """Refusals, foreign hosts, a session that closes: answers, and events in order."""
+    both = Both(seed=5)
+    both.write(range(12))
+    header, pages = both.select()
+    d, places = both.driver, both.region.map
+    for fields, refusal in (
+        ({"most": 7}, Refusal.COUNT),
+        ({"queue": 4}, Refusal.QUEUE),
+        ({"newest": 64}, Refusal.PAGE),
+        ({"lines": 3}, Refusal.LINES),
+        ({"tokens": 9}, Refusal.TOKENS),
+    ):
+        assert both.select(queries=False, **fields)[0]["refusal"] == refusal
+    nan = np.full((1, 64), 255, np.uint8)
+    both.region_write([places.query(0, 0, 1, 1)], nan)
+    assert both.select(queries=False)[0]["refusal"] == Refusal.QUERY_NAN
+    both.gather(header, pages)  # refusals leave the slots
+    # Another host sees zeros and NXM, and changes nothing.
+    assert not both.answer(0, ld_id=OWNER + 1).any()
+    both.region_write([places.bell(0, 0)], nan, ld_id=OWNER + 1)
+    address = np.array([d.addresses.gather(0, 0, header["generation"], 0, 0, 0)], np.uint64)
+    assert d.run(Program.reads(address, ld_id=OWNER + 1)).response[0] == Response.NXM
+    # Writes to the window lie outside the map.
+    d.run(Program(opcode=WRITE, address=address, ld_id=OWNER, data=nan))
+    both.gather(header, pages)
+    # A session that closes leaves nothing.
+    d.close_session(0)
+    assert not both.answer(0).any()
+    assert d.run(Program.reads(address, ld_id=OWNER)).response[0] == Response.NXM
+    both.open(0)
+    assert not both.answer(0).any()
+    assert d.run(Program.reads(address, ld_id=OWNER)).response[0] == Response.NXM
+    logged = [d.read_fields(f"event_{n}")["code"] for n in range(d.read64("event_count"))]
+    assert sorted(logged[:10]) == 4 * [Event.FOREIGN_LD] + 6 * [Event.SELECT_REFUSED]
+    assert set(logged[10:]) == {Event.OUT_OF_MAP, Event.CLOSED_SESSION}
+
+
+def test_pages_that_are_evicted():
+    """More pages than frames: what is not there is not chosen, and the held ones stay."""
+    both = Both(seed=6)
+    both.driver.write_registers({"high_water": 4, "low_water": 2, "reserve": 2})
+    both.golden.tracker.reserve = 2
+    both.write(range(12))
+    header, pages = both.select()
+    both.write(range(12, 44), told=False)
+    both.driver.settle()
+    both.follow_residency()
+    for page in pages:
+        assert both.driver.page_word(0, 0, page["page"])["state"] == PageState.RESIDENT
+    both.gather(header, pages)
+    again, chosen = both.select()
+    assert again["absent"] > 0 or again["count"] < 6
+    both.gather(again, chosen)
+
+
+def test_gather_is_at_full_rate():
+    """docs/select.md: a request in each cycle, as a read at the page's own address. With a memory
+    so near that the few line slots of this configuration cover its latency."""
+    both = Both(pressure=0.0, latency=2, seed=7)
+    both.write(range(12))
+    header, pages = both.select()
+    run = [
+        both.driver.addresses.gather(0, 0, header["generation"], kv, slot, line)
+        for kv in (0, 1)
+        for slot in range(len(pages))
+        for line in range(4)
+    ] * 40
+    result = both.driver.run(Program(opcode=READ, address=np.array(run, np.uint64), ld_id=OWNER))
+    plain = [
+        both.driver.address(0, 0, pages[slot]["page"], kv, line)
+        for kv in (0, 1)
+        for slot in range(len(pages))
+        for line in range(4)
+    ] * 40
+    other = both.driver.run(Program(opcode=READ, address=np.array(plain, np.uint64), ld_id=OWNER))
+
+    def rate(answered):
+        return len(answered) / (answered.max() - answered.min() + 1)
+
+    rates = rate(result.response_cycle), rate(other.response_cycle)
+    print("lines a cycle, gathered and plain", rates)
+    assert rates[0] >= 0.98
+    assert (result.data == other.data).all()
+
+
+def test_hits_while_a_choice_runs():
+    """Hits fill nine cycles in ten, and the choice goes on."""
+    both = Both(pressure=0.0, latency=2, seed=8)
+    both.write(range(12))
+    both.write(range(4), queue=1)
+    both.select()  # summaries are there
+    places = both.region.map
+    bell = {"sequence": 99, "newest": 11, "tokens": TOKENS, "lines": LINES, "most": 4}
+    bell |= {"target": HEADS << 16, "m": 47274, "sh": 18}
+    row = np.frombuffer(record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), np.uint8)
+    hits = [
+        both.driver.address(0, 1, page, kv, line)
+        for page in range(4)
+        for kv in (0, 1)
+        for line in range(4)
+    ]
+    hits = np.array(hits * 40, np.uint64)
+    program = Program(
+        opcode=np.r_[WRITE, np.full(len(hits), READ)],
+        address=np.r_[np.uint64(both.region_address(places.bell(0, 0))), hits],
+        ld_id=OWNER,
+        data=row[None],
+        data_index=np.r_[0, np.full(len(hits), -1)],
+    )
+    both.driver.take_commits()
+    answered = both.driver.run(program).response_cycle[1:]
+    looks = both.driver.take_commits().result
+    cycles = looks.cycle[np.isin(looks["op.kind"], (int(Op.LOOK), int(Op.HOLD)))]
+    during = answered[(answered >= cycles.min()) & (answered <= cycles.max())]
+    rate = len(during) / (cycles.max() - cycles.min())
+    print("hits a cycle while a choice runs", rate, "of", cycles.max() - cycles.min(), "cycles")
+    assert rate >= 0.9
