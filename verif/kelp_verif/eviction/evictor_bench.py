@@ -246,6 +246,48 @@ async def nothing_to_evict(dut):
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")
+async def one_queue_after_another(dut):
+    """One pool for many queues, in each a page that is pinned; a single page may go, of each queue
+    in turn. It is found wherever the search begins; where there is none, there is one event."""
+    tb = TB(dut)
+    await tb.start()
+    c, rng = tb.config, tb.rng
+    for squeue in range(c.squeues):
+        tb.configure(squeue, 0, rng.choice([0, 2, 5]))
+        await tb.tick()
+    dut.config_write__valid.value = 0
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    tb.tracker.reserve = 0
+    dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
+
+    def op(kind, squeue, page):
+        return TrackerOp(kind, session=squeue // c.queues, squeue=squeue, page=page)
+
+    assert c.frames[0] == c.squeues + 1
+    for squeue in range(c.squeues):
+        await tb.do(tb.demand(squeue, 0, True), op(Op.PIN, squeue, 0))
+    await tb.rest()
+    queues = 2 * list(range(c.squeues))
+    rng.shuffle(queues)
+    for squeue in queues:
+        await tb.do(tb.demand(squeue, 1, True))
+        await tb.rest()
+    assert tb.log == [(squeue, 1, True) for squeue in queues]
+    assert not tb.events, tb.events
+    dut.turn__hold.value = 1
+    tb.demands.extend([tb.demand(queues[0], 1, True), op(Op.PIN, queues[0], 1)])
+    while tb.demands or tb.pipe:
+        await tb.tick()
+    await tb.rest()
+    assert [(e["code"], e["argument"]) for e in tb.events] == [(Event.NO_VICTIM, 0)]
+    assert len(tb.log) == len(queues), "a pinned page was taken"
+    await tb.do(op(Op.UNPIN, queues[-1], 0))
+    await tb.rest()
+    assert tb.log[-1] == (queues[-1], 0, True) and len(tb.events) == 1
+    record(queues=c.squeues, victims=len(tb.log))
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
 async def sweep_cycles(dut):
     """Cycles from a need to its CLAIM when slots are free, less what the path itself takes."""
     tb = TB(dut)

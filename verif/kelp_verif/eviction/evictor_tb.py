@@ -196,7 +196,7 @@ class TB:
             used_lines=c.half_lines,
             used_pages=c.pages,
             kv_heads=1,
-            step=self.rng.choice([0, (1 << 24) - 3]),
+            step=self.rng.choice([0, (1 << 24) - 3, self.rng.getrandbits(24)]),
         )
         return op
 
