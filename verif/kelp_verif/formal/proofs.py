@@ -22,6 +22,7 @@ from kelp_hw.eviction.closer import Closer
 from kelp_hw.eviction.evictor import Evictor
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.eviction.orphans import Orphans
+from kelp_hw.eviction.slots import EvictionSlots
 from kelp_hw.host.egress import Egress
 from kelp_hw.host.hints import HintAbsorber
 from kelp_hw.lib.bypass_fifo import BypassFifo
@@ -63,6 +64,7 @@ from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchFifoContract
 from .prove import ProofResult, Solver, mutant, prove
+from .slots_spec import EvictionSlotsContract
 from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
@@ -478,6 +480,31 @@ PROOFS = (
         withdrawals=(
             ("with m.If(~self.o_command.valid | self.o_command.ready):", "with m.If(1):"),
             ("with m.If(self.o_fetched.ready):", "with m.If(1):"),
+        ),
+    ),
+    Proof(
+        name="eviction_slots",
+        block=EvictionSlots,
+        spec=EvictionSlotsContract,
+        mode="bmc",
+        depth=12,
+        cover=14,
+        quick=False,
+        bug_depth=12,
+        bugs=(
+            # a frame whose lines may be poisoned goes to flash
+            (
+                "writes.w_en.eq(self.i_flushed.valid & judged.dirty & ~fails)",
+                "writes.w_en.eq(self.i_flushed.valid & judged.dirty)",
+            ),
+            # the answer of the tier is lost behind a clean flush
+            ("back.ready.eq(~clean)", "back.ready.eq(1)"),
+            # a slot is free before the pool's count has its frame
+            ("with m.If(freed & (gone.slot == k)):", "with m.If(released & (at == k)):"),
+            # it does not answer for its page
+            ("busy[k] & (pages[k].squeue == page.squeue)", "(pages[k].squeue == page.squeue)"),
+            # another's frame
+            ("judged, fails = read_found(self.i_flushed.p,", "judged, fails = read_found(0,"),
         ),
     ),
     # Engines that walk.
