@@ -40,7 +40,7 @@ ARGUMENTS = {
     "RegisterBank": {"block": component_registers(IO)},
     "Sequencer": {"program": [0]},
     **dict.fromkeys(
-        ("AskQueue", "CoherentFront", "Directory", "Grants", "RequestWindow", "SnoopEngine"),
+        ("CoherentFront", "Directory", "Grants", "RequestWindow", "SnoopEngine"),
         {"config": UNIT, "sizes": SIZES["unit"]},
     ),
     "BypassFifo": {"depth": 2, "shape": 1},

@@ -5,6 +5,8 @@ latency."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -12,6 +14,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, Protected
 
+from .coherence.host_port import CoherentHostPort
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
 from .control.queue_config import QueueConfig
@@ -52,6 +55,7 @@ def endpoint_signature(config: Config) -> dict:
         "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
         "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
         "s2m_bisnp": Out(stream.Signature(MESSAGES["S2MBISnp"])),
+        **({"bi_timeout": In(32), "bi_id": In(12)} if config.coherence else {}),
         "axi": Out(axi_signature(config)),
         "cold_command": Out(stream.Signature(layouts.cold_command)),
         "cold_completion": In(stream.Signature(layouts.cold_completion)),
@@ -83,6 +87,9 @@ class Endpoint(wiring.Component):
     m2s_req, m2s_rwd, m2s_birsp : in, streams of M2SReq, M2SRwD, M2SBIRsp
         One message per transfer (kelp_spec.messages).
     s2m_drs, s2m_ndr, s2m_bisnp : out, streams of S2MDRS, S2MNDR, S2MBISnp
+    bi_timeout, bi_id : in
+        With `Config.coherence`: cycles until a BISnp counts as unanswered, 0 for never; the
+        device's BI-ID.
     axi : out
         Memory port (AXI4), one 64-byte line per transaction.
     cold_command : out, stream of cold_command
@@ -163,7 +170,7 @@ class Endpoint(wiring.Component):
         s.hints = HintAbsorber(config=c)
         s.phase = PhaseDetector(config=c)
         s.telemetry = Telemetry(config=c)
-        self._own_events = 5 + c.protect  # sources of events without the choice's
+        self._own_events = 5 + c.protect + c.coherence  # sources of events without the choice's
         s.registers = Registers(config=c, event_sources=self._own_events + 2 * bool(c.select))
         if c.select:
             s.select = Select(config=c)
@@ -179,6 +186,8 @@ class Endpoint(wiring.Component):
         s.spec, s.hinted = Skid(page), Skid(page)
         if c.protect:
             s.faults = FaultMonitor(config=c)
+        if c.coherence:
+            s.coherence = CoherentHostPort(config=c)
 
     @staticmethod
     def _skids(s) -> tuple[Skid, ...]:
@@ -194,14 +203,15 @@ class Endpoint(wiring.Component):
 
     def _requests_and_answers(self, m: Module) -> None:
         s = m.submodules
-        request, access = flipped(self.m2s_req), s.router.o_register
+        host = self._coherence(m) if self.config.coherence else flipped(self)
+        request, access = host.m2s_req, s.router.o_register
         answer, served = s.data_path.o, s.registers.o
         if self.config.select:
             self._choice(m, request, access, answer, served)
             request, access = s.select.o_request, s.select.o_access
             answer, served = s.select.o_answer, s.select.o_served
         connect(m, request, s.ingress.m2s_req)
-        connect(m, flipped(self.m2s_rwd), s.ingress.m2s_rwd)
+        connect(m, host.m2s_rwd, s.ingress.m2s_rwd)
         connect(m, s.ingress.o_request, s.tracker.i_request)
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)
@@ -210,22 +220,50 @@ class Endpoint(wiring.Component):
         connect(m, answer, s.egress.i)
         connect(m, served, s.router.i_register)
         connect(m, s.router.o, s.egress.i_window)
-        connect(m, s.egress.s2m_drs, flipped(self.s2m_drs))
-        connect(m, s.egress.s2m_ndr, flipped(self.s2m_ndr))
+        connect(m, s.egress.s2m_drs, host.s2m_drs)
+        connect(m, s.egress.s2m_ndr, host.s2m_ndr)
         connect(m, s.data_path.axi, flipped(self.axi))
-        m.d.comb += [
+        if not self.config.coherence:
             # no BISnp is ever sent (HDM-H), so no BIRsp answers one
-            self.m2s_birsp.ready.eq(1),
+            m.d.comb += self.m2s_birsp.ready.eq(1)
+        m.d.comb += [
             s.ingress.enable.eq(self.ready),
             self.irq.eq(s.registers.irq),
         ]
         connect(m, s.ingress.o_write, s.data_path.i_write)
-        m.d.sync += self.ready.eq(
+        ready = (
             s.tracker.ready
             & s.ema.cleared
             & s.frame_table.ready
             & s.registers.cleared
             & s.eviction.ready
+        )
+        if self.config.coherence:
+            ready = ready & s.coherence.ready
+        m.d.sync += self.ready.eq(ready)
+
+    def _coherence(self, m: Module) -> SimpleNamespace:
+        """The coherent front before the channels, which then are its inner ones."""
+        s, port = m.submodules, m.submodules.coherence
+        for name in ("m2s_req", "m2s_rwd", "m2s_birsp"):
+            connect(m, flipped(getattr(self, name)), getattr(port, name))
+        for name in ("s2m_drs", "s2m_ndr", "s2m_bisnp"):
+            connect(m, getattr(port, name), flipped(getattr(self, name)))
+        connect(m, s.eviction.o_ask, port.i_ask)
+        connect(m, port.o_answer, s.eviction.i_answer)
+        connect(m, port.o_event, s.registers.i_event[self._own_events - 1])
+        m.d.comb += [
+            port.sessions.eq(s.tracker.sessions),
+            port.enable.eq(self.ready),
+            port.now.eq(self.now),
+            port.bi.timeout.eq(self.bi_timeout),
+            port.bi.id.eq(self.bi_id),
+        ]
+        return SimpleNamespace(
+            m2s_req=port.inner_req,
+            m2s_rwd=port.inner_rwd,
+            s2m_drs=port.inner_drs,
+            s2m_ndr=port.inner_ndr,
         )
 
     def _choice(self, m: Module, request, access, answer, served) -> None:
@@ -257,6 +295,8 @@ class Endpoint(wiring.Component):
         )
         if self.config.select:
             busy |= ~s.select.idle
+        if self.config.coherence:
+            busy |= ~s.coherence.idle
         # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
         return busy, recent
@@ -378,6 +418,7 @@ class Endpoint(wiring.Component):
             s.registers.config_write,
             *(block.config_write for block in (s.tracker, s.eviction, s.ema)),
             s.windows.write,
+            *((s.coherence.config_write,) if self.config.coherence else ()),
         )
 
     def _results(self, m: Module) -> None:
@@ -497,6 +538,10 @@ class Endpoint(wiring.Component):
             m.d.comb += faults.faults[Protected.HOST].eq(
                 s.hints.fault.as_value() | s.select.fault.as_value()
             )
+        if self.config.coherence:
+            m.d.comb += faults.faults[Protected.HOST].eq(
+                s.hints.fault.as_value() | s.coherence.fault.as_value()
+            )
 
     def _quiescence(self, m: Module) -> None:
         """Critical path: the blocks' `idle` to `calm`: registered here (`idle`, `inner`). Work
@@ -519,6 +564,7 @@ class Endpoint(wiring.Component):
             s.hints.idle,
             s.telemetry.idle,
             *((s.select.idle,) if self.config.select else ()),
+            *((s.coherence.idle,) if self.config.coherence else ()),
         )
         calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
         m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from .config import Config, ConfigError
@@ -20,6 +20,7 @@ __all__ = [
     "MetaValue",
     "SIZES",
     "SnpType",
+    "sizes_of",
 ]
 
 BI_TAG_BITS = 12
@@ -89,6 +90,9 @@ class Coherence:
     sector: int = 32  #: host lines of an entry; a power of two
     recalls: int = 4  #: sectors that are called back at once; a power of two
     pending: int = 128  #: grants under way: rate × latency of a read; a power of two
+    #: MemRd Shared of a line that nobody has is answered Cmp-E, not Cmp-S; only for a device whose
+    #: every line has a place of its own
+    eager: bool = True
 
     def __post_init__(self) -> None:
         for field, low, high, power in (
@@ -105,6 +109,9 @@ class Coherence:
                     f"coherence: {field} = {value!r} is refused; legal: {low} … {high}, "
                     + "a power of two"
                 )
+
+        if not isinstance(self.eager, bool):
+            raise ConfigError(f"coherence: eager = {self.eager!r} is refused; legal: True, False")
 
     @property
     def lines(self) -> int:
@@ -166,6 +173,7 @@ class Coherence:
 SIZES: dict[str, Coherence] = {
     "unit": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "unit_select": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
+    "unit_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "trace": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),
     "smollm2": Coherence(sets=512, ways=4, sector=32, recalls=8, pending=128),
     "ulx3s": Coherence(sets=64, ways=2, sector=16, recalls=2, pending=16),
@@ -173,3 +181,14 @@ SIZES: dict[str, Coherence] = {
     "llama70b": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
     "640x8192": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
 }
+
+
+def sizes_of(config: Config) -> Coherence:
+    """The sizes of a configuration's coherent front, which grants E only where a page has a frame;
+    a ConfigError where there are none."""
+    sizes = SIZES.get(config.name)
+    if sizes is None:
+        raise ConfigError(
+            f"configuration {config.name!r}: coherence has no sizes; known: {', '.join(SIZES)}"
+        )
+    return replace(sizes, eager=False)

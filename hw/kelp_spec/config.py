@@ -81,6 +81,9 @@ class Config:
     select_quota: int = 16  #: pages that each query head names
     select_groups: int = 8  #: SELECTs of a session that may wait: the KV heads of a layer
     select_looks: int = 64  #: lines of keys that are on their way to a choice
+    #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
+    #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
+    coherence: bool = False
 
     def __post_init__(self) -> None:
         def need(field: str, ok: bool, legal: str) -> None:
@@ -147,7 +150,8 @@ class Config:
             span("select_groups", 1, 16, True)
             span("select_looks", 4, 256, True)
             need("codecs", self.codecs, "True: a choice looks at keys as int8")
-        for field in ("codecs", "wide_counters", "protect"):
+            need("coherence", not self.coherence, "False with select")
+        for field in ("codecs", "wide_counters", "protect", "coherence"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
     # - derived counts -----------------------------------------------------------------------------
@@ -283,10 +287,13 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        does `select` where it is off, so that devices from before there were others keep theirs."""
+        do `select` and `coherence` where they are off, so that devices from before there were
+        others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
+        if not self.coherence:
+            del values["coherence"]
         if self.pool_formats == Config.pool_formats:
             del values["pool_formats"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -314,11 +321,11 @@ _BIG = dict(
 )
 
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
-#: `trace` fits the recordings of the small model, `smollm2` those of SmolLM2-135M, every page of
-#: which has a frame in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of
-#: Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out
-#: `protect`: encoders and decoders lie between its block RAMs and the registers behind them, where
-#: its clock has no room for them.
+#: `unit_coherent` for a host that caches, `trace` fits the recordings of the small model, `smollm2`
+#: those of SmolLM2-135M, every page of which has a frame in each pool, `ulx3s` an ECP5-85F,
+#: `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the
+#: scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between its block RAMs
+#: and the registers behind them, where its clock has no room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -339,6 +346,25 @@ NAMED: dict[str, Config] = {
             hint_lines=4,
             prefetch_slots=8,
             candidates=4,
+        ),
+        Config(
+            name="unit_coherent",
+            sessions=2,
+            queues=4,
+            pages=8,
+            half_lines=4,
+            frames=(16, 12, 12, 12),
+            misses=32,
+            parked=64,
+            write_backs=4,
+            line_slots=16,
+            scale_slots=8,
+            write_slots=32,
+            hot_pages=4,
+            hint_lines=4,
+            prefetch_slots=8,
+            candidates=4,
+            coherence=True,
         ),
         Config(
             name="unit_select",

@@ -197,6 +197,9 @@ class Event(IntEnum):
     MEMORY_READ_FAILED = 22  #: memory answered a read with an error
     MEMORY_WRITE_FAILED = 23  #: memory's error took lines that were written: they are poisoned
     SELECT_REFUSED = 24  #: the argument is a kelp_spec.select.Refusal
+    SNOOP_LOST = 25  #: the host did not give a line back that was called back: it is poisoned
+    BIRSP_UNASKED = 26  #: a BIRsp that answers no BISnp
+    COPY_UNGRANTED = 27  #: the host keeps a copy that it was never granted
 
 
 class Protected(IntEnum):

@@ -36,8 +36,10 @@ class Reply(NamedTuple):
     first: bool = False
 
 
-def request(held: Held, opcode: int, field: int, value: int, snoop: int) -> Reply:
-    """A MemRd, MemInv or MemClnEvct of a line of an open session."""
+def request(
+    held: Held, opcode: int, field: int, value: int, snoop: int, eager: bool = True
+) -> Reply:
+    """A MemRd, MemInv or MemClnEvct of a line of an open session. `eager`: see `Coherence`."""
     if opcode == M2SReq.MEM_CLN_EVCT:
         return Reply(Held.NONE, S2MNDR.CMP)
     data = opcode in READS
@@ -47,7 +49,8 @@ def request(held: Held, opcode: int, field: int, value: int, snoop: int) -> Repl
         return Reply(Held.NONE, S2MNDR.CMP, data)
     if held == Held.STALE:
         return Reply(held, first=True)
-    if data and value == MetaValue.SHARED and held == Held.SHARED:
+    shared = (Held.SHARED,) if eager else (Held.NONE, Held.SHARED)
+    if data and value == MetaValue.SHARED and held in shared:
         return Reply(Held.SHARED, S2MNDR.CMP_S, data)
     return Reply(Held.ANY, S2MNDR.CMP_E, data)
 
@@ -162,6 +165,7 @@ class Directory:
             message["meta_field"],
             message["meta_value"],
             message["snp_type"],
+            self.sizes.eager,
         )
         if reply.first:
             if not free:

@@ -201,7 +201,8 @@ class Endpoint:
             at, words = op.squeue * self.pages + op.page, self.words
             words.state[at], words.last_step[at], words.pinned[at] = word[0], word[4], word[5]
             if old[0] != word[0] or result.uncorrected:
-                self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, kind == WRITE)
+                asks = kind == WRITE or op.partial
+                self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, asks)
         if result.score and kind != Op.SCAN:
             self._score(op, result)
         if kind <= 2:
@@ -347,6 +348,8 @@ class Endpoint:
                     self.lines.write(key, data, fmt, host_type)
         else:
             access = self.frames.read(result.frame, op.kv_line, late=late)
+            if op.partial and (result.init or late):
+                self.frames.own(result.frame)
             self.version = self._version(key, access.answer)
         self.access = access
         if access.useful:

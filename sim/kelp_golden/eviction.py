@@ -78,8 +78,8 @@ class QueueState:
         self, squeue: int, page: int, old: int, new: int, demand: bool = False, write: bool = False
     ) -> None:
         """A page word went from state ``old`` to ``new`` at M3; ``demand`` for READ and WRITE,
-        ``write`` for WRITE. Also to be called, with ``old`` = RESIDENT, when the old word was
-        uncorrectable."""
+        ``write`` for WRITE, and for READ for ownership. Also to be called, with ``old`` =
+        RESIDENT, when the old word was uncorrectable."""
         asks = demand and old in _NOWHERE and new not in _NOWHERE
         if asks:
             self.requester[self.pool[squeue]] = squeue

@@ -167,6 +167,12 @@ class FrameTable:
             f.poison &= ~bit
         return LineAccess(DataOp.WRITE, Answer.CMP, fresh, useful)
 
+    def own(self, frame: int) -> None:
+        """The frame was given so that a line of it may be owned (HDM-DB): flash may have an old
+        page."""
+        f = self.frames[frame]
+        f.dirty = f.redirty = True
+
     @staticmethod
     def _first_use(f: Frame, late: bool) -> bool:
         return bool(f.source) and not f.used and not late
@@ -227,6 +233,8 @@ class FrameTable:
                 )
             else:
                 access = self.read(op.frame, op.kv_line, late=late)
+                if op.partial and (op.init or late):
+                    self.own(op.frame)
             f = self.frames[op.frame]
             return StepResult(
                 access, usage=Usage(f.source, f.squeue, True) if access.useful else None

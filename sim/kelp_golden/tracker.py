@@ -284,7 +284,7 @@ class Tracker(EngineOps):
                 self._access(result, step, last_step)
             result.word = Word(FETCHING, miss, format_k, format_v, step, pinned)
             result.changed = 1
-        elif write:
+        elif write or op.partial:  # a READ with `partial` is for ownership (HDM-DB)
             self._allocate(op, result, queue, step, state == LOST)
         elif state == LOST:
             result.outcome = POISON

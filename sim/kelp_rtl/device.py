@@ -94,6 +94,8 @@ class Driver(Control):
 
     #: Whether the stream rule is asserted on every stream port of every block.
     CHECKED = True
+    #: C++ that includes the driver's and says more.
+    BESIDE = None
 
     def __init__(
         self,
@@ -112,7 +114,9 @@ class Driver(Control):
 
             component, library = (
                 wiring.Signature(endpoint_signature(config)).create(),
-                endpoint_library(config, waves is not None, checked=self.CHECKED),
+                endpoint_library(
+                    config, waves is not None, checked=self.CHECKED, beside=self.BESIDE
+                ),
             )
         else:
             library = build(component, config, waves is not None, checked=self.CHECKED)

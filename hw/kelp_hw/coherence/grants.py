@@ -55,6 +55,8 @@ class Grants(wiring.Component):
         The inner device's.
     o_drs, o_ndr : out, streams of messages
         The host's.
+    idle : out
+        No read is under way.
     fault : out, BlockFault
     """
 
@@ -78,6 +80,7 @@ class Grants(wiring.Component):
                 "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
                 "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                "idle": Out(1),
                 "fault": Out(BlockFault),
             }
         )
@@ -156,6 +159,7 @@ class Grants(wiring.Component):
                 m.d.sync += [counts.eq(0), known[n].eq(0)]
             m.d.comb += under_way[n].eq(counts & (place == self.i_look))
         m.d.comb += [
+            self.idle.eq(~known.any()),
             self.o_under_way.eq(under_way.any()),
             Assert(
                 ~valid | (known.bit_select(number, 1) & ~Cat(held.tag[sizes.pending_bits :]).any()),

@@ -12,7 +12,10 @@ from kelp_spec.messages import LD_ID_BITS, S2MNDR, TAG_BITS
 
 from ..layouts import code_shape
 
-__all__ = ["CoherenceLayouts", "first_from", "folded", "lowest"]
+__all__ = ["BI_ID_BITS", "CoherenceLayouts", "first_from", "folded", "lowest"]
+
+
+BI_ID_BITS = 12
 
 
 class CoherenceLayouts:
@@ -28,8 +31,8 @@ class CoherenceLayouts:
     op : layout
         To the directory. `evicts`: the host holds nothing of the line afterwards; `holds`: it asks
         for S or E, and `shared` for S; `tracked`: the directory has a say. WRITE: `holds`, it keeps
-        a copy, `shared` as S; `rounds`: the line's format does. FINISH: `way`. `asked`, `token`: of
-        ASK, and of the FINISH that ends the recall which it began. `epoch`: of a REQUEST.
+        a copy, `shared` as S; `rounds`: the line's format does. FINISH: `way`. `epoch`: of a
+        REQUEST.
     result : layout
         What the op came to; `free`: a recall might have begun. `ndr` of a request that is done: its
         completion. `place`: set and way of what is granted. `lines`: of a recall, those that are
@@ -42,6 +45,8 @@ class CoherenceLayouts:
         What an answer needs to know of its request.
     sessions : layout
         Of each session, whether it is open, and whether its formats round.
+    bi : layout
+        Cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID.
     pulses : layout
         A bit for each of CoherenceEvent's UNASKED and UNGRANTED.
     """
@@ -52,7 +57,6 @@ class CoherenceLayouts:
         S = data.StructLayout
         self.config, self.sizes = config, sizes
         self.sector_bits = sizes.sector_address_bits(config)
-        self.token_bits = 8
         self.place_bits = sizes.set_bits + sizes.way_bits
 
         self.way = S(
@@ -80,8 +84,6 @@ class CoherenceLayouts:
                 "evicts": 1,
                 "rounds": 1,
                 "way": sizes.way_bits,
-                "asked": 1,
-                "token": self.token_bits,
                 "epoch": 1,
             }
         )
@@ -105,8 +107,6 @@ class CoherenceLayouts:
                 "sector": self.sector_bits,
                 "place": self.place_bits,
                 "lines": sizes.sector,
-                "asked": 1,
-                "token": self.token_bits,
             }
         )
         self.lost = S({"sector": self.sector_bits, "line": sizes.sector_bits, "refused": 1})
@@ -120,8 +120,8 @@ class CoherenceLayouts:
             }
         )
         self.sessions = S({"open": config.sessions, "rounds": config.sessions})
-        self.ask = S({"sector": self.sector_bits, "token": self.token_bits})
         self.pulses = S({"unasked": 1, "ungranted": 1})
+        self.bi = S({"timeout": 32, "id": BI_ID_BITS})
 
 
 def folded(value, bits: int) -> Value:

@@ -44,6 +44,8 @@ class RequestWindow(wiring.Component):
         The directory's.
     ends : out
         With `i_result`: it is done with the oldest request taken.
+    idle : out
+        No request is here.
     fault : out, BlockFault
     """
 
@@ -65,6 +67,7 @@ class RequestWindow(wiring.Component):
                 "take": In(1),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "ends": Out(1),
+                "idle": Out(1),
                 "fault": Out(BlockFault),
             }
         )
@@ -94,6 +97,7 @@ class RequestWindow(wiring.Component):
             fault.corrected.eq(self.take & self.waits & single.any()),
             fault.uncorrected.eq(self.take & self.waits & double.any()),
             self.waits.eq(following != end),
+            self.idle.eq((begin == end) & ~self.m2s_req.valid),
             mine.eq(
                 self.i_result.valid & ~result.dropped & (result.op.kind == DirectoryOp.REQUEST)
             ),

@@ -66,6 +66,8 @@ class SnoopEngine(wiring.Component):
         Time; cycles, 0 for ever; the device's BI-ID.
     unasked : out
         Pulse.
+    idle : out
+        No recall is under way.
     """
 
     LATENCY = 3
@@ -88,6 +90,7 @@ class SnoopEngine(wiring.Component):
                 "timeout": In(32),
                 "bi_id": In(12),
                 "unasked": Out(1),
+                "idle": Out(1),
             }
         )
 
@@ -143,7 +146,8 @@ class SnoopEngine(wiring.Component):
     def _begin(self, m, jobs):
         taken = Cat(each.valid for each in jobs)
         begins = lowest(m, ~taken, "begins")
-        m.d.comb += [self.free.eq(~taken.all()), Assert(~self.i.valid | self.free)]
+        m.d.comb += [self.idle.eq(~taken.any()), self.free.eq(~taken.all())]
+        m.d.comb += [Assert(~self.i.valid | self.free)]
         for n, each in enumerate(jobs):
             with m.If(self.i.valid & (begins == n)):
                 m.d.sync += [
@@ -267,8 +271,6 @@ class SnoopEngine(wiring.Component):
                 finish.p.kind.eq(DirectoryOp.FINISH),
                 finish.p.sector.eq(ending.recall.sector),
                 finish.p.way.eq(ending.recall.place[: self.sizes.way_bits]),
-                finish.p.asked.eq(ending.recall.asked),
-                finish.p.token.eq(ending.recall.token),
             ]
         for n, each in enumerate(jobs):
             with m.If(finish.valid & finish.ready & (ended == n)):

@@ -258,7 +258,11 @@ class Telemetry(wiring.Component):
         with m.Elif((op.kind == Op.FILL) & op.failed):
             m.d.comb += code.eq(Event.FETCH_FAILED)
         with m.Elif((op.kind == Op.RELEASE) & op.failed):
-            m.d.comb += code.eq(Event.WRITE_BACK_FAILED)
+            failed = Event.WRITE_BACK_FAILED
+            if self.config.coherence:
+                # One that the host's lines have ended was not written, and is no event.
+                failed = Mux(op.written, failed, Event.NONE)
+            m.d.comb += code.eq(failed)
         with m.Elif((op.kind == Op.GRANT) & op.failed):
             m.d.comb += code.eq(Event.STARVED)
         with m.Elif(demand & op.poison):

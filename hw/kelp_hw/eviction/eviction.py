@@ -10,7 +10,9 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config
+from kelp_spec.metadata import Op, Outcome
 
 from ..layouts import ResidentLines
 from ..lib.broadcast import broadcast
@@ -21,6 +23,7 @@ from .closer import Closer
 from .evictor import Evictor
 from .kelp_state import KelpState
 from .orphans import Orphans
+from .page_recall import PageRecall
 from .queue_state import QueueState
 from .signatures import EvictionLayouts, Turn
 from .slots import EvictionSlots
@@ -67,6 +70,8 @@ class Eviction(wiring.Component):
         Of the memories of `EvictionSlots`.
     ready : out
         The reset scrub is over.
+    o_ask : out, stream of sectors; i_answer : in, always-ready stream
+        With `Config.coherence`: as in `PageRecall`.
     idle : out; quiet : out
         Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that
         it may be trusted at once).
@@ -101,7 +106,17 @@ class Eviction(wiring.Component):
                 "idle": Out(1),
                 "quiet": Out(1),
             }
+            | self._coherent_ports(config)
         )
+
+    @staticmethod
+    def _coherent_ports(config: Config) -> dict:
+        if not config.coherence:
+            return {}
+        return {
+            "o_ask": Out(stream.Signature(sizes_of(config).sector_address_bits(config))),
+            "i_answer": In(stream.Signature(1, always_ready=True)),
+        }
 
     def elaborate(self, platform):
         m = Module()
@@ -150,9 +165,30 @@ class Eviction(wiring.Component):
         s = SimpleNamespace()
         s.queues, s.sweep, s.evictor, s.slots, s.orphans = queues, sweep, evictor, slots, orphans
         s.closer, s.kelp = closer, kelp
+        s.recall = None
+        if c.coherence:
+            s.recall = self._recall(m, s)
         self._ops(m, s)
         self._events(m, s)
         return m
+
+    def _recall(self, m: Module, s: SimpleNamespace) -> PageRecall:
+        """A page that was claimed, or is to be scrubbed, is called back from the host."""
+        r = self.i_result.p
+        m.submodules.recall = recall = PageRecall(config=self.config)
+        connect(m, recall.o_ask, flipped(self.o_ask))
+        connect(m, flipped(self.i_answer), recall.i_answer)
+        m.d.comb += [
+            recall.i_claim.valid.eq(
+                self.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)
+            ),
+            recall.i_claim.p.slot.eq(r.op.slot),
+            recall.i_claim.p.page.squeue.eq(r.op.squeue),
+            recall.i_claim.p.page.page.eq(r.op.page),
+            recall.i_scrub.p.squeue.eq(s.closer.o_op.p.squeue),
+            recall.i_scrub.p.page.eq(s.closer.o_op.p.page),
+        ]
+        return recall
 
     def _ops(self, m: Module, s: SimpleNamespace) -> None:
         """Ops on their way to M0, flushes, owners and orphans."""
@@ -166,10 +202,19 @@ class Eviction(wiring.Component):
         )
         m.submodules.closing = closing = Skid(kept)
         scrub = stream.Signature(layout).create()
+        comes, takes = closer.o_op.valid, closing.i.ready
+        if s.recall is not None:
+            # A SCRUB waits until the host holds nothing of its page.
+            is_scrub, waits = closer.o_op.p.kind == Op.SCRUB, Signal()
+            comes, takes = comes & ~waits, takes & ~waits
+            m.d.comb += [
+                s.recall.i_scrub.valid.eq(closer.o_op.valid & is_scrub & closing.i.ready),
+                waits.eq(is_scrub & ~s.recall.i_scrub.ready),
+            ]
         m.d.comb += [
             *(closing.i.p[name].eq(closer.o_op.p[name]) for name in kept.members),
-            closing.i.valid.eq(closer.o_op.valid),
-            closer.o_op.ready.eq(closing.i.ready),
+            closing.i.valid.eq(comes),
+            closer.o_op.ready.eq(takes),
             scrub.valid.eq(closing.o.valid),
             closing.o.ready.eq(scrub.ready),
             *(scrub.p[name].eq(closing.o.p[name]) for name in kept.members),
@@ -191,11 +236,20 @@ class Eviction(wiring.Component):
             Signal.like(self.i_flushed.payload),
             Signal(),
         )
+        goes_on = slots.i_flushed
+        if s.recall is not None:
+            # An eviction goes on when the host holds nothing of its page.
+            goes_on, flush = s.recall.i_flushed, s.recall.o_flushed
+            m.d.comb += [
+                slots.i_flushed.p.eq(flush.p.slot),
+                slots.i_flushed.valid.eq(flush.valid),
+                slots.i_held.eq(flush.p.held),
+            ]
         m.d.comb += [
             comes_own.eq(self.i_flushed.payload.token < c.write_backs),
             self.i_flushed.ready.eq(~held),
-            slots.i_flushed.p.eq(flushed.token),
-            slots.i_flushed.valid.eq(own),
+            goes_on.p.eq(flushed.token),
+            goes_on.valid.eq(own),
             orphans.i_flushed.payload.eq(flushed),
             orphans.i_flushed.valid.eq(other),
             Assert(held == (own | other)),
@@ -243,19 +297,22 @@ class Eviction(wiring.Component):
             m.d.comb += orphans.event_taken.eq(1)
 
         calm, still = Signal(), Signal(8)
+        idle = (
+            queues.idle
+            & ~sweep.control.busy
+            & ~evictor.busy
+            & slots.quiet
+            & orphans.idle
+            & closer.idle
+            & kelp.idle
+            & ~self.o_op.valid
+            & ~self.i_result.valid
+            & ~self.i_flushed.valid
+        )
+        if s.recall is not None:
+            idle = idle & s.recall.idle
         m.d.comb += [
-            calm.eq(
-                queues.idle
-                & ~sweep.control.busy
-                & ~evictor.busy
-                & slots.quiet
-                & orphans.idle
-                & closer.idle
-                & kelp.idle
-                & ~self.o_op.valid
-                & ~self.i_result.valid
-                & ~self.i_flushed.valid
-            ),
+            calm.eq(idle),
             self.quiet.eq(calm & still.all()),
             self.idle.eq(self.quiet & slots.idle),
         ]

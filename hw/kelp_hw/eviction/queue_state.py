@@ -220,12 +220,14 @@ class QueueState(wiring.Component):
         demand = Signal()
         needs_frame = Signal()
         allocates = Signal()
+        # With HDM-DB a READ for ownership allocates, too.
+        asks = demand if c.coherence else r.op.kind == Op.WRITE
         m.d.comb += [
             demand.eq((r.op.kind == Op.READ) | (r.op.kind == Op.WRITE)),
             was_listed.eq(r.old.state == PageState.RESIDENT),
             is_listed.eq(r.word.state == PageState.RESIDENT),
             needs_frame.eq(r.changed & demand & nowhere(r.old.state) & ~nowhere(r.word.state)),
-            allocates.eq(needs_frame & (r.op.kind == Op.WRITE) & (r.old.state != PageState.COLD)),
+            allocates.eq(needs_frame & asks & (r.old.state != PageState.COLD)),
             came_next.eq(
                 self.i_result.valid
                 & ((r.changed & (was_listed != is_listed)) | r.uncorrected | allocates)

@@ -44,6 +44,9 @@ class EvictionSlots(wiring.Component):
         What the frame stage found; before the frame is flushed.
     i_flushed : in, always-ready stream of token
         Only those of evictions.
+    i_held : in
+        With `Config.coherence`: the host holds lines of the page of `i_flushed`, so the eviction
+        fails, without an event.
     i_error : in, always-ready stream of a frame
         Lines of the frame may have been poisoned since it was claimed: what was found then is not
         what flash is to keep, so the eviction fails.
@@ -84,6 +87,7 @@ class EvictionSlots(wiring.Component):
                 "fault": Out(BlockFault),
                 "idle": Out(1),
                 "quiet": Out(1),
+                **({"i_held": In(1)} if config.coherence else {}),
             }
         )
 
@@ -198,7 +202,10 @@ class EvictionSlots(wiring.Component):
             with m.Elif(self.i_error.valid & (frame == self.i_error.p)):
                 m.d.sync += spoilt[k].eq(1)
         judged, fails = read_found(self.i_flushed.p, self.i_flushed.valid), Signal()
-        m.d.comb += fails.eq(spoilt.bit_select(self.i_flushed.p, 1))
+        s.spoilt, s.is_held = spoilt.bit_select(self.i_flushed.p, 1), Const(0)
+        if c.coherence:
+            s.is_held = self.i_held
+        m.d.comb += fails.eq(s.spoilt | s.is_held if c.coherence else s.spoilt)
         s.faults, s.read_begun, s.claim_slot = faults, read_begun, claim_slot
         s.read_found, s.read_line_mask, s.judged = read_found, read_line_mask, judged
         s.fails = fails
@@ -209,7 +216,9 @@ class EvictionSlots(wiring.Component):
         token, judged, fails, read_begun = s.token, s.judged, s.fails, s.read_begun
         read_found, read_line_mask, faults = s.read_found, s.read_line_mask, s.faults
         m.submodules.writes = writes = self._fifo(token)
-        leaving = data.StructLayout({"slot": token, "failed": 1})
+        leaving = data.StructLayout(
+            {"slot": token, "failed": 1} | ({"held": 1} if c.coherence else {})
+        )
         m.submodules.releases = releases = self._fifo(leaving.size)
         clean, back = Signal(), self.i_written_back
         going, release = data.View(leaving, releases.w_data), data.View(leaving, releases.r_data)
@@ -222,6 +231,8 @@ class EvictionSlots(wiring.Component):
             going.failed.eq(fails),
             releases.w_en.eq(clean | back.valid),
         ]
+        if c.coherence:
+            m.d.comb += going.held.eq(clean & s.is_held)
         with m.If(~clean):
             m.d.comb += [going.slot.eq(back.payload.token), going.failed.eq(back.payload.failed)]
 
@@ -251,7 +262,11 @@ class EvictionSlots(wiring.Component):
             op.squeue.eq(ending.where.squeue),
             op.page.eq(ending.where.page),
             op.frame.eq(ending_frame.frame),
-            op.written.eq(ending_frame.dirty),
+            op.written.eq(
+                (ending_frame.dirty | release.failed) & ~release.held
+                if c.coherence
+                else ending_frame.dirty
+            ),
             # M3 keeps the session's step in the word of an evicted page.
             # Computed beside the op, not from it: a payload that depends on itself is a
             # combinational loop where it is taken as one vector.

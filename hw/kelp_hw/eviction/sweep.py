@@ -199,10 +199,13 @@ class Sweep(wiring.Component):
         # Critical path: an allocation is registered here; nothing asks for the newest page so soon.
         allocated, allocated_page = Signal(), Signal(c.page_bits)
         m.d.sync += allocated_page.eq(r.op.page)
+        asks = r.op.kind == Op.WRITE
+        if self.config.coherence:
+            asks = asks | (r.op.kind == Op.READ)  # for ownership
         m.d.sync += allocated.eq(
             watching
             & self.i_result.valid
-            & (r.op.kind == Op.WRITE)
+            & asks
             & r.changed
             & (r.op.squeue == squeue)
             & ((r.old.state == PageState.ABSENT) | (r.old.state == PageState.LOST))

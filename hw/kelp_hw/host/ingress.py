@@ -11,6 +11,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, Region
+from kelp_spec.coherence import MetaField, MetaValue
 from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
@@ -34,6 +35,9 @@ class Ingress(wiring.Component):
     Latency: `LATENCY` cycle to `o_request`, `o_window` and `o_spec`, which are registered;
     `o_write` and `o_ahead` are combinational (`WRITE_LATENCY`, `AHEAD_LATENCY`). One message in
     each cycle (`INTERVAL`), with no path from `o_request.ready` to the channels.
+
+    With `Config.coherence` a MemRd with MetaValue Any, for ownership, becomes a read with
+    `partial`: its page is given a frame.
 
     Errors: an address outside the map or an unknown opcode leaves as a request with `refused` set;
     nothing is dropped but MemSpecRd.
@@ -270,7 +274,11 @@ class Ingress(wiring.Component):
         m.d.comb += [
             requests.i.valid.eq(to_request),
             r.write.eq(take_rwd & opcode_write),
-            r.partial.eq(take_rwd & partial),
+            r.partial.eq(
+                (take_rwd & partial) | self._for_ownership(take_rwd, req)
+                if self.config.coherence
+                else take_rwd & partial
+            ),
             r.poison.eq(take_rwd & rwd.poison),
             r.has_write.eq(take_slot),
             r.write_slot.eq(self.i_write_slot.p),
@@ -287,6 +295,11 @@ class Ingress(wiring.Component):
         ]
         s.to_window, s.to_spec, s.to_request = to_window, to_spec, to_request
         s.take_slot = take_slot
+
+    def _for_ownership(self, take_rwd, req):
+        """Whether a read asks for a line to be owned, so that its page is to have a frame."""
+        asks = (req.meta_field == MetaField.META0) & (req.meta_value == MetaValue.ANY)
+        return ~take_rwd & asks
 
     def _ahead(self, m: Module, s: SimpleNamespace) -> None:
         """`o_ahead`: what M0 may meet in the next cycle."""

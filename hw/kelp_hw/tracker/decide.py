@@ -27,7 +27,7 @@ from kelp_spec.policy import Policy
 
 from ..layouts import POOL_BITS, Layouts, code_shape, is_pinned
 
-__all__ = ["Decide", "context_layout", "frame_of", "strobes_layout"]
+__all__ = ["Decide", "allocating", "context_layout", "frame_of", "strobes_layout"]
 
 
 def context_layout(config: Config) -> data.StructLayout:
@@ -110,9 +110,15 @@ _OP_FRAME = (Op.FILL, Op.REPLAY, Op.FLIP, Op.RELEASE, Op.FREE, Op.PEEK, Op.RECOV
 _POOL_FRAME = (Op.GRANT, Op.PREFETCH)
 
 
+def allocating(config: Config, op) -> Value:
+    """Whether a request gives its page a frame where it has none: a write does, and, with
+    `Config.coherence`, a read for ownership, which is a READ with `partial`."""
+    return op.write | op.partial if config.coherence else op.write
+
+
 def frame_of(kind, asks, write) -> dict:
     """`own_frame`, `pool_frame` and `allocates` of an op's kind, of what :func:`context_layout`
-    calls `asks`, and of whether it writes."""
+    calls `asks`, and of whether it is `allocating`."""
     own, pool = (Cat(kind == k for k in kinds).any() for kinds in (_OP_FRAME, _POOL_FRAME))
     return {"own_frame": own, "pool_frame": pool, "allocates": asks & write}
 
@@ -525,7 +531,7 @@ class Decide(wiring.Component):
             Assert(x.grants == (x.kinds[Op.GRANT] & ~op.failed)),
             *(
                 Assert(~x.valid | (x[name] == value))
-                for name, value in frame_of(op.kind, x.asks, op.write).items()
+                for name, value in frame_of(op.kind, x.asks, allocating(self.config, op)).items()
             ),
             Assert(
                 x.asks
@@ -624,7 +630,7 @@ class Decide(wiring.Component):
             ]
         with m.Elif(k.state[PageState.COLD]):
             m.d.comb += self._fetch(k)
-        with m.Elif(op.write):
+        with m.Elif(allocating(self.config, op)):
             m.d.comb += [
                 k.changed.eq(1),
                 result.first.eq(1),

@@ -37,6 +37,8 @@ class FrameTable(wiring.Component):
       are all ones with `lost` or `failed`, else `line_mask_data` (FILL), else zeros.
     - READ, REPLAY of a read: sets `used`; emits READ, with `poison` when the line is poisoned and
       `fresh` when it was never written.
+    - with `Config.coherence`, a READ with `partial` (for ownership) that starts the entry, and its
+      REPLAY: `dirty`, `redirty`, for flash may have an old page.
     - WRITE, REPLAY of a write: sets `used`, `dirty`, `redirty` and the line's valid bit; `poison`
       poisons the line, a full write heals it; emits WRITE (`fresh`: into zeros) and ANSWER Cmp.
     - LOOK (`config.select`): emits READ as a READ does, and changes nothing.
@@ -238,6 +240,14 @@ class FrameTable(wiring.Component):
             Signal(),
             Signal(),
         )
+        keeps = None
+        if c.coherence:
+            # A frame that has been given to be owned differs from flash, which may have an old
+            # page there.
+            keeps = Signal(name="keeps")
+            m.d.sync += keeps.eq(
+                is_demand & ~is_write & f1.partial & (f1.init | (f1.kind == Op.REPLAY))
+            )
         lets_go, line = Signal(), Signal(c.page_lines)  # `line`: a bit for each
         demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits, loses = (
             Signal(name=name)
@@ -312,7 +322,7 @@ class FrameTable(wiring.Component):
         ]
         s.line, s.demand, s.reads, s.stores, s.spoils = line, demand, reads, stores, spoils
         s.heals, s.first_use, s.ends, s.voids, s.emits = heals, first_use, ends, voids, emits
-        s.loses, s.kind, s.answer = loses, kind, answer
+        s.loses, s.kind, s.answer, s.keeps = loses, kind, answer, keeps
 
     def _f2(self, m: Module, s: SimpleNamespace) -> None:
         """F2: resolve the line, rewrite the entry, tell the data path and the engines."""
@@ -322,6 +332,9 @@ class FrameTable(wiring.Component):
         voids, ends, line, heals, spoils = s.voids, s.ends, s.line, s.heals, s.spoils
         loses, kind, answer, emits, reads = s.loses, s.kind, s.answer, s.emits, s.reads
         place, first_use, f2_valid, f1_valid = s.place, s.first_use, s.f2_valid, s.f1_valid
+        stored, partial = stores, f2.partial
+        if c.coherence:
+            stored, partial = stores | s.keeps, f2.partial & ~reads
         # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and
         # what its line is an answer.
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
@@ -339,8 +352,8 @@ class FrameTable(wiring.Component):
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
             after.used.eq(entry.used | demand),
-            after.redirty.eq((entry.redirty & ~self.o_frame.claim.valid) | stores | lost.any()),
-            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores | lost.any())),
+            after.redirty.eq((entry.redirty & ~self.o_frame.claim.valid) | stored | lost.any()),
+            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stored | lost.any())),
             after.in_use.eq(entry.in_use & ~ends),
             after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
             after.poison.eq(
@@ -366,7 +379,7 @@ class FrameTable(wiring.Component):
             *(o[name].eq(place.o[name]) for name in place.o.shape().members),
             *(o.stored[name].eq(f2[name]) for name in o.stored.shape().members),
             o.host_type.eq(f2.host_type),
-            o.partial.eq(f2.partial),
+            o.partial.eq(partial),
             o.has_write.eq(f2.has_write),
             o.write_slot.eq(f2.write_slot),
             o.token.eq(f2.slot),

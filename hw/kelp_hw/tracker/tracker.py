@@ -19,7 +19,7 @@ from ..lib.broadcast import broadcast
 from ..lib.protected import BlockFault, gather_blocks
 from ..pipeline import M0_TO_M3
 from .arbiter import Arbiter, choose
-from .decide import Decide, frame_of
+from .decide import Decide, allocating, frame_of
 from .foresight import Foresight
 from .hot_pages import HotPages
 from .miss_ids import MissIds
@@ -334,7 +334,7 @@ class Tracker(wiring.Component):
         )
         ops = ops_of(c)
         kinds3, asks3 = Signal(len(ops)), Signal()
-        frames2 = frame_of(op2.kind, asks2, op2.write)
+        frames2 = frame_of(op2.kind, asks2, allocating(c, op2))
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
         usable3, grants3 = Signal(), Signal()
         # whether the frame op's frame is known without the word, and which it is

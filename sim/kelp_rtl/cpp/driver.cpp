@@ -60,6 +60,7 @@ class Simulation {
     Memory memory{settings, counts, random};
     Flash flash{settings, counts, random, memory};
     Host host{settings, counts, random};
+    std::unique_ptr<OtherHost> other;
     Log logs[3];                 // result, frame, score
     bool dumping = true;         // into the waves, if any
     std::string error;
@@ -146,7 +147,7 @@ class Simulation {
     // Where nothing happens before the tier completes a command, the time at which to go on; 0 otherwise. A deadline of the endpoint's own may
     // lie on the way: a jump passes it by `max_skip` at most, and where it did not end at a completion, the endpoint has time to look for deadlines before the next.
     uint64_t jump() {
-        if (!settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !host.blocked()) return 0;
+        if (other || !settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !host.blocked()) return 0;
         const uint64_t furthest = time_ + settings.max_skip;
         const uint64_t to = flash.next_due() < furthest ? flash.next_due() : furthest;
         return to > time_ + 1 ? to : 0;
@@ -154,14 +155,17 @@ class Simulation {
 
     void cycle() {
         Vtop &t = *top_;
-        host.drive(t, settled_);
+        static const bool none[2] = {false, false};
+        host.drive(t, settled_, other ? other->taken : none);
+        if (other) other->drive(t, time_, !host.offers(0), !host.offers(1));
         memory.drive(t, time_);
         flash.drive(t, time_);
         t.eval();
-        bool moved = host.sample(t, time_);
+        bool moved = host.sample(t, time_, other.get());
         moved |= memory.sample(t, time_);
         moved |= flash.sample(t, time_);
-        if (t.s2m_bisnp___05Fvalid) fail("s2m_bisnp: a snoop from an HDM-H device");
+        if (other) moved |= other->sample(t, time_);
+        else if (t.s2m_bisnp___05Fvalid) fail("s2m_bisnp: a snoop where no host caches");
         log_commits();
         settled_ = !moved && t.quiescent && !host.offering() && memory.idle() && flash.idle();
         if (moved) last_progress_ = counts.evaluated;

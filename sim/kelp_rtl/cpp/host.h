@@ -39,6 +39,16 @@ struct Program {
 enum Flags : uint8_t { POISON = 1, SETTLE = 2 };
 enum class Response : uint8_t { NONE = 0, DATA = 1, POISON = 2, NXM = 3, CMP = 4 };
 
+// A second host on the same channels, which caches (kelp_verif/coherence): it offers where the first one does not.
+struct OtherHost {
+    bool taken[2] = {false, false};  // it offers on Req, on RwD
+    virtual ~OtherHost() = default;
+    virtual void drive(Vtop &top, uint64_t now, bool req_free, bool rwd_free) = 0;
+    virtual bool sample(Vtop &top, uint64_t now) = 0;
+    virtual bool takes_data(Vtop &top) = 0;
+    virtual bool takes_completion(Vtop &top) = 0;
+};
+
 class Host {
     static constexpr uint8_t RWD = 0x10;
 
@@ -198,14 +208,14 @@ class Host {
         return waiting_ > 0 && candidate(0) < 0 && candidate(1) < 0;
     }
 
-    // `settled`: in the cycle before, nothing moved anywhere and nothing would.
-    void drive(Vtop &top, bool settled) {
+    // `settled`: in the cycle before, nothing moved anywhere and nothing would. `taken`: another host offers on Req, on RwD.
+    void drive(Vtop &top, bool settled, const bool *taken) {
         if (phase_ == Phase::ISSUING && waiting_ == 0 && candidate(0) < 0 && candidate(1) < 0) next_group();
         if (phase_ == Phase::SETTLING && settled) phase_ = Phase::ISSUING;
         if (phase_ == Phase::ENDING && settled) phase_ = Phase::IDLE;
         if (phase_ == Phase::ISSUING) {
-            if (offer(1)) put_rwd(top);
-            if (offer(0)) put_req(top);
+            if (!taken[1] && offer(1)) put_rwd(top);
+            if (!taken[0] && offer(0)) put_req(top);
         }
         top.m2s_rwd___05Fvalid = offered_[1] >= 0;
         top.m2s_req___05Fvalid = offered_[0] >= 0;
@@ -213,7 +223,35 @@ class Host {
         top.s2m_ndr___05Fready = !random_.chance(settings_.stall_ndr);
     }
 
-    bool sample(Vtop &top, uint64_t now) {
+    bool answer_data(Vtop &top, uint64_t now) {
+        namespace f = ports::s2m_drs;
+        const auto &drs = top.s2m_drs___05Fpayload;
+        const auto opcode = get(drs, f::opcode);
+        if (opcode != codes::MEM_DATA && opcode != codes::MEM_DATA_NXM) fail("s2m_drs: opcode %u", unsigned(opcode));
+        const bool poison = get(drs, f::poison), nxm = opcode == codes::MEM_DATA_NXM;
+        const auto tag = static_cast<uint16_t>(get(drs, f::tag));
+        const int64_t i = owner_[tag];
+        answer(tag, static_cast<uint8_t>(get(drs, f::ld_id)), "s2m_drs", true, nxm ? Response::NXM : poison ? Response::POISON : Response::DATA, now);
+        uint32_t words[16];
+        get_words(drs, f::data, words);
+        std::memcpy(program_.read_data + 64 * i, words, 64);
+        (nxm ? counts_.nxm : poison ? counts_.poison : counts_.data)++;
+        return true;
+    }
+
+    bool answer_completion(Vtop &top, uint64_t now) {
+        namespace f = ports::s2m_ndr;
+        const auto &ndr = top.s2m_ndr___05Fpayload;
+        if (get(ndr, f::opcode) != codes::CMP) fail("s2m_ndr: opcode %u, where Cmp was expected", unsigned(get(ndr, f::opcode)));
+        answer(static_cast<uint16_t>(get(ndr, f::tag)), static_cast<uint8_t>(get(ndr, f::ld_id)), "s2m_ndr", false, Response::CMP, now);
+        counts_.completions++;
+        return true;
+    }
+
+    bool offers(unsigned channel) const { return offered_[channel] >= 0; }
+
+    // `other` takes the answers that are its own.
+    bool sample(Vtop &top, uint64_t now, OtherHost *other) {
         bool moved = false;
         for (unsigned channel : {1u, 0u}) {
             if (offered_[channel] < 0 || !(channel ? top.m2s_rwd___05Fready : top.m2s_req___05Fready)) continue;
@@ -231,26 +269,13 @@ class Host {
         }
         const auto &drs = top.s2m_drs___05Fpayload;
         if (drs_.transfer(top.s2m_drs___05Fvalid, top.s2m_drs___05Fready, drs)) {
-            namespace f = ports::s2m_drs;
-            const auto opcode = get(drs, f::opcode);
-            if (opcode != codes::MEM_DATA && opcode != codes::MEM_DATA_NXM) fail("s2m_drs: opcode %u", unsigned(opcode));
-            const bool poison = get(drs, f::poison), nxm = opcode == codes::MEM_DATA_NXM;
-            const auto tag = static_cast<uint16_t>(get(drs, f::tag));
-            const int64_t i = owner_[tag];
-            answer(tag, static_cast<uint8_t>(get(drs, f::ld_id)), "s2m_drs", true, nxm ? Response::NXM : poison ? Response::POISON : Response::DATA, now);
-            uint32_t words[16];
-            get_words(drs, f::data, words);
-            std::memcpy(program_.read_data + 64 * i, words, 64);
-            (nxm ? counts_.nxm : poison ? counts_.poison : counts_.data)++;
-            moved = true;
+            if (other && other->takes_data(top)) moved = true;
+            else moved |= answer_data(top, now);
         }
         const auto &ndr = top.s2m_ndr___05Fpayload;
         if (ndr_.transfer(top.s2m_ndr___05Fvalid, top.s2m_ndr___05Fready, ndr)) {
-            namespace f = ports::s2m_ndr;
-            if (get(ndr, f::opcode) != codes::CMP) fail("s2m_ndr: opcode %u, where Cmp was expected", unsigned(get(ndr, f::opcode)));
-            answer(static_cast<uint16_t>(get(ndr, f::tag)), static_cast<uint8_t>(get(ndr, f::ld_id)), "s2m_ndr", false, Response::CMP, now);
-            counts_.completions++;
-            moved = true;
+            if (other && other->takes_completion(top)) moved = true;
+            else moved |= answer_completion(top, now);
         }
         return moved;
     }

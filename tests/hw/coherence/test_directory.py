@@ -43,7 +43,6 @@ def some_op(rng, recalls):
         "kind": kind,
         "sector": rng.choice(range(0, 120, 5)),
         "line": rng.randrange(SIZES_.sector),
-        "token": rng.randrange(256),
     }
     if kind == DirectoryOp.ASK:
         return op

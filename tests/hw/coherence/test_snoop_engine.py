@@ -50,7 +50,7 @@ class Bench:
                 self.events.append(("lost", lost["line"], lost["refused"]))
             if ctx.get(dut.o_finish.valid):
                 end = fields(ctx, dut.o_finish.p)
-                self.events.append(("end", end["sector"], end["way"], end["asked"], end["token"]))
+                self.events.append(("end", end["sector"], end["way"]))
             if ctx.get(dut.unasked):
                 self.events.append(("unasked",))
             await ctx.tick()
@@ -59,9 +59,8 @@ class Bench:
 
     def begin(self):
         ctx, dut = self.ctx, self.dut
-        for name, value in (("sector", 5), ("place", 3), ("lines", 0b101), ("asked", 1)):
+        for name, value in (("sector", 5), ("place", 3), ("lines", 0b101)):
             ctx.set(dut.i.p[name], value)
-        ctx.set(dut.i.p.token, 77)
         ctx.set(dut.i.valid, 1)
 
     async def answer(self, tag, opcode=M2SBIRsp.I, bi_id=9):
@@ -102,7 +101,7 @@ def tags(b):
     return [event[1]["bi_tag"] for event in b.seen("bisnp")]
 
 
-END = ("end", 5, 1, 1, 77)
+END = ("end", 5, 1)
 
 
 def test_each_line_is_called_back_and_the_last_answer_ends_it():

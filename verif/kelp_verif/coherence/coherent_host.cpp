@@ -177,9 +177,8 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     std::vector<Answer> data_answers, write_answers;
     std::vector<uint32_t> memory(o.lines, 0), last_due(o.lines, 0);
     std::deque<Message> rwd_sent;  // what must arrive at the device, as it is
-    std::unordered_map<uint32_t, uint64_t> asked;  // token → sector
-    bool ask_now = false;
-    uint32_t token = 0;
+    std::deque<uint64_t> to_ask, asked;  // sectors that are to leave: to be asked for, and asked for
+    uint64_t ask_sector = 0;
     uint64_t last_progress = 0, last_unheld = 0, transactions = 0, next_stream = 0, finished_stream = 0;
     bool ending = false;
 
@@ -192,8 +191,9 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     top->rst = 1;
     top->m2s_req___05Fvalid = top->m2s_rwd___05Fvalid = top->m2s_birsp___05Fvalid = 0;
     top->inner_drs___05Fvalid = top->inner_ndr___05Fvalid = top->i_ask___05Fvalid = 0;
-    top->timeout = o.timeout;
-    top->bi_id = 5;
+    clear(top->bi);
+    put(top->bi, ports::bi::timeout, o.timeout);
+    put(top->bi, ports::bi::id, 5);
     clear(top->sessions);
     put(top->sessions, ports::sessions::open, o.opened);
     put(top->sessions, ports::sessions::rounds, o.rounded);
@@ -423,12 +423,16 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         }
         // --- a sector that is to leave
         uint32_t leaving = random.below(o.lines);
-        if (!offer_ask && asked.size() < 8 && lines[leaving].open && random.chance(o.ask)) {
-            offer_ask = true;
-            clear(top->i_ask___05Fpayload);
-            put(top->i_ask___05Fpayload, ports::i_ask::sector, lines[leaving].address / o.sector);
-            put(top->i_ask___05Fpayload, ports::i_ask::token, ++token & 255);
+        if (asked.size() + to_ask.size() < 8 && lines[leaving].open && random.chance(o.ask)) {
+            to_ask.push_back(lines[leaving].address / o.sector);
+            f.asks++;
         }
+        if (!offer_ask && !to_ask.empty() && random.chance(64)) {
+            offer_ask = true;
+            ask_sector = to_ask.front();
+            to_ask.pop_front();
+        }
+        top->i_ask___05Fpayload = ask_sector;
         top->i_ask___05Fvalid = offer_ask;
         // --- the device
         for (size_t n = 0; n < accesses.size();) {
@@ -479,9 +483,8 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         }
         if (top->m2s_birsp___05Fvalid) rsps.pop_front();
         if (offer_ask && top->i_ask___05Fready) {
-            asked[token & 255] = get(top->i_ask___05Fpayload, ports::i_ask::sector);
+            asked.push_back(ask_sector);
             offer_ask = false;
-            f.asks++;
         }
         if (drs_now >= 0 && top->inner_drs___05Fready) { data_answers.erase(data_answers.begin() + drs_now); drs_now = -1; }
         if (ndr_now >= 0 && top->inner_ndr___05Fready) { write_answers.erase(write_answers.begin() + ndr_now); ndr_now = -1; }
@@ -571,13 +574,13 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             }
             snooped.push_back(n);
         }
-        if (top->o_unheld___05Fvalid) {
-            uint32_t which = top->o_unheld___05Fpayload;
-            if (!asked.count(which)) return fail("a token that was not given");
-            uint64_t sector = asked[which];
-            asked.erase(which);
-            last_unheld = cycle;
-            for (uint64_t k = 0; k < o.sector; k++) {
+        if (top->o_answer___05Fvalid) {
+            if (asked.empty()) return fail("an answer without a question");
+            uint64_t sector = asked.front();
+            asked.pop_front();
+            if (top->o_answer___05Fpayload) to_ask.push_back(sector);
+            else last_unheld = cycle;
+            for (uint64_t k = 0; k < o.sector && !top->o_answer___05Fpayload; k++) {
                 auto found = line_at.find(sector * o.sector + k);
                 if (found == line_at.end()) continue;
                 Line &l = lines[found->second];
@@ -616,11 +619,11 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         if (o.stream && next_stream == o.lines && f.done[READ_ANY] + f.done[READ_SHARED] + f.done[LOOK] == o.lines) return 0;
         if (!o.stream && transactions >= o.transactions) ending = true;
         if (ending) {
-            bool quiet = reqs.empty() && rwds.empty() && rsps.empty() && accesses.empty() && asked.empty() && !offer_ask && late_rsps.empty();
+            bool quiet = reqs.empty() && rwds.empty() && rsps.empty() && accesses.empty() && asked.empty() && to_ask.empty() && !offer_ask && late_rsps.empty();
             if (quiet && std::all_of(lines.begin(), lines.end(), [](const Line &l) { return !l.out && !l.snoop && l.state != M; })) break;
         }
-        if (asked.empty()) last_unheld = cycle;
-        if (cycle - last_unheld > o.patience) return fail("nothing leaves: %d sectors are asked for", static_cast<int>(asked.size()));
+        if (asked.empty() && to_ask.empty() && !offer_ask) last_unheld = cycle;
+        if (cycle - last_unheld > o.patience) return fail("nothing leaves: %d sectors are asked for", static_cast<int>(asked.size() + to_ask.size()));
         if (cycle - last_progress > o.patience) {
             for (uint32_t n = 0; n < o.lines; n++)
                 if (lines[n].out || lines[n].snoop)

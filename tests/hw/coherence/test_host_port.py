@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The host's port of the endpoint: its pace, and what it knows of the sessions. What it does for a
+host that caches is tests/verif/coherence's business."""
+
+import pytest
+from simulation import simulate
+from timing import check_pace, shown
+
+from kelp_hw.coherence.host_port import CoherentHostPort
+from kelp_spec.coherence import MetaValue, sizes_of
+from kelp_spec.config import named
+from kelp_spec.formats import Format
+from kelp_spec.messages import S2MNDR, M2SReq, M2SRwD
+from kelp_spec.metadata import Event
+
+CONFIG = named("unit_coherent")
+SETTLE = sizes_of(CONFIG).sets + 4
+OPEN = {
+    "enable": 1,
+    **dict.fromkeys(("inner_req.ready", "inner_rwd.ready", "s2m_drs.ready", "s2m_ndr.ready"), 1),
+}
+
+
+def new_port():
+    return CoherentHostPort(config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "output", "offers"),
+    [
+        (
+            "LATENCY",
+            shown("inner_req", "address"),
+            [
+                {"m2s_req.valid": 1, "m2s_req.p.opcode": M2SReq.MEM_RD, "m2s_req.p.address": at}
+                for at in (1, 2, 3)
+            ],
+        ),
+        (
+            "WRITE_LATENCY",
+            shown("inner_rwd", "tag"),
+            [
+                {"m2s_rwd.valid": 1, "m2s_rwd.p.opcode": M2SRwD.MEM_WR, "m2s_rwd.p.tag": tag}
+                for tag in (1, 2, 3)
+            ],
+        ),
+    ],
+    ids=["request", "write"],
+)
+def test_latency_and_interval(attribute, output, offers):
+    check_pace(new_port(), attribute, output, offers, prepare=OPEN, settle=SETTLE)
+
+
+async def _read(ctx, dut, value, snoop=1):
+    """The completion of a MemRd of line 0 for `value`, and what the endpoint was asked."""
+    ctx.set(dut.m2s_req.valid, 1)
+    ctx.set(dut.m2s_req.p.opcode, M2SReq.MEM_RD)
+    ctx.set(dut.m2s_req.p.meta_value, value)
+    ctx.set(dut.m2s_req.p.snp_type, snoop)
+    await ctx.tick()
+    ctx.set(dut.m2s_req.valid, 0)
+    for _ in range(20):
+        if ctx.get(dut.inner_req.valid):
+            asked = ctx.get(dut.inner_req.p.meta_field), ctx.get(dut.inner_req.p.meta_value)
+            tag = ctx.get(dut.inner_req.p.tag)
+            break
+        await ctx.tick()
+    await ctx.tick()
+    ctx.set(dut.inner_drs.valid, 1)
+    ctx.set(dut.inner_drs.p.tag, tag)
+    await ctx.tick()
+    ctx.set(dut.inner_drs.valid, 0)
+    for _ in range(20):
+        if ctx.get(dut.s2m_ndr.valid):
+            return ctx.get(dut.s2m_ndr.p.opcode), asked
+        await ctx.tick()
+    raise AssertionError("no completion")
+
+
+def test_grants_are_given_to_usable_sessions_and_e_to_owners_alone():
+    dut = new_port()
+
+    async def bench(ctx):
+        for name, value in OPEN.items():
+            port, _, field = name.partition(".")
+            ctx.set(getattr(getattr(dut, port), field) if field else dut.enable, value)
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        none = (3, 0)
+        assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP, none)
+        ctx.set(dut.sessions[0].open, 1)
+        assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP_S, none)
+        assert await _read(ctx, dut, MetaValue.ANY) == (S2MNDR.CMP_E, (0, MetaValue.ANY))
+        assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP_E, none)
+        ctx.set(dut.sessions[0].closing, 1)
+        assert await _read(ctx, dut, MetaValue.ANY) == (S2MNDR.CMP, none)
+
+    simulate(dut, bench)
+
+
+def test_a_session_rounds_once_a_queue_of_it_does_until_it_is_closed():
+    dut = new_port()
+
+    async def bench(ctx):
+        async def configure(squeue, fmt):
+            ctx.set(dut.config_write.valid, 1)
+            ctx.set(dut.config_write.p.squeue, squeue)
+            ctx.set(dut.config_write.p.queue_config.format_k, fmt)
+            ctx.set(dut.config_write.p.queue_config.format_v, Format.RAW16)
+            await ctx.tick()
+            ctx.set(dut.config_write.valid, 0)
+            await ctx.tick()
+
+        def rounds():
+            return ctx.get(dut.rounding)
+
+        await configure(0, Format.RAW16)
+        assert rounds() == 0
+        await configure(CONFIG.queues + 1, Format.INT4)
+        await configure(CONFIG.queues + 2, Format.RAW16)
+        assert rounds() == 0b10
+        ctx.set(dut.sessions[1].open, 1)
+        await ctx.tick()
+        await ctx.tick()
+        ctx.set(dut.sessions[1].open, 0)
+        await ctx.tick()
+        await ctx.tick()
+        assert rounds() == 0b10
+        await configure(CONFIG.queues, Format.RAW16)
+        assert rounds() == 0
+
+    simulate(dut, bench)
+
+
+def test_an_answer_to_no_snoop_is_an_event():
+    dut = new_port()
+
+    async def bench(ctx):
+        ctx.set(dut.m2s_birsp.valid, 1)
+        assert ctx.get(dut.m2s_birsp.ready)
+        assert ctx.get(dut.o_event.valid) and ctx.get(dut.o_event.p.code) == Event.BIRSP_UNASKED
+
+    simulate(dut, bench)

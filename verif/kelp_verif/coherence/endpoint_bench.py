@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The whole endpoint between a host that caches (endpoint_host.cpp), a memory and a cold tier:
+`python -m kelp_verif.coherence.endpoint_bench --transactions 1000000`.
+
+Sessions of all five formats, pools that are too small for their pages, sessions that close while
+lines are held. What is read must be what was written, rounded as the golden codec rounds it."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from kelp_golden import codec
+from kelp_rtl.control import Descriptor, QueueParameters
+from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_spec.config import Config, named
+from kelp_spec.formats import Format, HostType
+from kelp_spec.metadata import Event, ScoreSource
+
+__all__ = ["CachingDriver", "WEATHERS", "main", "weather"]
+
+CLOSED, OPEN, CLOSING = range(3)
+#: Stored formats of K and V in each layer of a session.
+FORMATS = (
+    ((Format.RAW16, Format.RAW16), (Format.FP8_E4M3, Format.FP8_E5M2)),
+    ((Format.INT8, Format.INT4), (Format.INT4, Format.INT4)),
+)
+HOST_TYPES = (HostType.FP16, HostType.BF16)
+_KINDS = "none read_shared read_any own look clean_evict write_i write_s write_a uncached".split()
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "seed req rwd birsp bisnp acts late silent refuse uncached partial dwell patience "
+            + "timeout"
+        ).split()
+    ]
+
+
+class Figures(ctypes.Structure):
+    """What the host counted."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
+                + "granted poisoned rounded_writes first last"
+            ).split()
+        ),
+        ("done", ctypes.c_uint64 * len(_KINDS)),
+    ]
+
+    def as_dict(self) -> dict:
+        counts = {name: getattr(self, name) for name, *_ in self._fields_[:-1]}
+        return counts | dict(zip(_KINDS[1:], self.done[1:], strict=True))
+
+
+_ROUNDER = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_uint32,
+    ctypes.c_uint32,
+    ctypes.POINTER(ctypes.c_uint8 * 64),
+    ctypes.POINTER(ctypes.c_uint8 * 64),
+)
+
+
+def some_values(seed: int, count: int = 400) -> np.ndarray:
+    """Lines of all kinds: normal ones, zeros, huge and tiny ones, with infinities and NaNs."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((count, 32)) * np.exp2(rng.integers(-8, 9, (count, 1)))).astype(
+        np.float16
+    )
+    lines = values.view(np.uint16)
+    lines[rng.random((count, 32)) < 0.1] = 0
+    special = rng.random((count, 32)) < np.where(rng.random((count, 1)) < 0.15, 0.1, 0)
+    lines[special] = rng.integers(0, 1 << 16, special.sum())
+    lines[0] = 0
+    return np.ascontiguousarray(lines.view(np.uint8).reshape(count, 64))
+
+
+class CachingDriver(Driver):
+    """A driver whose endpoint a caching host uses, too.
+
+    Parameters
+    ----------
+    config : Config
+    options
+        Of the host (`_Options`), and of `Driver`.
+    """
+
+    BESIDE = Path(__file__).with_name("endpoint_host.cpp")
+
+    def __init__(self, config: Config, *, seed: int = 1, driver=(), **options):
+        super().__init__(config, seed=seed, **dict(driver))
+        chosen = {
+            "seed": seed,
+            **dict.fromkeys(("req", "rwd", "birsp", "bisnp"), 256),
+            "acts": 2,
+            "uncached": 60,
+            "partial": 80,
+            "patience": 60_000,
+            **options,
+        }
+        unknown = chosen.keys() - {name for name, _ in _Options._fields_}
+        if unknown:
+            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+        self.options = _Options(**chosen)
+        self._rounder = _ROUNDER(self._round)  # C++ calls it while the host lives
+        call = self._call
+        for name, result, count in (
+            ("new", ctypes.c_void_p, 3),
+            ("options", None, 2),
+            ("values", None, 3),
+            ("act", None, 3),
+            ("streamed", ctypes.c_int, 1),
+            ("flush", ctypes.c_int, 1),
+            ("waiting", ctypes.c_uint64, 1),
+            ("held", ctypes.c_uint64, 1),
+            ("figures", None, 2),
+        ):
+            function = getattr(call, f"caching_{name}")
+            function.restype = result
+            function.argtypes = [ctypes.c_void_p] * count
+        call.caching_values.argtypes[2] = ctypes.c_uint64
+        call.caching_values.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        call.caching_act.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
+        call.caching_session_waiting.restype = ctypes.c_uint64
+        call.caching_session_waiting.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        call.caching_line.restype = None
+        call.caching_line.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_uint64,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+        ]
+        call.caching_phase.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_uint32] * 3
+        self.host = call.caching_new(
+            self._simulation, ctypes.addressof(self.options), self._rounder
+        )
+        values = some_values(seed)
+        call.caching_values(self.host, values.ctypes.data, len(values))
+        self.host_types = [HostType.FP16] * config.sessions
+        self.lines: list[tuple[int, int]] = []
+        self.phases = [CLOSED] * config.sessions
+        self.failed: BaseException | None = None
+
+    def _round(self, session, fmt, source, target):
+        """What a line reads as that is written as `source`."""
+        try:
+            rows = np.frombuffer(source.contents, "<u2").astype(np.uint16).reshape(1, -1)
+            kind, fmt = self.host_types[session], Format(fmt)
+            stored = codec.decode(*codec.encode(rows, kind, fmt), kind, fmt).astype("<u2")
+            ctypes.memmove(target, stored.tobytes(), 64)
+        except BaseException as problem:  # ctypes would only print it
+            self.failed = problem
+
+    def add(self, address: int, session: int, fmt: Format) -> None:
+        """A line that the host uses."""
+        self._call.caching_line(self.host, address // 64, session, int(fmt))
+        self.lines.append((address, session))
+
+    def phase(self, session: int, phase: int, ld_id: int = 0) -> None:
+        """Tells the host that a session opens, begins to close, is closed."""
+        self.phases[session] = phase
+        self._check(self._call.caching_phase(self._simulation, self.host, session, phase, ld_id))
+
+    def act(self, on: bool, stream: int = 0) -> None:
+        """Whether the host begins anything of its own; it answers snoops in any case."""
+        self._call.caching_act(self.host, int(on), stream)
+
+    def figures(self) -> Figures:
+        figures = Figures()
+        self._call.caching_figures(self.host, ctypes.addressof(figures))
+        return figures
+
+    def until(self, condition, *, step: int = 200, limit: int = 50_000_000) -> None:
+        """Lets the host go on until `condition()`."""
+        done = 0
+        while not condition():
+            self.idle(step)
+            done += step
+            if self.failed:
+                raise self.failed
+            assert done < limit, "the host never comes to an end"
+
+    def play(self, transactions: int) -> None:
+        """So many more transactions."""
+        goal = self.figures().transactions + transactions
+        self.act(True)
+        self.until(lambda: self.figures().transactions >= goal)
+        self.act(False)
+
+    def rest(self) -> None:
+        """Dirty lines go home, and nothing is under way."""
+        self.act(False)
+        self.until(lambda: self._call.caching_flush(self.host))
+        self.until(lambda: not self._call.caching_waiting(self.host))
+
+    def look(self) -> None:
+        """Every line of an open session is read past the caches and compared."""
+        self.rest()
+        before = self.figures().done[_KINDS.index("look")]
+        self.act(True, stream=3)
+        self.until(lambda: self._call.caching_streamed(self.host))
+        self.act(False)
+        usable = sum(self.phases[session] == OPEN for _, session in self.lines)
+        assert self.figures().done[_KINDS.index("look")] - before == usable
+
+    def open(self, session: int, owner: int, formats, host_type: HostType) -> None:
+        """Opens a session whose lines the host may use from now on."""
+        self.host_types[session] = host_type
+        self.open_session(
+            session,
+            Descriptor(
+                layers=len(formats),
+                kv_heads=self.config.queues // len(formats),
+                host_type=host_type,
+                formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
+            ),
+            QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
+            owner=owner,
+        )
+        self.phase(session, OPEN, owner)
+
+    def end(self, session: int) -> None:
+        """Closes a session while the host holds lines of it, dirty ones too."""
+        self.phase(session, CLOSING)
+        self.close_session(session)
+        self.until(lambda: self._quiet(session))
+        self.phase(session, CLOSED)
+
+    def _quiet(self, session):
+        return not self._call.caching_session_waiting(self.host, session)
+
+
+#: Everything in every cycle, and channels that stand still most of the time.
+SMOOTH = {}
+ROUGH = {"req": 60, "rwd": 60, "birsp": 60, "bisnp": 60}
+#: Name → options of the host, back-pressure of the other channels.
+WEATHERS = {
+    "smooth": (SMOOTH, Pressure()),
+    "rough": ({**ROUGH, "late": 60}, Pressure.everywhere(0.4)),
+    "slow RwD": ({"rwd": 16}, Pressure()),
+    "slow BIRsp": ({"birsp": 8}, Pressure()),
+    "slow NDR": (SMOOTH, Pressure(ndr=0.9)),
+    "slow DRS": (SMOOTH, Pressure(drs=0.9)),
+    "slow memory": (SMOOTH, Pressure(ar=0.8, aw=0.8, w=0.5, r=0.5, b=0.8)),
+    "uncached": ({"uncached": 200}, Pressure.everywhere(0.1)),
+    "silent": ({"silent": 6, "refuse": 6, "timeout": 2_000}, Pressure.everywhere(0.1)),
+}
+
+
+def weather(
+    name: str,
+    *,
+    transactions: int,
+    seed: int = 1,
+    config: Config = named("unit_coherent"),
+    chapters: int = 4,
+    driver=CachingDriver,
+) -> dict:
+    """Chapters of traffic, between which a session closes while its lines are held and another one
+    opens in its place; what was counted. AssertionError or DriverError with what was wrong."""
+    options, pressure = WEATHERS[name]
+    rng = random.Random(seed)
+    d = driver(
+        config,
+        seed=seed,
+        driver={
+            "memory": MemoryTiming(latency=30, jitter=20, shuffle=True),
+            "flash": FlashTiming(latency=400, write_latency=300, jitter=200),
+            "pressure": pressure,
+            "rules": RunRules(max_skip=0),
+        },
+        **options,
+    )
+    # Pools that do not hold their pages, and more frames than sectors that may be held.
+    d.write64("low_water", 1)
+    owners = list(range(1, 1 + config.sessions))
+    for session in range(config.sessions):
+        d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])
+        for queue in range(config.queues):
+            k, v = FORMATS[session][queue // (config.queues // 2)]
+            for page in range(config.pages):
+                for kv, fmt in ((0, k), (1, v)):
+                    for line in rng.sample(range(config.half_lines), 2):
+                        d.add(d.address(session, queue, page, kv, line), session, fmt)
+    for chapter in range(chapters):
+        d.play(transactions // chapters)
+        session = chapter % config.sessions
+        if chapter % 2:
+            d.look()
+        d.end(session)
+        owners[session] = 1 + (owners[session] + config.sessions - 1) % 15
+        d.open(session, owners[session], FORMATS[session], HOST_TYPES[chapter // 2 % 2])
+    d.look()
+    counted = d.figures().as_dict() | {
+        key: d.counters()[key] for key in ("evictions", "hits", "misses")
+    }
+    counted["cycles"] = d.counts()["evaluated"]
+    count = d.read64("event_count")
+    events = [
+        Event(d.unpack("event_0", event)["code"]).name
+        for event in d.read_registers([f"event_{i}" for i in range(count)])
+    ]
+    counted["events"] = {code: events.count(code) for code in sorted(set(events))}
+    d.close()
+    return counted
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kelp_verif.coherence.endpoint_bench")
+    parser.add_argument("--transactions", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--weather", choices=WEATHERS, action="append")
+    args = parser.parse_args(argv)
+    for name in args.weather or WEATHERS:
+        counted = weather(name, transactions=args.transactions, seed=args.seed)
+        print(f"{name}, seed {args.seed}: {counted}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+//
+// A host that caches, on the whole endpoint, beside the driver's own host, which programs registers: agents with caches behind one home. It is written
+// from docs/coherence.md alone. Its LD-IDs are 1 and up, the other host's is 0.
+//
+// Every line has one true value, which is what was written, rounded as its stored format does (by Python, from the golden codec). What an agent reads must be that.
+
+#include "driver.cpp"
+
+#include <deque>
+#include <string>
+#include <unordered_map>
+
+namespace kelp {
+namespace {
+
+constexpr unsigned AGENTS = 4;
+constexpr uint32_t META0 = 0, META_NO_OP = 3, INVALID = 0, ANY = 2, SHARED = 3, SNP_NONE = 0, SNP_DATA = 1, SNP_CUR = 2, SNP_INV = 3;
+enum State : uint8_t { I, S, E, M };
+enum Out : uint8_t { NONE, READ_SHARED, READ_ANY, OWN, LOOK, CLEAN_EVICT, WRITE_I, WRITE_S, WRITE_A, UNCACHED, KINDS };
+enum Snoop : uint8_t { QUIET, HERE, CONFLICT, AFTER };
+enum Phase : uint8_t { CLOSED, OPEN, CLOSING };
+
+struct Bytes {
+    uint8_t b[64] = {};
+    bool operator==(const Bytes &other) const { return !std::memcmp(b, other.b, 64); }
+};
+
+struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, dwell, patience, timeout;
+};
+
+struct Figures {
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, first, last, done[KINDS];
+};
+
+using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
+
+struct Line {
+    uint64_t address;
+    uint32_t session, format;
+    State state = I;
+    uint8_t agents = 0;
+    Bytes copy[AGENTS], truth, raw_value, data;
+    bool raw = false;       // the copies differ from `truth`, since the device rounded what was written
+    bool lost = false;      // the host gave it up: it may be poison
+    bool stored = false;    // written since its session was opened
+    Out out = NONE;
+    uint8_t asker = 0;
+    bool has_cmp = false, has_data = false, nxm = false, poison = false;
+    uint32_t cmp = 0;
+    Snoop snoop = QUIET;
+    uint32_t bi_tag = 0;
+    uint64_t snoop_due = 0, since = 0;
+};
+
+struct Message {
+    uint32_t opcode, snp, field, value, tag, ld_id;
+    uint64_t address, enable;
+    Bytes data;
+};
+
+class CachingHost final : public OtherHost {
+    Random random_;
+    Rounder rounder_;
+    std::vector<Bytes> pool_;
+    std::unordered_map<std::string, Bytes> rounded_;
+    std::vector<Line> lines_;
+    std::unordered_map<uint64_t, uint32_t> line_at_;
+    struct Session { Phase phase = CLOSED; uint32_t ld_id = 0; };
+    std::vector<Session> sessions_ = std::vector<Session>(16);
+    std::deque<Message> reqs_, rwds_, rsps_;
+    std::deque<std::pair<uint64_t, Message>> late_rsps_;
+    std::vector<uint32_t> snooped_;
+    std::unordered_map<uint32_t, uint32_t> conflicts_;
+    uint64_t now_ = 0, next_ = 0;
+    bool birsp_ = false;
+
+  public:
+    Options o;
+    Figures f{};
+    bool acting = false;
+    uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at
+
+    CachingHost(const Options &options, Rounder rounder) : random_(options.seed), rounder_(rounder), o(options) {}
+
+    void give(const uint8_t *values, uint64_t count) {
+        pool_.resize(count);
+        std::memcpy(pool_.data(), values, 64 * count);
+    }
+    void add(uint64_t address, uint32_t session, uint32_t format) {
+        Line l{};
+        l.address = address;
+        l.session = session;
+        l.format = format;
+        line_at_[address] = static_cast<uint32_t>(lines_.size());
+        lines_.push_back(l);
+    }
+    void phase(uint32_t session, uint32_t to, uint32_t ld_id) {
+        if (to == CLOSED)
+            for (uint32_t n = 0; n < lines_.size(); n++) {
+                const Line &l = lines_[n];
+                if (l.session == session && l.state != I) fail("session %u is closed while the host holds line %x in state %u", session, n, l.state);
+            }
+        if (to == OPEN) {
+            for (Line &l : lines_)
+                if (l.session == session) {
+                    l.truth = Bytes{};
+                    l.stored = l.lost = l.raw = false;
+                }
+            sessions_[session].ld_id = ld_id;
+            rounded_.clear();
+        }
+        sessions_[session].phase = static_cast<Phase>(to);
+    }
+    void restart() { next_ = 0; f.first = f.last = 0; }
+    bool streamed() const { return next_ >= lines_.size() && waiting() == 0; }
+    uint64_t waiting() const {
+        uint64_t count = reqs_.size() + rwds_.size() + rsps_.size() + late_rsps_.size();
+        for (const Line &l : lines_) count += l.out || l.snoop;
+        return count;
+    }
+    uint64_t waiting(uint32_t session) const {
+        uint64_t count = 0;
+        for (const Line &l : lines_) count += l.session == session && (l.out || l.snoop);
+        return count;
+    }
+    uint64_t held() const {
+        uint64_t count = 0;
+        for (const Line &l : lines_) count += l.state != I;
+        return count;
+    }
+    // Dirty lines are written back one after another; true when none is left.
+    bool flush() {
+        bool dirty = false;
+        for (uint32_t n = 0; n < lines_.size(); n++) {
+            Line &l = lines_[n];
+            dirty |= l.state == M || l.out || l.snoop;
+            if (l.state == M && !l.out && !l.snoop && rwds_.size() < 8) dirty_home(n, WRITE_I);
+        }
+        return !dirty;
+    }
+
+    // --- the channels
+    void drive(Vtop &top, uint64_t now, bool req_free, bool rwd_free) override {
+        now_ = now;
+        act();
+        answer_snoops();
+        if (req_free && !taken[0]) taken[0] = !reqs_.empty() && chance(o.req);
+        if (rwd_free && !taken[1]) taken[1] = !rwds_.empty() && chance(o.rwd);
+        if (taken[0]) {
+            namespace p = ports::m2s_req;
+            auto &port = top.m2s_req___05Fpayload;
+            const Message &m = reqs_.front();
+            clear(port);
+            put(port, p::opcode, m.opcode), put(port, p::snp_type, m.snp), put(port, p::meta_field, m.field), put(port, p::meta_value, m.value);
+            put(port, p::tag, m.tag), put(port, p::address, m.address), put(port, p::ld_id, m.ld_id);
+            top.m2s_req___05Fvalid = 1;
+        }
+        if (taken[1]) {
+            namespace p = ports::m2s_rwd;
+            auto &port = top.m2s_rwd___05Fpayload;
+            const Message &m = rwds_.front();
+            clear(port);
+            put(port, p::opcode, m.opcode), put(port, p::meta_field, m.field), put(port, p::meta_value, m.value);
+            put(port, p::tag, m.tag), put(port, p::address, m.address), put(port, p::ld_id, m.ld_id), put(port, p::byte_enable, m.enable);
+            uint32_t words[16];
+            std::memcpy(words, m.data.b, 64);
+            put_words(port, p::data, words);
+            top.m2s_rwd___05Fvalid = 1;
+        }
+        birsp_ = birsp_ || (!rsps_.empty() && chance(o.birsp));
+        top.m2s_birsp___05Fvalid = birsp_;
+        if (birsp_) {
+            clear(top.m2s_birsp___05Fpayload);
+            put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::opcode, rsps_.front().opcode);
+            put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::bi_tag, rsps_.front().tag);
+            put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::bi_id, 5);
+        }
+        top.s2m_bisnp___05Fready = chance(o.bisnp);
+        top.bi_timeout = static_cast<uint32_t>(o.timeout);
+        top.bi_id = 5;
+    }
+
+    bool sample(Vtop &top, uint64_t) override {
+        bool moved = false;
+        if (taken[0] && top.m2s_req___05Fready) reqs_.pop_front(), taken[0] = false, moved = true;
+        if (taken[1] && top.m2s_rwd___05Fready) rwds_.pop_front(), taken[1] = false, moved = true;
+        if (birsp_ && top.m2s_birsp___05Fready) rsps_.pop_front(), birsp_ = false, moved = true;
+        if (top.s2m_bisnp___05Fvalid && top.s2m_bisnp___05Fready) bisnp(top), moved = true;
+        for (uint32_t n = 0; n < lines_.size(); n++) {
+            const Line &l = lines_[n];
+            if ((l.out || l.snoop) && now_ - l.since > o.patience)
+                fail("nothing moves: line %x of session %u, format %u, request %d, snoop %d, state %d; %zu Req, %zu RwD wait", n, l.session, l.format, l.out, l.snoop, l.state, reqs_.size(),
+                     rwds_.size());
+        }
+        return moved;
+    }
+
+    bool takes_data(Vtop &top) override {
+        namespace p = ports::s2m_drs;
+        const auto &port = top.s2m_drs___05Fpayload;
+        if (!get(port, p::ld_id)) return false;
+        const auto n = static_cast<uint32_t>(get(port, p::tag));
+        if (n >= lines_.size()) fail("data under tag %x, which nobody used", n);
+        Line &l = lines_[n];
+        const bool reads = l.out == READ_SHARED || l.out == READ_ANY || l.out == LOOK;
+        if (!reads || l.has_data) fail("data for line %x, which waits for none (request %d)", n, l.out);
+        uint32_t words[16];
+        get_words(port, p::data, words);
+        std::memcpy(l.data.b, words, 64);
+        l.has_data = true;
+        l.nxm = get(port, p::opcode) == codes::MEM_DATA_NXM;
+        l.poison = get(port, p::poison);
+        done(n);
+        return true;
+    }
+
+    bool takes_completion(Vtop &top) override {
+        namespace p = ports::s2m_ndr;
+        const auto &port = top.s2m_ndr___05Fpayload;
+        if (!get(port, p::ld_id)) return false;
+        const auto opcode = static_cast<uint32_t>(get(port, p::opcode)), tag = static_cast<uint32_t>(get(port, p::tag));
+        if (opcode == codes::BI_CONFLICT_ACK) {
+            if (!conflicts_.count(tag)) fail("an Ack of nothing, tag %x", tag);
+            Line &l = lines_[conflicts_[tag]];
+            conflicts_.erase(tag);
+            if (!l.out) l.snoop = HERE, f.ack_after++;
+            else if (l.has_cmp) l.snoop = AFTER, f.ack_after++;
+            else {  // the snoop comes first
+                if (l.state == M) fail("the snoop comes first and the host is dirty");
+                f.ack_first++;
+                answer_snoop(l);
+            }
+            return true;
+        }
+        if (tag >= lines_.size() || !lines_[tag].out || lines_[tag].has_cmp) fail("a completion that nobody waits for, tag %x", tag);
+        lines_[tag].has_cmp = true;
+        lines_[tag].cmp = opcode;
+        done(tag);
+        return true;
+    }
+
+  private:
+    bool chance(uint64_t of_256) { return of_256 >= 256 || (random_.next() >> 56) < of_256; }
+    Phase phase_of(const Line &l) const { return sessions_[l.session].phase; }
+
+    Bytes rounded(const Line &l, const Bytes &value) {
+        if (!l.format) return value;
+        std::string key(reinterpret_cast<const char *>(value.b), 64);
+        key += static_cast<char>(l.format);
+        key += static_cast<char>(l.session);
+        auto found = rounded_.find(key);
+        if (found != rounded_.end()) return found->second;
+        Bytes to;
+        rounder_(l.session, l.format, value.b, to.b);
+        if (rounded_.size() > 100000) rounded_.clear();
+        return rounded_[key] = to;
+    }
+
+    void begin(uint32_t n, Out kind) {
+        Line &l = lines_[n];
+        l.out = kind;
+        l.has_cmp = l.has_data = l.nxm = l.poison = false;
+        l.since = now_;
+    }
+    void request(uint32_t n, Out kind, uint32_t opcode, uint32_t field, uint32_t value, uint32_t snp) {
+        begin(n, kind);
+        reqs_.push_back({opcode, snp, field, value, n, sessions_[lines_[n].session].ld_id, lines_[n].address, 0, {}});
+    }
+    // `enable`: bytes that are written; with all of them it may still be a MemWrPtl.
+    void write(uint32_t n, Out kind, uint32_t value, const Bytes &data, uint64_t enable) {
+        begin(n, kind);
+        const bool partial = enable != ~0ull || chance(40);
+        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, sessions_[lines_[n].session].ld_id, lines_[n].address, enable, data});
+    }
+    void invalidate(Line &l) {
+        l.state = I;
+        l.agents = 0;
+        l.raw = false;
+    }
+    void wrote(Line &l, const Bytes &merged, uint64_t enable) {
+        l.truth = rounded(l, merged);
+        f.rounded_writes += !(l.truth == merged);
+        l.stored = true;
+        (void)enable;
+    }
+    void dirty_home(uint32_t n, Out kind) {
+        Line &l = lines_[n];
+        const Bytes value = l.copy[__builtin_ctz(l.agents)];
+        uint64_t enable = ~0ull;
+        if (chance(o.partial) && !l.lost) {  // only what differs from what the device has, and some more
+            enable = 0;
+            for (unsigned k = 0; k < 64; k++)
+                if (value.b[k] != l.truth.b[k] || chance(32)) enable |= 1ull << k;
+        }
+        static const uint32_t values[] = {INVALID, SHARED, ANY};
+        write(n, kind, values[kind - WRITE_I], value, enable);
+        if (enable || l.stored) wrote(l, value, enable);
+        if (kind == WRITE_I) invalidate(l);
+        else {
+            l.state = kind == WRITE_S ? S : E;
+            l.raw = !(value == l.truth);
+            l.raw_value = value;
+        }
+    }
+    void store(Line &l, unsigned agent) {
+        Bytes value = pool_[random_.below(static_cast<uint32_t>(pool_.size()))];
+        if (chance(128)) {  // a few elements of what is there
+            const Bytes fresh = value;
+            value = l.agents ? l.copy[__builtin_ctz(l.agents)] : fresh;
+            for (unsigned k = 0; k < 64; k += 2)
+                if (chance(40)) value.b[k] = fresh.b[k], value.b[k + 1] = fresh.b[k + 1];
+        }
+        l.agents = 1u << agent;
+        l.copy[agent] = value;
+        l.state = M;
+        l.raw = false;
+    }
+
+    void act() {
+        if (!acting) return;
+        if (stream) {
+            while (next_ < lines_.size() && reqs_.size() < 4) {
+                const auto n = static_cast<uint32_t>(next_++);
+                if (phase_of(lines_[n]) != OPEN || lines_[n].out || lines_[n].snoop || (stream == 3 && lines_[n].state == M)) continue;
+                if (stream == 1) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
+                else if (stream == 2) request(n, READ_SHARED, codes::MEM_RD, META0, SHARED, SNP_DATA);
+                else request(n, LOOK, codes::MEM_RD, META_NO_OP, 0, SNP_CUR);
+            }
+            return;
+        }
+        for (uint64_t k = 0; k < o.acts; k++) {
+            // Now and then the host stays with a few lines.
+            const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
+            const auto n = static_cast<uint32_t>((random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
+            Line &l = lines_[n];
+            if (l.out || l.snoop || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
+            one_act(n, l);
+        }
+    }
+
+    void one_act(uint32_t n, Line &l) {
+        const unsigned agent = random_.below(AGENTS);
+        const bool mine = l.state != I && (l.agents >> agent & 1);
+        l.asker = static_cast<uint8_t>(agent);
+        const uint32_t what = random_.below(100);
+        if (what < 35) {  // load
+            if (mine) {
+                f.hits++;
+                if (l.state != M && !(l.copy[agent] == (l.raw ? l.raw_value : l.truth))) fail("stale hit of line %x of format %u", n, l.format);
+            } else if (l.state != I) {  // from another agent; who had it alone shares it
+                l.copy[agent] = l.copy[__builtin_ctz(l.agents)];
+                l.agents = static_cast<uint8_t>(l.state == M ? 1u << agent : l.agents | 1u << agent);
+            } else request(n, READ_SHARED, chance(200) ? codes::MEM_RD : codes::MEM_RD_DATA, META0, SHARED, SNP_DATA);
+        } else if (what < 65) {  // store
+            if (l.state == E || l.state == M) store(l, agent);
+            else if (l.state == I && chance(o.uncached)) {
+                const Bytes raw = pool_[random_.below(static_cast<uint32_t>(pool_.size()))];
+                uint64_t enable = ~0ull;
+                if (chance(o.partial))
+                    for (unsigned k = 0; k < 64; k += 2)
+                        if (chance(128)) enable &= ~(3ull << k);
+                Bytes merged = l.truth;
+                for (unsigned k = 0; k < 64; k++)
+                    if (enable >> k & 1) merged.b[k] = raw.b[k];
+                write(n, UNCACHED, INVALID, raw, enable);
+                if (enable) wrote(l, merged, enable);
+            } else if (l.state == S || chance(128)) {
+                if (chance(128)) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
+                else request(n, OWN, chance(200) ? codes::MEM_INV : codes::MEM_INV_NT, META0, ANY, SNP_INV);
+            } else request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
+        } else if (what < 80) {  // write back, or give up
+            if (l.state == M) dirty_home(n, static_cast<Out>(WRITE_I + random_.below(3)));
+            else if (l.state != I && chance(128)) invalidate(l);
+            else if (l.state != I) {
+                invalidate(l);
+                request(n, CLEAN_EVICT, codes::MEM_CLN_EVCT, META0, INVALID, SNP_NONE);
+            }
+        } else if (what < 85) {
+            if (l.state == E) l.state = S;
+        } else if (what < 88 && l.state != M) request(n, LOOK, codes::MEM_RD, META_NO_OP, 0, SNP_CUR);
+    }
+
+    void bisnp(Vtop &top) {
+        namespace p = ports::s2m_bisnp;
+        const auto &port = top.s2m_bisnp___05Fpayload;
+        const uint64_t address = get(port, p::address);
+        if (!line_at_.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5) fail("a BISnp of a line that was never asked for");
+        const uint32_t n = line_at_[address];
+        Line &l = lines_[n];
+        if (l.snoop) fail("two BISnp of line %x at once", n);
+        l.bi_tag = static_cast<uint32_t>(get(port, p::bi_tag));
+        l.snoop_due = now_ + (o.late ? random_.below(static_cast<uint32_t>(o.late)) : 0);
+        if (!l.out) l.since = now_;
+        if (!l.out || (l.out >= WRITE_I && chance(128))) l.snoop = HERE;
+        else {
+            l.snoop = CONFLICT;
+            conflicts_[l.bi_tag] = n;
+            f.conflicts++;
+            rwds_.push_back({codes::BI_CONFLICT, 0, 0, 0, l.bi_tag, sessions_[l.session].ld_id, l.address, 0, {}});
+        }
+        snooped_.push_back(n);
+    }
+    void answer_snoops() {
+        for (size_t k = 0; k < snooped_.size();) {
+            Line &l = lines_[snooped_[k]];
+            if (l.snoop == HERE && !l.out && l.snoop_due <= now_) {
+                if (l.state == M) dirty_home(snooped_[k], WRITE_I);
+                else answer_snoop(l);
+            }
+            if (l.snoop) k++;
+            else {
+                snooped_[k] = snooped_.back();
+                snooped_.pop_back();
+            }
+        }
+        while (!late_rsps_.empty() && late_rsps_.front().first <= now_) {
+            rsps_.push_back(late_rsps_.front().second);
+            f.too_late++;
+            late_rsps_.pop_front();
+        }
+    }
+    void answer_snoop(Line &l) {
+        invalidate(l);
+        l.snoop = QUIET;
+        Message m{0, 0, 0, 0, l.bi_tag, 0, l.address, 0, {}};  // BIRspI
+        f.snoops++;
+        f.transactions++;
+        if (o.refuse && chance(o.refuse)) {
+            m.opcode = 1 + random_.below(2);  // BIRspS, BIRspE
+            f.refused++;
+            l.lost = true;
+        } else if (o.silent && chance(o.silent)) {
+            f.silent++;
+            l.lost = true;
+            if (chance(128)) late_rsps_.push_back({now_ + o.timeout * 2 + 100, m});
+            return;
+        }
+        rsps_.push_back(m);
+    }
+
+    // A request is over when all that belongs to it has come.
+    void done(uint32_t n) {
+        Line &l = lines_[n];
+        const bool needs_data = l.out == READ_SHARED || l.out == READ_ANY || l.out == LOOK;
+        if (!l.has_cmp || (needs_data && !l.has_data)) return;
+        const Out out = l.out;
+        l.out = NONE;
+        l.since = now_;
+        f.done[out]++;
+        f.transactions++;
+        if (!f.first) f.first = now_;
+        f.last = now_;
+        if (l.snoop == AFTER) l.snoop = HERE;
+        const Phase phase = phase_of(l);
+        const bool granted = l.cmp == codes::CMP_S || l.cmp == codes::CMP_E, asks = out == READ_SHARED || out == READ_ANY || out == OWN;
+        if (phase == CLOSED && granted) fail("a grant of line %x of a closed session", n);
+        if (phase == CLOSED && needs_data && !l.nxm) fail("data of line %x of a closed session", n);
+        if (phase == OPEN) {
+            if (needs_data && l.nxm) fail("NXM for line %x", n);
+            if (l.poison && !l.lost) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
+            if (asks && !granted) fail("no grant of line %x", n);
+            if (needs_data && !l.poison && !l.lost && !(l.data == l.truth) && !(out == LOOK && l.raw))
+                fail("stale read of line %x of format %u by request %d: %02x%02x…, expected %02x%02x…", n, l.format, out, l.data.b[0], l.data.b[1], l.truth.b[0], l.truth.b[1]);
+            if (needs_data && l.lost && !l.poison) l.truth = l.data;
+        }
+        f.granted += granted;
+        f.poisoned += l.poison;
+        if (!asks || !granted || l.poison || phase != OPEN) {
+            if (asks && granted && l.state == I) l.agents = 0;  // it is dropped in silence
+            return;
+        }
+        if (out != OWN) {
+            if (l.raw) fail("line %x is read while a copy that differs is held", n);
+            if (l.state == I) l.agents = 0;
+            for (unsigned a = 0; a < AGENTS; a++)
+                if (l.agents >> a & 1 && a != l.asker && !(l.copy[a] == l.data)) fail("agents differ at line %x", n);
+            l.agents |= static_cast<uint8_t>(1u << l.asker);
+            l.copy[l.asker] = l.data;
+            l.state = l.cmp == codes::CMP_E ? E : S;
+        }
+        if (out == READ_SHARED) return;
+        if (l.cmp != codes::CMP_E) fail("a request for ownership of line %x was answered Cmp-S", n);
+        if (l.state == I) l.agents = 0;
+        if (stream) l.state = E, l.agents = 1, l.copy[0] = out == OWN ? l.truth : l.data;
+        else store(l, l.asker);
+    }
+};
+
+}  // namespace
+}  // namespace kelp
+
+extern "C" {
+
+using kelp::CachingHost;
+
+CachingHost *caching_new(Simulation *s, const kelp::Options *options, kelp::Rounder rounder) {
+    auto host = std::make_unique<CachingHost>(*options, rounder);
+    CachingHost *plain = host.get();
+    s->other = std::move(host);
+    return plain;
+}
+void caching_options(CachingHost *h, const kelp::Options *options) { h->o = *options; }
+void caching_values(CachingHost *h, const uint8_t *values, uint64_t count) { h->give(values, count); }
+void caching_line(CachingHost *h, uint64_t address, uint32_t session, uint32_t format) { h->add(address, session, format); }
+int caching_phase(Simulation *s, CachingHost *h, uint32_t session, uint32_t phase, uint32_t ld_id) {
+    return s->guarded([&] { h->phase(session, phase, ld_id); }) ? 0 : -1;
+}
+void caching_act(CachingHost *h, int on, uint32_t stream) {
+    h->acting = on;
+    if (stream) h->restart();
+    h->stream = stream;
+}
+int caching_streamed(CachingHost *h) { return h->streamed(); }
+int caching_flush(CachingHost *h) { return h->flush(); }
+uint64_t caching_waiting(CachingHost *h) { return h->waiting(); }
+uint64_t caching_session_waiting(CachingHost *h, uint32_t session) { return h->waiting(session); }
+uint64_t caching_held(CachingHost *h) { return h->held(); }
+void caching_figures(CachingHost *h, kelp::Figures *to) { *to = h->f; }
+
+}  // extern "C"
