@@ -119,7 +119,9 @@ class Driver(Control):
                 ),
             )
         else:
-            library = build(component, config, waves is not None, checked=self.CHECKED)
+            library = build(
+                component, config, waves is not None, checked=self.CHECKED, beside=self.BESIDE
+            )
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name

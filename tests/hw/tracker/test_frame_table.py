@@ -14,7 +14,9 @@ from kelp_spec.metadata import Answer, DataOp, Op, Outcome
 from kelp_verif.harness.runner import made, run_cocotb
 
 
-@pytest.mark.parametrize(("config", "cycles"), [("unit", 12_000), ("trace", 3_000)])
+@pytest.mark.parametrize(
+    ("config", "cycles"), [("unit", 12_000), ("unit_coherent", 6_000), ("trace", 3_000)]
+)
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}
     result = run_cocotb(

@@ -72,6 +72,13 @@ def test_random_ops_agree_with_golden():
     assert wanted <= met, wanted - met
 
 
+def test_reads_for_ownership_allocate_as_golden_says():
+    changes = {"parked": 64, "coherence": True}
+    met = set(random_ops(seed=1, changes=changes, phases=24)["outcomes"])
+    met |= set(random_ops(seed=2, changes=changes, phases=24, flips=0.03)["outcomes"])
+    assert {"READ ALLOCATED", "READ ZERO", "READ POISON", "READ HIT", "READ PARKED"} <= met
+
+
 @pytest.mark.parametrize("narrow", [1, 2])
 def test_hazards_on_one_page(narrow):
     for flips in (0, 0.1):

@@ -52,7 +52,7 @@ class Figures(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
-                + "granted poisoned rounded_writes first last"
+                + "granted poisoned rounded_writes left first last"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -138,8 +138,7 @@ class CachingDriver(Driver):
         call.caching_line.argtypes = [
             ctypes.c_void_p,
             ctypes.c_uint64,
-            ctypes.c_uint32,
-            ctypes.c_uint32,
+            *[ctypes.c_uint32] * 3,
         ]
         call.caching_phase.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_uint32] * 3
         self.host = call.caching_new(
@@ -162,9 +161,11 @@ class CachingDriver(Driver):
         except BaseException as problem:  # ctypes would only print it
             self.failed = problem
 
-    def add(self, address: int, session: int, fmt: Format) -> None:
-        """A line that the host uses."""
-        self._call.caching_line(self.host, address // 64, session, int(fmt))
+    def add(self, where: tuple[int, int, int, int, int], fmt: Format) -> None:
+        """A line that the host uses: session, queue, page, K or V, line of its half."""
+        session, queue, page, *_ = where
+        address, squeue = self.address(*where), session * self.config.queues + queue
+        self._call.caching_line(self.host, address // 64, session, int(fmt), squeue << 16 | page)
         self.lines.append((address, session))
 
     def phase(self, session: int, phase: int, ld_id: int = 0) -> None:
@@ -247,9 +248,10 @@ ROUGH = {"req": 60, "rwd": 60, "birsp": 60, "bisnp": 60}
 #: Name → options of the host, back-pressure of the other channels.
 WEATHERS = {
     "smooth": (SMOOTH, Pressure()),
+    "dwelling": ({"dwell": 20, "late": 20}, Pressure.everywhere(0.05)),
     "rough": ({**ROUGH, "late": 60}, Pressure.everywhere(0.4)),
-    "slow RwD": ({"rwd": 16}, Pressure()),
-    "slow BIRsp": ({"birsp": 8}, Pressure()),
+    "slow RwD": ({"rwd": 16, "dwell": 60}, Pressure()),
+    "slow BIRsp": ({"birsp": 8, "dwell": 60}, Pressure()),
     "slow NDR": (SMOOTH, Pressure(ndr=0.9)),
     "slow DRS": (SMOOTH, Pressure(drs=0.9)),
     "slow memory": (SMOOTH, Pressure(ar=0.8, aw=0.8, w=0.5, r=0.5, b=0.8)),
@@ -287,12 +289,17 @@ def weather(
     owners = list(range(1, 1 + config.sessions))
     for session in range(config.sessions):
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])
-        for queue in range(config.queues):
-            k, v = FORMATS[session][queue // (config.queues // 2)]
-            for page in range(config.pages):
-                for kv, fmt in ((0, k), (1, v)):
-                    for line in rng.sample(range(config.half_lines), 2):
-                        d.add(d.address(session, queue, page, kv, line), session, fmt)
+    pages = [
+        (session, queue, page)
+        for session in range(config.sessions)
+        for queue in range(config.queues)
+        for page in range(config.pages)
+    ]
+    rng.shuffle(pages)
+    for session, queue, page in pages:
+        for kv, fmt in enumerate(FORMATS[session][queue // (config.queues // 2)]):
+            for line in rng.sample(range(config.half_lines), config.half_lines // 2):
+                d.add((session, queue, page, kv, line), fmt)
     for chapter in range(chapters):
         d.play(transactions // chapters)
         session = chapter % config.sessions

@@ -4,6 +4,7 @@
 // from docs/coherence.md alone. Its LD-IDs are 1 and up, the other host's is 0.
 //
 // Every line has one true value, which is what was written, rounded as its stored format does (by Python, from the golden codec). What an agent reads must be that.
+// From what M3 commits it sees besides that a page leaves, or is scrubbed, only when nothing of it is held, and that a write-back finds a frame.
 
 #include "driver.cpp"
 
@@ -19,6 +20,7 @@ constexpr uint32_t META0 = 0, META_NO_OP = 3, INVALID = 0, ANY = 2, SHARED = 3, 
 enum State : uint8_t { I, S, E, M };
 enum Out : uint8_t { NONE, READ_SHARED, READ_ANY, OWN, LOOK, CLEAN_EVICT, WRITE_I, WRITE_S, WRITE_A, UNCACHED, KINDS };
 enum Snoop : uint8_t { QUIET, HERE, CONFLICT, AFTER };
+enum Outcome : uint8_t { DONE = 0, HIT = 1 };
 enum Phase : uint8_t { CLOSED, OPEN, CLOSING };
 
 struct Bytes {
@@ -31,14 +33,14 @@ struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, first, last, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
 
 struct Line {
     uint64_t address;
-    uint32_t session, format;
+    uint32_t session, format, page;  // `page`: squeue and page
     State state = I;
     uint8_t agents = 0;
     Bytes copy[AGENTS], truth, raw_value, data;
@@ -67,6 +69,7 @@ class CachingHost final : public OtherHost {
     std::unordered_map<std::string, Bytes> rounded_;
     std::vector<Line> lines_;
     std::unordered_map<uint64_t, uint32_t> line_at_;
+    std::unordered_map<uint32_t, std::vector<uint32_t>> page_lines_;
     struct Session { Phase phase = CLOSED; uint32_t ld_id = 0; };
     std::vector<Session> sessions_ = std::vector<Session>(16);
     std::deque<Message> reqs_, rwds_, rsps_;
@@ -88,8 +91,10 @@ class CachingHost final : public OtherHost {
         pool_.resize(count);
         std::memcpy(pool_.data(), values, 64 * count);
     }
-    void add(uint64_t address, uint32_t session, uint32_t format) {
+    void add(uint64_t address, uint32_t session, uint32_t format, uint32_t page) {
         Line l{};
+        l.page = page;
+        page_lines_[page].push_back(static_cast<uint32_t>(lines_.size()));
         l.address = address;
         l.session = session;
         l.format = format;
@@ -188,6 +193,7 @@ class CachingHost final : public OtherHost {
         if (taken[1] && top.m2s_rwd___05Fready) rwds_.pop_front(), taken[1] = false, moved = true;
         if (birsp_ && top.m2s_birsp___05Fready) rsps_.pop_front(), birsp_ = false, moved = true;
         if (top.s2m_bisnp___05Fvalid && top.s2m_bisnp___05Fready) bisnp(top), moved = true;
+        if (top.commit_result___05Fvalid) committed(top);
         for (uint32_t n = 0; n < lines_.size(); n++) {
             const Line &l = lines_[n];
             if ((l.out || l.snoop) && now_ - l.since > o.patience)
@@ -242,6 +248,25 @@ class CachingHost final : public OtherHost {
     }
 
   private:
+    void committed(Vtop &top) {
+        namespace p = ports::commit_result;
+        const auto &port = top.commit_result___05Fpayload;
+        const auto kind = get(port, p::op_kind), outcome = get(port, p::outcome);
+        if (outcome == DONE && (kind == codes::OP_RELEASE || kind == codes::OP_SCRUB)) {
+            const auto found = page_lines_.find(static_cast<uint32_t>(get(port, p::op_squeue) << 16 | get(port, p::op_page)));
+            if (found == page_lines_.end() || get(port, p::op_failed)) return;
+            for (uint32_t n : found->second) {
+                const Line &l = lines_[n];
+                f.left++;
+                if (l.state != I && !l.lost) fail("the page of line %x leaves while the host holds it in state %u", n, l.state);
+            }
+        }
+        const auto tag = get(port, p::op_origin_tag);
+        if (kind != codes::OP_WRITE || !get(port, p::op_origin_ld_id) || tag >= lines_.size()) return;
+        const Line &l = lines_[tag];
+        const bool back = l.out == WRITE_I || l.out == WRITE_S || l.out == WRITE_A;
+        if (back && !l.lost && phase_of(l) == OPEN && outcome != HIT) fail("a write-back of line %llx finds no frame, outcome %u", (unsigned long long)tag, unsigned(outcome));
+    }
     bool chance(uint64_t of_256) { return of_256 >= 256 || (random_.next() >> 56) < of_256; }
     Phase phase_of(const Line &l) const { return sessions_[l.session].phase; }
 
@@ -503,7 +528,7 @@ CachingHost *caching_new(Simulation *s, const kelp::Options *options, kelp::Roun
 }
 void caching_options(CachingHost *h, const kelp::Options *options) { h->o = *options; }
 void caching_values(CachingHost *h, const uint8_t *values, uint64_t count) { h->give(values, count); }
-void caching_line(CachingHost *h, uint64_t address, uint32_t session, uint32_t format) { h->add(address, session, format); }
+void caching_line(CachingHost *h, uint64_t address, uint32_t session, uint32_t format, uint32_t page) { h->add(address, session, format, page); }
 int caching_phase(Simulation *s, CachingHost *h, uint32_t session, uint32_t phase, uint32_t ld_id) {
     return s->guarded([&] { h->phase(session, phase, ld_id); }) ? 0 : -1;
 }

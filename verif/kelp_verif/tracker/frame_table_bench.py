@@ -160,7 +160,8 @@ class TB:
                 op.outcome = Outcome.VOID
         if op.use and op.kind in (Op.READ, Op.WRITE, Op.REPLAY):
             op.write = op.kind == Op.WRITE or op.kind == Op.REPLAY and rng.random() < 0.5
-            op.partial = op.write and rng.random() < 0.3
+            # a READ with `partial` is for ownership
+            op.partial = (op.write or self.config.coherence) and rng.random() < 0.3
             op.poison = op.write and rng.random() < 0.2
             extra["has_write"] = op.write
         return op, extra

@@ -89,6 +89,8 @@ class Engines:
                 rng.getrandbits(1),
                 rng.randrange(c.write_slots),
             )
+        elif c.coherence:
+            op.partial = rng.getrandbits(1)  # for ownership
         if odd < 0.02:
             op.ld_id ^= 1 << rng.randrange(4)
         elif odd < 0.04:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A host that caches, on the whole endpoint: no stale read, no lost write, no lock, and no page
+that leaves while it is held. The bench sees planted bugs."""
+
+import ctypes
+import functools
+from unittest import mock
+
+import pytest
+
+import kelp_hw.coherence.host_port as host_port
+import kelp_hw.endpoint as endpoint
+import kelp_hw.eviction.eviction as eviction
+from kelp_hw.coherence.host_port import CoherentHostPort
+from kelp_hw.coherence.lost_lines import LostLines
+from kelp_hw.endpoint import Endpoint
+from kelp_hw.eviction.eviction import Eviction
+from kelp_hw.eviction.page_recall import PageRecall
+from kelp_hw.host.ingress import Ingress
+from kelp_hw.tracker.frame_table import FrameTable
+from kelp_rtl.device import DriverError
+from kelp_spec.config import named
+from kelp_verif.coherence.endpoint_bench import WEATHERS, CachingDriver, weather
+from kelp_verif.formal.prove import mutant
+
+#: In `make test`; the others are slow.
+QUICK = ("rough", "dwelling", "silent")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WEATHERS],
+)
+def test_the_host_and_the_endpoint_stay_coherent(name):
+    counted = weather(name, transactions=3_000 if name in QUICK else 40_000)
+    assert counted["left"] >= 512  # lines of pages that were evicted or scrubbed
+    assert counted["evictions"] > 300 or name == "dwelling"
+    assert min(counted[kind] for kind in ("read_any", "own", "uncached", "snoops")) > 20
+    assert counted["rounded_writes"] > 100
+    gave_up = counted["silent"] + counted["refused"]
+    assert (gave_up > 10) == (counted["poisoned"] > 0) == (name == "silent")
+
+
+@pytest.mark.timeout(900)
+def test_the_reference_compares_rounded_values():
+    class Unrounded(CachingDriver):
+        def _round(self, session, fmt, source, target):
+            ctypes.memmove(target, source, 64)
+
+    with pytest.raises(DriverError, match=r"stale read of line \w+ of format [1-4]"):
+        weather("smooth", transactions=3_000, driver=Unrounded)
+
+
+#: Planted bugs: where the block is looked up, the block, the piece and what it becomes; the
+#: weather that shows it, and what the bench says.
+BUGS = {
+    "an eviction does not ask": (
+        eviction,
+        PageRecall,
+        "gone = ~seen_held | (ages[k] == 3)",
+        "gone, seen_held = 1, 0",
+        "smooth",
+        "leaves while the host holds it",
+    ),
+    "the closer does not ask": (
+        endpoint,
+        Eviction,
+        "waits.eq(is_scrub & ~s.recall.i_scrub.ready)",
+        "waits.eq(0)",
+        "smooth",
+        "leaves while the host holds it",
+    ),
+    "an owned page has no frame": (
+        endpoint,
+        Ingress,
+        "~take_rwd & asks",
+        "~take_rwd & asks & 0",
+        "smooth",
+        "finds no frame",
+    ),
+    "an owned page is clean": (
+        endpoint,
+        FrameTable,
+        "stores | s.keeps",
+        "stores",
+        "smooth",
+        "stale read",
+    ),
+    "a rounded copy stays": (
+        endpoint,
+        CoherentHostPort,
+        "(rounds & ~fresh) | ~raw",
+        "0",
+        "dwelling",
+        "a copy that differs is held",
+    ),
+    "the poison's completion is the host's": (
+        host_port,
+        LostLines,
+        "self.i_ndr.valid & ~takes",
+        "self.i_ndr.valid",
+        "silent",
+        "a completion that nobody waits for",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_bench_catches_a_planted_bug(bug):
+    module, block, old, new, name, said = BUGS[bug]
+    bad = mutant(block, old, new)
+
+    class PlantedDriver(CachingDriver):
+        def __init__(self, config, *, driver=(), **options):
+            with mock.patch.object(module, block.__name__, bad):
+                planted = dict(driver) | {"component": Endpoint(config=config)}
+                super().__init__(config, driver=planted, **options)
+
+    run = functools.partial(weather, name, config=named("unit_coherent"), driver=PlantedDriver)
+    with pytest.raises(DriverError, match=said):
+        run(transactions=20_000)
