@@ -18,6 +18,7 @@ from kelp_fpga.configs import FIRST_LIGHT, board_config
 from kelp_fpga.selftest.self_test_program import program
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
+from kelp_hw.layouts import MESSAGES
 from kelp_spec.coherence import SIZES
 from kelp_spec.config import named
 from kelp_spec.cxlio.component import component_registers
@@ -35,6 +36,11 @@ ARGUMENTS = {
     **dict.fromkeys(("Doe", "RegisterPort"), {}),
     "ByteMemory": {"depth": 2, "words": 1, "protect": True},
     "ConstantMemory": {"content": [0], "protect": True},
+    **dict.fromkeys(
+        ("CxlDevice", "EventRecords", "MediaPort"), {"config": UNIT.with_(cxlio="recorded")}
+    ),
+    "DecodedChannel": {"config": IO, "message": MESSAGES["M2SReq"]},
+    "LoadMeter": {"depth": 4, "most": 8},
     "Msix": {"vectors": 2},
     "Pmu": {"config": named_cxlio("recorded_pmu")},
     "RegisterBank": {"block": component_registers(IO)},
@@ -179,6 +185,7 @@ def test_each_port_is_named(cls):
 MANY_PORTS = {
     "AxiEndpoint": "AXI4 wires under the names that block-design tools look for",
     "AxiFront": "the same",
+    "CxlDevice": "the endpoint's, and CXL.io's beside them",
     "RegisterFile": "a port for each register: the map of spec §9 is its interface",
 }
 

@@ -15,6 +15,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, Protected
 
 from .coherence.host_port import CoherentHostPort
+from .control.events import told_ports
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
 from .control.queue_config import QueueConfig
@@ -69,6 +70,7 @@ def endpoint_signature(config: Config) -> dict:
         "commit_frame": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
         "commit_hot": Out(1),
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
+        **told_ports(config),
     }
 
 
@@ -101,6 +103,8 @@ class Endpoint(wiring.Component):
         Interrupt of the event log.
     now : out
         The time base.
+    o_told : out, always-ready stream of event, with `Config.cxlio`
+        Events, for CXL.io.
 
     The others are for verification (spec §9); in hardware the inputs stay 0.
 
@@ -223,6 +227,8 @@ class Endpoint(wiring.Component):
         connect(m, s.egress.s2m_drs, host.s2m_drs)
         connect(m, s.egress.s2m_ndr, host.s2m_ndr)
         connect(m, s.data_path.axi, flipped(self.axi))
+        if self.config.cxlio:
+            connect(m, s.registers.o_told, flipped(self.o_told))
         if not self.config.coherence:
             # no BISnp is ever sent (HDM-H), so no BIRsp answers one
             m.d.comb += self.m2s_birsp.ready.eq(1)

@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
+from .cxlio.config import CXLIO
 from .formats import Format, formats_of
 from .geometry import stored_lines
 
@@ -84,6 +85,8 @@ class Config:
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
     coherence: bool = False
+    #: CXL.io before it: the name of a kelp_spec.cxlio.config.CxlIoConfig (docs/cxl.md); "" none
+    cxlio: str = ""
 
     def __post_init__(self) -> None:
         def need(field: str, ok: bool, legal: str) -> None:
@@ -151,6 +154,8 @@ class Config:
             span("select_looks", 4, 256, True)
             need("codecs", self.codecs, "True: a choice looks at keys as int8")
             need("coherence", not self.coherence, "False with select")
+        need("cxlio", self.cxlio in ("", *CXLIO), ", ".join(("''", *CXLIO)))
+        need("cxlio", not (self.cxlio and self.coherence), "'' with coherence")
         for field in ("codecs", "wide_counters", "protect", "coherence"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
@@ -287,13 +292,15 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select` and `coherence` where they are off, so that devices from before there were
-        others keep theirs."""
+        do `select`, `coherence` and `cxlio` where they are off, so that devices from before there
+        were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
         if not self.coherence:
             del values["coherence"]
+        if not self.cxlio:
+            del values["cxlio"]
         if self.pool_formats == Config.pool_formats:
             del values["pool_formats"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -18,6 +18,12 @@ from ..layouts import TIME_BITS, Layouts
 __all__ = ["EventLog"]
 
 
+def told_ports(config: Config) -> dict:
+    """The port `o_told` of events for CXL.io, where there is one."""
+    event = stream.Signature(Layouts(config).event, always_ready=True)
+    return {"o_told": Out(event)} if config.cxlio else {}
+
+
 class EventLog(wiring.Component):
     """Records the first `EVENT_RECORDS` events of several sources since the last clear (spec §9).
 
@@ -50,6 +56,8 @@ class EventLog(wiring.Component):
         An event was lost.
     irq : out
         An event whose bit is set in `irq_enable` was recorded; high until `clear`.
+    o_told : out, always-ready stream, with `Config.cxlio`
+        Each event that is taken up, also where the log is full.
     idle : out
         No event waits for the log or for `irq`.
     """
@@ -62,7 +70,7 @@ class EventLog(wiring.Component):
         if sources < 1:
             raise ValueError(f"sources = {sources} is refused; legal: 1 and up")
         layouts = Layouts(config)
-        self.sources = sources
+        self.sources, self.told = sources, bool(config.cxlio)
         self.record = data.StructLayout({"event": layouts.event, "time": TIME_BITS})
         super().__init__(
             {
@@ -76,6 +84,7 @@ class EventLog(wiring.Component):
                 "overflow": Out(1),
                 "irq": Out(1),
                 "idle": Out(1),
+                **told_ports(config),
             }
         )
 
@@ -100,6 +109,8 @@ class EventLog(wiring.Component):
             write.data.eq(held[pick]),
             write.en.eq(take & ~full),
         ]
+        if self.told:
+            m.d.comb += [self.o_told.valid.eq(take), self.o_told.p.eq(held[pick].event)]
         newest, logged = Signal.like(held[0].event.code), Signal()
         m.d.comb += self.idle.eq(~take & ~logged)
         m.d.sync += logged.eq(0)

@@ -25,7 +25,7 @@ from ..lib.broadcast import broadcast
 from ..lib.histogram import LatencyHistogram
 from ..tracker.signatures import PoolUse
 from .counters import QueueCounters, TotalCounters
-from .events import EventLog
+from .events import EventLog, told_ports
 from .register_file import RegisterFile
 from .session_control import SessionControl
 from .signatures import Counted, status_layout
@@ -83,6 +83,8 @@ class Registers(wiring.Component):
         Of the queue that the host reads.
     irq : out
         Interrupt of the event log, or `status.fatal`.
+    o_told : out, always-ready stream, with `Config.cxlio`
+        Events.
     idle : out
         No access, command, step or report is in the block.
     cleared : out
@@ -126,6 +128,7 @@ class Registers(wiring.Component):
                 "irq": Out(1),
                 "idle": Out(1),
                 "cleared": Out(1),
+                **told_ports(config),
             }
         )
 
@@ -351,6 +354,8 @@ class Registers(wiring.Component):
         connect(m, flipped(self.i_counted.queue), queues.i)
         connect(m, flipped(self.i_counted.useful), queues.i_useful)
         connect(m, flipped(self.i_latency), histogram.i)
+        if self.config.cxlio:
+            connect(m, events.o_told, flipped(self.o_told))
         for k in range(self.event_sources):
             connect(m, flipped(self.i_event[k]), events.i[k])
         connect(m, control.o_event, events.i[self.event_sources])

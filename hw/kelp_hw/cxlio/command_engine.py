@@ -53,9 +53,9 @@ class CommandEngine(wiring.Component):
     poison, clear and sanitize.
 
     A command takes as many cycles as its program (docs/cxl.md, "The mailbox"). A request to the
-    data path that is not answered within `config.patience` cycles is lost: the command answers
-    "internal", and a later answer is dropped by its tag. Sanitize waits for ever, in the
-    background. Events wait while a command is carried out.
+    data path that is not answered within `config.patience` cycles after it was taken is lost: the
+    command answers "internal", and a later answer is dropped by its tag. Sanitize waits for ever,
+    in the background. Events wait while a command is carried out.
 
     A word of program, tables, store or payload that is beyond repair when the sequencer uses it is
     fatal, and halts it before it acts on the word: until reset every command answers "internal",
@@ -284,7 +284,7 @@ class CommandEngine(wiring.Component):
             m.d.sync += request.data.eq(Cat(request.data[32:], value))
         with m.If(self.requests.valid & self.requests.ready):
             m.d.sync += self.requests.valid.eq(0)
-        with m.If(open_ & ~late & ~answered):
+        with m.If(open_ & ~late & ~answered & ~self.requests.valid):
             m.d.sync += waited.eq(waited + 1)
         with m.If(self.answers.valid & open_ & (self.answers.p.tag == request.tag)):
             m.d.sync += [answered.eq(1), code.eq(self.answers.p.code)]

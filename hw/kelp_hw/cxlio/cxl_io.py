@@ -26,6 +26,7 @@ from .register_port import RegisterPort
 from .signatures import (
     AxiLiteSignature,
     answer_layout,
+    decoding_layout,
     error_layout,
     event_layout,
     health_layout,
@@ -70,6 +71,8 @@ class CxlIo(wiring.Component):
         Host address / 64 of a CXL.mem request.
     device_line : Out stream {line, hit}
         Its device address / 64.
+    decoding : out
+        For decodes beside this one: a channel of CXL.mem each (`DecodedChannel`).
     counted : in
         What the performance monitor counts, where there is one.
     knobs : out
@@ -96,6 +99,7 @@ class CxlIo(wiring.Component):
                 "health": In(health_layout()),
                 "host_line": In(stream.Signature(LINE_BITS)),
                 "device_line": Out(stream.Signature(device_line_layout(config))),
+                "decoding": Out(decoding_layout(config)),
                 **({"counted": In(counted_layout(config))} if config.pmu else {}),
                 "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
                 "fault": Out(BlockFault),
@@ -208,10 +212,14 @@ class CxlIo(wiring.Component):
         m.d.comb += [
             decoders.values.eq(values),
             decoders.written.eq(component.written),
-            decode.windows.eq(decoders.windows),
-            decode.enable.eq(values.hdm_control_enable),
-            decode.mem_enable.eq(pci.values.cxl_control_mem),
-            decode.range_base.eq(Cat(pci.values.range0_base, pci.values.range0_base_high)),
+            self.decoding.windows.eq(decoders.windows),
+            self.decoding.enable.eq(values.hdm_control_enable),
+            self.decoding.mem_enable.eq(pci.values.cxl_control_mem),
+            self.decoding.range_base.eq(Cat(pci.values.range0_base, pci.values.range0_base_high)),
+            decode.windows.eq(self.decoding.windows),
+            decode.enable.eq(self.decoding.enable),
+            decode.mem_enable.eq(self.decoding.mem_enable),
+            decode.range_base.eq(self.decoding.range_base),
             ras.values.eq(values),
             component.sets.eq(ras.sets),
             component.inputs.error_control_first.eq(ras.first),

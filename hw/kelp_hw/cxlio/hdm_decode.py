@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.config import UNIT_BYTES, CxlIoConfig
 
-from .hdm_decoders import UNIT_BITS, window_layout
+from .signatures import UNIT_BITS, window_layout
 
 __all__ = ["HdmDecode", "LINE_BITS", "device_line_layout"]
 

@@ -8,28 +8,14 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.component import component_registers
-from kelp_spec.cxlio.config import UNIT_BYTES, CxlIoConfig
+from kelp_spec.cxlio.config import CxlIoConfig
 from kelp_spec.cxlio.fields import Access as Kind
 
-__all__ = ["HdmDecoders", "UNIT_BITS", "window_layout"]
+from .signatures import UNIT_BITS, window_layout
 
-UNIT_BITS = 64 - (UNIT_BYTES.bit_length() - 1)  #: of an address in units of 256 MiB
+__all__ = ["HdmDecoders"]
+
 _MOST_WAYS, _MOST_GRANULARITY = 3, 6
-
-
-def window_layout(config: CxlIoConfig) -> data.StructLayout:
-    """A committed decoder: host addresses `base` and on, `size`, both in units of 256 MiB; 2^ways
-    ways of 2^granularity · 256 bytes; device memory from unit `dpa` on."""
-    return data.StructLayout(
-        {
-            "on": 1,
-            "base": UNIT_BITS,
-            "size": UNIT_BITS,
-            "ways": 2,
-            "granularity": 3,
-            "dpa": config.capacity.bit_length(),
-        }
-    )
 
 
 class HdmDecoders(wiring.Component):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.cxlio.config import Space
+from kelp_spec.cxlio.config import UNIT_BYTES, CxlIoConfig, Space
 
 __all__ = [
     "Access",
@@ -15,16 +15,20 @@ __all__ = [
     "RESP_DECERR",
     "RESP_OKAY",
     "RESP_SLVERR",
+    "UNIT_BITS",
     "answer_layout",
+    "decoding_layout",
     "error_layout",
     "event_layout",
     "exchange_layout",
     "health_layout",
     "message_layout",
     "request_layout",
+    "window_layout",
 ]
 
 LANE_BYTES = 8
+UNIT_BITS = 64 - (UNIT_BYTES.bit_length() - 1)  #: of an address in units of 256 MiB
 RESP_OKAY, RESP_SLVERR, RESP_DECERR = 0, 2, 3
 
 
@@ -148,3 +152,31 @@ def error_layout() -> data.StructLayout:
     """Errors of one cycle, bits as in the status registers; `header` goes with the
     uncorrectable."""
     return data.StructLayout({"uncorrectable": 17, "correctable": 7, "header": 512})
+
+
+def window_layout(config: CxlIoConfig) -> data.StructLayout:
+    """A committed decoder: host addresses `base` and on, `size`, both in units of 256 MiB; 2^ways
+    ways of 2^granularity · 256 bytes; device memory from unit `dpa` on."""
+    return data.StructLayout(
+        {
+            "on": 1,
+            "base": UNIT_BITS,
+            "size": UNIT_BITS,
+            "ways": 2,
+            "granularity": 3,
+            "dpa": config.capacity.bit_length(),
+        }
+    )
+
+
+def decoding_layout(config: CxlIoConfig) -> data.StructLayout:
+    """What decodes host addresses: the committed decoders, whether they do, and the DVSEC range
+    that does otherwise where `mem_enable` is on."""
+    return data.StructLayout(
+        {
+            "windows": data.ArrayLayout(window_layout(config), config.decoders),
+            "enable": 1,
+            "mem_enable": 1,
+            "range_base": UNIT_BITS,
+        }
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from .commands import COMMANDS, Opcode
 
-__all__ = ["CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "named_cxlio"]
+__all__ = ["CXLIO", "CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "named_cxlio"]
 
 CXL_VENDOR = 0x1E98  #: of the consortium: DVSECs, DOE
 UNIT_BYTES = 256 << 20  #: capacities, decoder bases and sizes are multiples of it
@@ -134,26 +134,33 @@ _RECORDED = CxlIoConfig(
     firmware="KELP-PEERS 0.1",
     commands=_OF_THE_RECORDING,
 )
+_FULL = CxlIoConfig(
+    name="full",
+    payload_bits=10,
+    vectors=8,
+    lsa=256,
+    knobs=4,
+    mailbox_irq=True,
+    function_map=True,
+    doe=True,
+    pmu="full",
+)
 _NAMED = {
     "recorded": _RECORDED,
     "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu="recorded"),
-    "full": CxlIoConfig(
-        name="full",
-        payload_bits=10,
-        vectors=8,
-        lsa=256,
-        knobs=4,
-        mailbox_irq=True,
-        function_map=True,
-        doe=True,
-        pmu="full",
+    "full": _FULL,
+    "joined": _FULL.replace(
+        name="joined", commands=tuple(op for op in COMMANDS if op != Opcode.SANITIZE)
     ),
 }
+#: Names of configurations.
+CXLIO = tuple(_NAMED)
 
 
 def named_cxlio(name: str) -> CxlIoConfig:
     """A configuration by its name: `recorded` and `recorded_pmu` show what the stand-in behind the
-    recordings of data/linux showed, `full` everything there is."""
+    recordings of data/linux showed, `full` everything there is, `joined` what stands before the
+    endpoint: all but a sanitize, which the endpoint does not have."""
     if name not in _NAMED:
         raise ValueError(f"{name!r} is no configuration; there are {', '.join(_NAMED)}")
     return _NAMED[name]

@@ -14,6 +14,7 @@ from .fields import Access, Block, Field, Register, constant
 __all__ = [
     "COUNTER_BITS",
     "EVENT_BITS",
+    "GROUPS",
     "NO_FILTER",
     "PmuMap",
     "VendorEvent",
@@ -25,6 +26,8 @@ COUNTER_BITS, EVENT_BITS, INDEX_BITS = 48, 32, 5
 NO_FILTER = 0xFFFF
 FIXED, CONFIGURABLE = 1, 2
 _REQUESTS, _WRITES, _RESPONSES, _DATA = 0x20, 0x21, 0x24, 0x25
+#: Of messages on M2S Req, M2S RwD, S2M NDR, S2M DRS.
+GROUPS = (_REQUESTS, _WRITES, _RESPONSES, _DATA)
 RW = Access.RW
 
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The endpoint behind CXL.io: what a host finds, decodes, poisons and counts. Two cycles before the
+endpoint, for every request; one request a cycle on each channel."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_spec.config import Config, ConfigError
+from kelp_spec.cxlio.config import CXL_VENDOR, named_cxlio
+from kelp_spec.cxlio.pmu import GROUPS, VendorEvent, pmu_map
+from kelp_spec.metadata import Op, Outcome
+
+from .cxlio.cxl_io import CxlIo
+from .cxlio.decoded_channel import DecodedChannel
+from .cxlio.event_records import EventRecords
+from .cxlio.load_meter import LoadMeter
+from .cxlio.media_port import MediaPort
+from .cxlio.ras_log import signal_layout
+from .cxlio.signatures import AxiLiteSignature, message_layout
+from .endpoint import Endpoint, endpoint_signature
+from .layouts import MESSAGES
+from .lib.protected import BlockFault, gather_blocks
+
+__all__ = ["CxlDevice"]
+
+
+class CxlDevice(wiring.Component):
+    """`CxlIo` and the `Endpoint` as one device. A request carries a host address; the committed HDM
+    decoders, or the DVSEC range, make the endpoint's of it. Outside every window a read is answered
+    NXM and a write is dropped. The mailbox poisons and clears lines (`MediaPort`), the endpoint's
+    events become CXL event records (`EventRecords`), the performance monitor counts messages on the
+    channels, demand hits and misses, and each answer tells the load (`LoadMeter`). Range and media
+    are ready when the endpoint is.
+
+    Latency: `LATENCY` cycles more than the endpoint's, for requests; answers pass in the cycle.
+    Interval: `INTERVAL`.
+
+    Parameters
+    ----------
+    config : Config
+        One with `cxlio`.
+
+    Members
+    -------
+    m2s_req, m2s_rwd, m2s_birsp : in, streams of M2SReq, M2SRwD, M2SBIRsp
+        As :class:`Endpoint` has them and all down to `commit_hot`; addresses are the host's.
+    s2m_drs, s2m_ndr, s2m_bisnp : out, streams of S2MDRS, S2MNDR, S2MBISnp
+    axi : out
+    cold_command : out, stream of cold_command
+    cold_completion : in, stream of cold_completion
+    ready, irq, now, quiescent : out
+    skip, lockstep : in
+    commit_result, commit_frame, commit_score : out, always-ready streams
+    commit_hot : out
+    port : In AxiLiteSignature
+        Registers.
+    messages : Out stream of message_layout
+        MSI-X.
+    signals : out
+        ERR messages for a PCIe core.
+    knobs : out
+        Values of the vendor features.
+    io_fault : out, BlockFault
+        What CXL.io's memories have shown.
+    """
+
+    LATENCY = DecodedChannel.LATENCY
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        if not config.cxlio:
+            raise ConfigError(
+                f"configuration {config.name!r}: cxlio = '' is refused; legal: a name of one"
+            )
+        self.config, self.io = config, named_cxlio(config.cxlio)
+        own = endpoint_signature(config)
+        del own["o_told"]
+        super().__init__(
+            {
+                **own,
+                "port": In(AxiLiteSignature()),
+                "messages": Out(stream.Signature(message_layout())),
+                "signals": Out(signal_layout()),
+                "knobs": Out(data.ArrayLayout(32, max(1, self.io.knobs))),
+                "io_fault": Out(BlockFault),
+            }
+        )
+        self._passed = [name for name in own if not name.startswith(("m2s_re", "m2s_rw", "s2m_"))]
+
+    def elaborate(self, platform):
+        m = Module()
+        s = m.submodules
+        s.endpoint = endpoint = Endpoint(config=self.config)
+        s.io = io = CxlIo(config=self.io)
+        s.requests = DecodedChannel(config=self.io, message=MESSAGES["M2SReq"])
+        s.writes = DecodedChannel(config=self.io, message=MESSAGES["M2SRwD"])
+        s.media = media = MediaPort(config=self.config)
+        # A request holds a place in a skid buffer of the front, the data path's order or the miss
+        # table's park; twice that is out of reach.
+        most = 2 * (self.config.parked + self.config.write_slots + 256)
+        s.load = load = LoadMeter(depth=self.config.parked, most=most)
+        s.records = records = EventRecords(config=self.config)
+        for name in self._passed:
+            self._pass(m, getattr(endpoint, name), name)
+        connect(m, endpoint.s2m_bisnp, flipped(self.s2m_bisnp))
+        connect(m, flipped(self.m2s_req), s.requests.i)
+        connect(m, flipped(self.m2s_rwd), s.writes.i)
+        connect(m, s.requests.o, media.i_req)
+        connect(m, s.writes.o, media.i_rwd)
+        connect(m, media.o_req, endpoint.m2s_req)
+        connect(m, media.o_rwd, endpoint.m2s_rwd)
+        connect(m, endpoint.s2m_drs, media.i_drs)
+        connect(m, endpoint.s2m_ndr, media.i_ndr)
+        connect(m, media.o_drs, load.i_drs)
+        connect(m, media.o_ndr, load.i_ndr)
+        connect(m, load.o_drs, flipped(self.s2m_drs))
+        connect(m, load.o_ndr, flipped(self.s2m_ndr))
+        connect(m, io.requests, media.requests)
+        connect(m, media.answers, io.answers)
+        connect(m, endpoint.o_told, records.i)
+        connect(m, records.o, io.events)
+        connect(m, flipped(self.port), io.port)
+        connect(m, io.messages, flipped(self.messages))
+        m.d.comb += [
+            s.requests.decoding.eq(io.decoding),
+            s.writes.decoding.eq(io.decoding),
+            io.memory_ready.eq(endpoint.ready),
+            io.device_line.ready.eq(1),
+            media.quiescent.eq(endpoint.quiescent),
+            load.taken_req.valid.eq(media.i_req.valid & media.i_req.ready),
+            load.taken_req.p.eq(media.i_req.p),
+            load.taken_rwd.eq(media.i_rwd.valid & media.i_rwd.ready),
+            media.result.valid.eq(endpoint.commit_result.valid),
+            media.result.p.eq(endpoint.commit_result.p),
+            self.signals.eq(io.signals),
+            self.knobs.eq(io.knobs),
+        ]
+        gather_blocks(m, self.io_fault, io.fault, records.fault)
+        if self.io.pmu:
+            self._count(m, io)
+        return m
+
+    def _pass(self, m, inner, name):
+        """A port of the endpoint's that is the device's as well."""
+        outer, member = getattr(self, name), self.signature.members[name]
+        if member.is_signature:
+            connect(m, inner, flipped(outer))
+        elif member.flow is In:
+            m.d.comb += inner.eq(outer)
+        else:
+            m.d.comb += outer.eq(inner)
+
+    def _count(self, m, io):
+        """Events of this cycle for the monitor: messages that pass between `MediaPort` and the
+        host, what became of demand. The decoder is not told: 0."""
+        endpoint = m.submodules.endpoint
+        result = endpoint.commit_result
+        demand = Signal()
+        m.d.comb += demand.eq(
+            result.valid & ((result.p.op.kind == Op.READ) | (result.p.op.kind == Op.WRITE))
+        )
+        outcome = result.p.outcome
+        # A page that was used just now is hit before M3, so that two hits may show in a cycle: the
+        # second is told in a later one.
+        hits, owed, due = Signal(range(3)), Signal(8), Signal(9)
+        m.d.comb += [
+            hits.eq(
+                (demand & (outcome == Outcome.HIT))
+                + (endpoint.commit_frame.valid & endpoint.commit_hot)
+            ),
+            due.eq(owed + hits),
+        ]
+        m.d.sync += owed.eq(Mux(due == 0, 0, due - 1))
+        missed = (outcome == Outcome.MISSED) | (outcome == Outcome.PARKED)
+        happened = {
+            (self.io.vendor, VendorEvent.GROUP): (due != 0) << VendorEvent.HIT
+            | (demand & missed) << VendorEvent.MISS
+        }
+        for group, channel in zip(
+            GROUPS, (self.m2s_req, self.m2s_rwd, self.s2m_ndr, self.s2m_drs), strict=True
+        ):
+            moves = channel.valid & channel.ready
+            happened[CXL_VENDOR, group] = moves << channel.p.opcode
+        for counted, (vendor, group, _) in zip(
+            io.counted, pmu_map(self.io).capabilities, strict=True
+        ):
+            if (vendor, group) in happened:
+                m.d.comb += counted.events.eq(happened[vendor, group])

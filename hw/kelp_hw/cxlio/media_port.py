@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The mailbox's requests to the data path: a line is poisoned, or written and its poison cleared,
+by requests to the endpoint when no other is under way. Messages of the host pass in the cycle."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.metadata import Op, Outcome
+
+from ..layouts import MESSAGES, Layouts
+from .signatures import answer_layout, request_layout
+
+__all__ = ["MediaPort"]
+
+_INJECT, _CLEAR = 1, 2
+_DONE, _NO_LINE, _FAILED = 0, 1, 3
+
+
+class MediaPort(wiring.Component):
+    """Between the host's channels and the endpoint. A request of the mailbox waits until the
+    endpoint is quiescent, with both M2S channels held meanwhile; then the line is read, as LD-ID 0.
+    A line that is none, of a session that is closed or another's, or of an absent page, is refused
+    (code 1) and nothing changes. Otherwise it is written, with poison or with the data; a line that
+    is not poisoned is left alone by a clear. A sanitize is refused (code 3): the endpoint has no
+    such request.
+
+    Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. A request takes as long
+    as the endpoint needs for what is under way, a read and a write.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i_req, i_rwd : In streams
+        Of the host, addresses decoded.
+    o_req, o_rwd : Out streams
+        To the endpoint.
+    i_drs, i_ndr, o_drs, o_ndr : streams
+        Answers, of the endpoint and to the host.
+    requests : In stream of request_layout
+    answers : Out stream of answer_layout, always taken
+    result : In stream of Layouts.result, always taken
+        The endpoint's commit records: which page is absent.
+    quiescent : in
+    """
+
+    LATENCY = 0
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        super().__init__(
+            {
+                "i_req": In(stream.Signature(MESSAGES["M2SReq"])),
+                "i_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
+                "o_req": Out(stream.Signature(MESSAGES["M2SReq"])),
+                "o_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
+                "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
+                "i_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
+                "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
+                "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                "requests": In(stream.Signature(request_layout())),
+                "answers": Out(stream.Signature(answer_layout(), always_ready=True)),
+                "result": In(stream.Signature(Layouts(config).result, always_ready=True)),
+                "quiescent": In(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        request, lines = Signal(request_layout()), self.config.aperture_bits - 6
+        busy = Signal()
+        own, held = Signal(), Signal(2)
+        reading, writing = Signal(), Signal()
+        absent, poisoned, code = Signal(), Signal(), Signal(2)
+        still = Signal(3)
+        inject = request.kind == _INJECT
+        self._channels(m, request, own, held, busy, (reading, writing))
+        m.d.comb += [self.answers.p.tag.eq(request.tag), self.answers.p.code.eq(code)]
+        demand = self.result.valid & (self.result.p.op.kind == Op.READ)
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.comb += self.requests.ready.eq(1)
+                m.d.sync += [
+                    request.eq(self.requests.p),
+                    still.eq(0),
+                    absent.eq(0),
+                    code.eq(_DONE),
+                ]
+                with m.If(self.requests.valid):
+                    m.next = "SORT"
+            with m.State("SORT"):
+                m.next = "ANSWER"
+                with m.If((request.kind != _INJECT) & (request.kind != _CLEAR)):
+                    m.d.sync += code.eq(_FAILED)
+                with m.Elif((request.line >> lines).any()):
+                    m.d.sync += code.eq(_NO_LINE)
+                with m.Else():
+                    m.d.sync += busy.eq(1)
+                    m.next = "DRAIN"
+            with m.State("DRAIN"):
+                # An op between two blocks shows in neither's rest for a cycle or two.
+                m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
+                with m.If(still == 7):
+                    m.next = "READ"
+            with m.State("READ"):
+                m.d.comb += [own.eq(1), reading.eq(1)]
+                with m.If(self.o_req.ready):
+                    m.next = "LOOK"
+            with m.State("LOOK"):
+                m.d.comb += own.eq(1)
+                with m.If(demand & (self.result.p.outcome == Outcome.ZERO)):
+                    m.d.sync += absent.eq(1)
+                with m.If(self.i_drs.valid):
+                    m.d.sync += poisoned.eq(self.i_drs.p.poison)
+                    m.next = "JUDGE"
+                    with m.If(self.i_drs.p.opcode == S2MDRS.MEM_DATA_NXM):
+                        m.d.sync += code.eq(_NO_LINE)
+                        m.next = "ANSWER"
+            with m.State("JUDGE"):
+                m.d.comb += own.eq(1)
+                m.next = "ANSWER"
+                with m.If(absent):
+                    m.d.sync += code.eq(_NO_LINE)
+                with m.Elif(inject | poisoned):
+                    m.next = "WRITE"
+            with m.State("WRITE"):
+                m.d.comb += [own.eq(1), writing.eq(1)]
+                with m.If(self.o_rwd.ready):
+                    m.next = "CONFIRM"
+            with m.State("CONFIRM"):
+                m.d.comb += own.eq(1)
+                with m.If(self.i_ndr.valid):
+                    m.next = "ANSWER"
+            with m.State("ANSWER"):
+                m.d.comb += self.answers.valid.eq(1)
+                m.d.sync += [held.eq(0), busy.eq(0)]
+                m.next = "IDLE"
+        m.d.sync += [
+            Assert(~own | held.all(), "the host's messages beside our own"),
+            Assert(~(own & self.i_drs.valid & self.i_ndr.valid), "two answers to one request"),
+        ]
+        return m
+
+    def _channels(self, m, request, own, held, busy, offers):
+        """The host's messages pass, but while they are held; our own, while `own` is on."""
+        inject, (reading, writing) = request.kind == _INJECT, offers
+        for k, (i, o, mine) in enumerate(
+            ((self.i_req, self.o_req, reading), (self.i_rwd, self.o_rwd, writing))
+        ):
+            m.d.comb += [
+                o.valid.eq(Mux(own, mine, i.valid & ~held[k])),
+                o.p.eq(i.p),
+                i.ready.eq(o.ready & ~held[k]),
+            ]
+            # An offer that stands goes first.
+            with m.If(busy & ~(i.valid & ~o.ready)):
+                m.d.sync += held[k].eq(1)
+        with m.If(own):
+            m.d.comb += [
+                self.o_req.p.eq(0),
+                self.o_req.p.opcode.eq(M2SReq.MEM_RD),
+                self.o_req.p.address.eq(request.line),
+                self.o_rwd.p.eq(0),
+                self.o_rwd.p.opcode.eq(M2SRwD.MEM_WR),
+                self.o_rwd.p.address.eq(request.line),
+                self.o_rwd.p.poison.eq(inject),
+                self.o_rwd.p.byte_enable.eq(~0),
+                self.o_rwd.p.data.eq(Mux(inject, 0, request.data)),
+            ]
+        for i, o in ((self.i_drs, self.o_drs), (self.i_ndr, self.o_ndr)):
+            m.d.comb += [
+                o.valid.eq(i.valid & ~own),
+                o.p.eq(i.p),
+                i.ready.eq(o.ready | own),
+            ]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Which event record a host gets of each of KELP's events: its log, and its kind."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from ..metadata import Event
+
+__all__ = ["Kind", "Log", "RECORDS"]
+
+
+class Log(IntEnum):
+    INFO = 0
+    WARNING = 1
+    FAILURE = 2
+    FATAL = 3
+
+
+class Kind(IntEnum):
+    """Of a record."""
+
+    MEDIA = 0  #: general media, of the page's address
+    DRAM = 1
+    MODULE = 2
+    VENDOR = 3  #: page 31:0, session and queue 63:32; code 7:0, LD-ID 11:8; argument
+
+
+#: Event → log and kind; what is left out is a vendor record in the information log.
+RECORDS = {
+    Event.CORRECTED: (Log.INFO, Kind.MEDIA),
+    Event.UNCORRECTED: (Log.FAILURE, Kind.MEDIA),
+    Event.FETCH_FAILED: (Log.FAILURE, Kind.MEDIA),
+    Event.WRITE_BACK_FAILED: (Log.FAILURE, Kind.MEDIA),
+    Event.POISON_RECEIVED: (Log.WARNING, Kind.MEDIA),
+    Event.MEMORY_READ_FAILED: (Log.FAILURE, Kind.MEDIA),
+    Event.MEMORY_WRITE_FAILED: (Log.FAILURE, Kind.MEDIA),
+    Event.FRAME_RECOVERED: (Log.WARNING, Kind.VENDOR),
+    Event.STARVED: (Log.WARNING, Kind.VENDOR),
+    Event.NO_VICTIM: (Log.WARNING, Kind.VENDOR),
+    Event.FATAL: (Log.FATAL, Kind.VENDOR),
+}

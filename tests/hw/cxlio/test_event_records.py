@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""KELP's events as the mailbox makes records of them."""
+
+import pytest
+from streams import Ends, pump
+from timing import check_pace, offers, shown
+
+from kelp_hw.cxlio.event_records import EventRecords
+from kelp_spec.address import AddressMap, KvAddress
+from kelp_spec.config import named
+from kelp_spec.cxlio.events import Kind, Log
+from kelp_spec.metadata import Event
+
+UNIT = named("unit").with_(cxlio="joined")
+
+
+def event(code, session=0, queue=0, page=0, **fields):
+    squeue = session << UNIT.queue_bits | queue
+    return {"code": code, "squeue": squeue, "page": page, **fields}
+
+
+@pytest.mark.parametrize("protect", [True, False])
+def test_each_event_leaves_in_its_log(protect):
+    dut = EventRecords(config=UNIT.with_(protect=protect))
+    given = [
+        event(Event.POISON_RECEIVED, session=1, queue=1, page=3),
+        event(Event.FETCH_FAILED, page=2),
+        event(Event.CLOSED_SESSION, ld_id=5, argument=0x1234, page=5),
+        event(Event.FATAL, argument=4),
+    ]
+    ends = Ends(sends={"i": given}, takes=("o",), offer=0.5, take=0.4)
+    seen = [t.item for t in pump(dut, ends, cycles=120)["o"]]
+    assert [(e["log"], e["kind"]) for e in seen] == [
+        (Log.WARNING, Kind.MEDIA),
+        (Log.FAILURE, Kind.MEDIA),
+        (Log.INFO, Kind.VENDOR),
+        (Log.FATAL, Kind.VENDOR),
+    ]
+    addresses = AddressMap(UNIT)
+    assert seen[0]["dpa"] == addresses.encode(KvAddress(1, 1, 3, 0, 0))
+    assert seen[1]["dpa"] == addresses.encode(KvAddress(0, 0, 2, 0, 0))
+    assert (seen[2]["dpa"], seen[2]["word"], seen[2]["more"]) == (
+        5,
+        Event.CLOSED_SESSION | 5 << 8,
+        0x1234,
+    )
+    assert seen[3]["flags"] and not seen[0]["flags"] and not any(e["poison"] for e in seen)
+
+
+def test_what_finds_no_room_is_lost_and_the_others_are_not():
+    dut = EventRecords(config=UNIT)
+    given = [event(Event.HINT_GAP, argument=i) for i in range(dut.DEPTH + 9)]
+    blocked = pump(dut, Ends(sends={"i": given}, takes=("o",), take=0.0), cycles=60)
+    assert blocked["o"] == []
+    seen = pump(dut, Ends(sends={"i": given}, takes=("o",)), cycles=80)["o"]
+    assert [t.item["more"] for t in seen] == list(range(len(given)))
+
+
+def test_latency_and_interval():
+    given = offers(field="argument", **{"i.p.code": Event.HINT_GAP})
+    prepare = {"o.ready": 1}
+    check_pace(EventRecords(config=UNIT), "LATENCY", shown("o", "more"), given, prepare=prepare)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The mailbox's requests beside a host's traffic: against a memory that answers as the endpoint
+does."""
+
+import random
+from collections import deque
+
+from simulation import simulate
+from timing import changes
+
+from kelp_hw.cxlio.media_port import MediaPort
+from kelp_spec.config import named
+from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.metadata import Op, Outcome
+
+UNIT = named("unit").with_(cxlio="joined")
+LINES = 1 << UNIT.aperture_bits - 6
+INJECT, CLEAR, SANITIZE = 1, 2, 3
+ABSENT, CLOSED = 100, 101  #: lines that there are not
+OUTSIDE = LINES + 5
+
+
+class Bench:
+    """Line → (data, poison); answers come after some cycles, in order."""
+
+    def __init__(self, seed):
+        self.rng, self.dut = random.Random(seed), MediaPort(config=UNIT)
+        self.lines = {i: (i, 0) for i in range(16)}
+        self.pending, self.writes = deque(), []
+        self.host = {"sent": 0, "got": [], "tags": []}
+        self.answers, self.result = [], None
+
+    def serve(self, ctx):
+        """The endpoint's side of one cycle, before the edge."""
+        dut, rng = self.dut, self.rng
+        for name in ("o_req", "o_rwd"):
+            port = getattr(dut, name)
+            if not (ctx.get(port.valid) and ctx.get(port.ready)):
+                continue
+            line, tag = ctx.get(port.p.address), ctx.get(port.p.tag)
+            due = self.cycle + rng.randrange(3, 30)
+            if name == "o_rwd":
+                assert ctx.get(port.p.opcode) == M2SRwD.MEM_WR
+                if line in self.lines:
+                    self.lines[line] = ctx.get(port.p.data), ctx.get(port.p.poison)
+                    self.writes.append(line)
+                self.pending.append((due, "ndr", tag, None))
+            else:
+                assert ctx.get(port.p.opcode) == M2SReq.MEM_RD
+                self.pending.append((due, "drs", tag, line))
+
+    async def run(self, ctx, requests, cycles=6000):
+        """Requests (kind, line, data) one after another, beside a host that reads and writes."""
+        dut, rng = self.dut, self.rng
+        requests, waiting, offered = deque(requests), False, {}
+        for self.cycle in range(cycles):
+            for name in ("i_req", "i_rwd"):
+                port = getattr(dut, name)
+                if name not in offered and rng.random() < 0.3:
+                    self.host["sent"] += 1
+                    tag = self.host["sent"]
+                    write = name == "i_rwd"
+                    offered[name] = tag
+                    ctx.set(
+                        port.p,
+                        {
+                            "opcode": M2SRwD.MEM_WR if write else M2SReq.MEM_RD,
+                            "tag": tag,
+                            "address": 15 if write else rng.randrange(8, 15),
+                            **({"data": 15} if write else {}),
+                        },
+                    )
+                ctx.set(port.valid, name in offered)
+            for name in ("o_req", "o_rwd"):
+                ctx.set(getattr(dut, name).ready, rng.random() < 0.6)
+            for name in ("o_drs", "o_ndr"):
+                ctx.set(getattr(dut, name).ready, rng.random() < 0.6)
+            ctx.set(dut.quiescent, len(self.pending) == 0)
+            due = bool(self.pending) and self.pending[0][0] <= self.cycle
+            ctx.set(dut.result.valid, 0)
+            for name in ("drs", "ndr"):
+                port, now = getattr(dut, "i_" + name), due and self.pending[0][1] == name
+                ctx.set(port.valid, now)
+                if now:
+                    _, _, tag, line = self.pending[0]
+                    fields = {"tag": tag}
+                    if name == "drs":
+                        data, poison = self.lines.get(line, (0, 0))
+                        nxm = line not in self.lines and line != ABSENT
+                        fields |= {"data": data, "poison": poison}
+                        fields["opcode"] = S2MDRS.MEM_DATA_NXM if nxm else S2MDRS.MEM_DATA
+                    ctx.set(port.p, fields)
+            if self.pending and self.pending[0][3] == ABSENT and not due:
+                ctx.set(dut.result.valid, 1)
+                ctx.set(dut.result.p.op.kind, Op.READ)
+                ctx.set(dut.result.p.outcome, Outcome.ZERO)
+            if requests and not waiting and rng.random() < 0.05:
+                kind, line, data = requests[0]
+                ctx.set(dut.requests.p, {"kind": kind, "line": line, "data": data, "tag": 3})
+                ctx.set(dut.requests.valid, 1)
+                waiting = True
+            await ctx.delay(1e-9)
+            self.serve(ctx)
+            for name in ("i_req", "i_rwd"):
+                port = getattr(dut, name)
+                if ctx.get(port.valid) and ctx.get(port.ready):
+                    self.host["tags"].append(offered.pop(name))
+            for name in ("drs", "ndr"):
+                port = getattr(dut, "i_" + name)
+                if ctx.get(port.valid) and ctx.get(port.ready):
+                    self.pending.popleft()
+                port = getattr(dut, "o_" + name)
+                if ctx.get(port.valid) and ctx.get(port.ready):
+                    self.host["got"].append(ctx.get(port.p.tag))
+            taken = ctx.get(dut.requests.valid) and ctx.get(dut.requests.ready)
+            if ctx.get(dut.answers.valid):
+                assert ctx.get(dut.answers.p.tag) == 3
+                self.answers.append(ctx.get(dut.answers.p.code))
+                waiting = False
+            await ctx.tick()
+            if taken:
+                requests.popleft()
+                ctx.set(dut.requests.valid, 0)
+
+
+def play(requests, seed=1):
+    bench = Bench(seed)
+
+    async def run(ctx):
+        await bench.run(ctx, requests)
+
+    simulate(bench.dut, run)
+    return bench
+
+
+def test_lines_are_poisoned_and_cleared_beside_traffic():
+    requests = [
+        (INJECT, 3, 7),
+        (CLEAR, 3, 0x55),
+        (INJECT, 4, 0),
+        (CLEAR, 5, 0x66),
+        (INJECT, ABSENT, 0),
+        (CLEAR, ABSENT, 1),
+        (INJECT, CLOSED, 0),
+        (CLEAR, OUTSIDE, 2),
+        (SANITIZE, 0, 0),
+    ]
+    bench = play(requests)
+    assert bench.answers == [0, 0, 0, 0, 1, 1, 1, 1, 3]
+    # Poisoned, then written; poisoned; left alone, for it was not poisoned.
+    assert [bench.lines[i] for i in (3, 4, 5)] == [(0x55, 0), (0, 1), (5, 0)]
+    assert [line for line in bench.writes if line != 15] == [3, 3, 4]
+    # The host got every answer to what was its own, and no other.
+    assert len(bench.host["got"]) > 500
+    assert set(bench.host["got"]) <= set(bench.host["tags"])
+    missing = set(bench.host["tags"]) - set(bench.host["got"])
+    assert len(missing) <= len(bench.pending) + 1
+    assert len(bench.host["got"]) == len(set(bench.host["got"]))
+
+
+def test_latency_is_none():
+    dut = MediaPort(config=UNIT)
+    given = [{"i_req.valid": 1, "i_req.p.tag": 5}]
+    assert changes(dut, "o_req.p.tag", given, prepare={"o_req.ready": 1}) == [dut.LATENCY]
+    assert dut.INTERVAL == 1

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The endpoint behind CXL.io (kelp_verif.cxlio.device_bench), and what it costs the endpoint alone:
+nothing."""
+
+import pytest
+
+from kelp_hw.cxl_device import CxlDevice
+from kelp_hw.endpoint import endpoint_signature
+from kelp_spec.config import ConfigError, named
+from kelp_verif.harness.runner import run_cocotb
+
+UNIT = named("unit")
+
+
+def test_without_cxlio_there_is_no_device_and_no_port():
+    with pytest.raises(ConfigError, match="cxlio = '' is refused"):
+        CxlDevice(config=UNIT)
+    with pytest.raises(ConfigError, match="cxlio = 'nothing' is refused"):
+        UNIT.with_(cxlio="nothing")
+    assert set(endpoint_signature(UNIT.with_(cxlio="joined"))) - set(endpoint_signature(UNIT)) == {
+        "o_told"
+    }
+    assert UNIT.with_(cxlio="joined").digest != UNIT.digest
+
+
+@pytest.mark.timeout(2400)
+def test_the_whole_device():
+    seen = run_cocotb(
+        CxlDevice(config=UNIT.with_(cxlio="joined")),
+        bench="kelp_verif.cxlio.device_bench",
+        params={"config": "joined", "endpoint": "unit", "pause": 0.2},
+        timeout_s=1200,
+    ).records
+    assert seen["cycles"] > 10_000

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The endpoint behind CXL.io, as a driver and a host use it: a decoder is committed, a session is
+opened and used through host addresses, lines are poisoned and cleared by the mailbox, events are
+read as records, messages are counted."""
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from kelp_hw.datapath.datapath import axi_signature
+from kelp_hw.layouts import MESSAGES
+from kelp_rtl.build.packing import Packing
+from kelp_rtl.control import Control, Descriptor, QueueParameters
+from kelp_spec.address import AddressMap, KvAddress
+from kelp_spec.config import named
+from kelp_spec.cxlio.commands import Opcode
+from kelp_spec.cxlio.pmu import pmu_map
+from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.metadata import Event
+from kelp_spec.registers import RegisterMap, SessionCommand
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params, record
+from .port_tb import TB as PortTB
+
+BASE = 14 << 28  #: where the host has the device
+LIMIT = 40_000
+
+
+class Values(Control):
+    """Register values of a session, without a device."""
+
+    def __init__(self, config):
+        self.config, self.addresses = config, AddressMap(config)
+        self.registers = RegisterMap(config).by_name
+
+
+class TB(PortTB):
+    """`CxlDevice` between a host, a memory and no cold tier."""
+
+    def __init__(self, dut):
+        super().__init__(dut)
+        self.kelp = named(bench_params()["endpoint"]).with_(cxlio=self.config.name)
+        self.values = Values(self.kelp)
+        self.addresses, self.names = self.values.addresses, self.values.registers
+        self.req, self.rwd = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"])
+        self.drs = Packing(MESSAGES["S2MDRS"])
+        channels = axi_signature(self.kelp).members
+        self.axi = {
+            name: Packing(channels[name].signature.members["payload"].shape) for name in channels
+        }
+        self.memory: dict[int, int] = {}
+        self.tag = 0
+
+    async def start(self):
+        dut = self.dut
+        for name in ("m2s_req", "m2s_rwd", "m2s_birsp", "cold_completion", "axi__r", "axi__b"):
+            getattr(dut, name + "__valid").value = 0
+            getattr(dut, name + "__payload").value = 0
+        for name in ("port__aw", "port__w", "port__ar"):
+            getattr(dut, name + "__valid").value = 0
+            getattr(dut, name + "__payload").value = 0
+        for name in ("s2m_drs", "s2m_ndr", "cold_command", "port__b", "port__r", "messages"):
+            getattr(dut, name + "__ready").value = 0
+        for name in ("axi__ar", "axi__aw", "axi__w"):
+            getattr(dut, name + "__ready").value = 0
+        dut.skip.value = dut.lockstep.value = 0
+        dut.s2m_bisnp__ready.value = 1
+        await start_clock(dut)
+        for _ in range(4):
+            await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        for each in (self._count, self._messages, self._memory_reads, self._memory_writes):
+            cocotb.start_soon(each())
+        for _ in range(LIMIT):
+            if int(dut.ready.value):
+                return
+            await RisingEdge(dut.clk)
+        raise AssertionError("the endpoint is never ready")
+
+    async def _memory_reads(self):
+        while True:
+            ar = self.axi["ar"].unpack(await self._take("axi__ar"))
+            data = self.memory.get(ar["addr"] >> 6, 0)
+            fields = {name: 0 for name in self.axi["r"].fields} | {"id": ar["id"], "data": data}
+            fields |= {"last": 1} if "last" in fields else {}
+            await self._offer("axi__r", self.axi["r"].pack(**fields))
+
+    async def _memory_writes(self):
+        while True:
+            aw = self.axi["aw"].unpack(await self._take("axi__aw"))
+            w = self.axi["w"].unpack(await self._take("axi__w"))
+            mask = sum(0xFF << 8 * i for i in range(64) if w["strb"] >> i & 1)
+            line = aw["addr"] >> 6
+            self.memory[line] = self.memory.get(line, 0) & ~mask | w["data"] & mask
+            fields = {name: 0 for name in self.axi["b"].fields} | {"id": aw["id"]}
+            await self._offer("axi__b", self.axi["b"].pack(**fields))
+
+    # - the host -----------------------------------------------------------------------------------
+    async def load(self, address):
+        """The line at a host address: its bytes, or "poison", or "nxm"."""
+        self.tag += 1
+        message = self.req.pack(opcode=M2SReq.MEM_RD, tag=self.tag, address=address >> 6)
+        offered = cocotb.start_soon(self._offer("m2s_req", message))
+        answer = self.drs.unpack(await self._within(self._take("s2m_drs")))
+        await offered
+        assert answer["tag"] == self.tag
+        if answer["opcode"] == S2MDRS.MEM_DATA_NXM:
+            return "nxm"
+        return "poison" if answer["poison"] else answer["data"].to_bytes(64, "little")
+
+    async def store(self, address, data, enable=(1 << 64) - 1):
+        self.tag += 1
+        whole = enable == (1 << 64) - 1
+        message = self.rwd.pack(
+            opcode=M2SRwD.MEM_WR if whole else M2SRwD.MEM_WR_PTL,
+            tag=self.tag,
+            address=address >> 6,
+            byte_enable=enable,
+            data=int.from_bytes(data, "little"),
+        )
+        offered = cocotb.start_soon(self._offer("m2s_rwd", message))
+        await self._within(self._take("s2m_ndr"))
+        await offered
+
+    async def _within(self, awaited):
+        task, started = cocotb.start_soon(awaited), self.cycles
+        while not task.done():
+            await RisingEdge(self.dut.clk)
+            assert self.cycles - started < LIMIT, "no answer"
+        return task.result()
+
+    async def write_register(self, name, value):
+        offset = self.names[name].offset
+        at = BASE + self.addresses.register_base + offset // 64 * 64
+        data = value.to_bytes(8, "little").rjust(offset % 64 + 8, b"\0").ljust(64, b"\0")
+        await self.store(at, data, 0xFF << offset % 64)
+
+    async def read_register(self, name):
+        offset = self.names[name].offset
+        line = await self.load(BASE + self.addresses.register_base + offset // 64 * 64)
+        return int.from_bytes(line[offset % 64 :][:8], "little")
+
+    async def open_session(self):
+        values = self.values._descriptor("s0_", Descriptor(layers=1, kv_heads=1), 0)
+        values |= self.values._parameters("s0_", QueueParameters())
+        values["s0_command"] = self.values.pack("s0_command", command=SessionCommand.OPEN)
+        for name, value in values.items():
+            await self.write_register(name, value)
+        while True:
+            state = self.values.unpack("s0_state", await self.read_register("s0_state"))
+            if not state["busy"]:
+                break
+        assert state["open"], state
+
+    def line(self, page, line, session=0):
+        """Device address of a line of session 0."""
+        return self.addresses.encode(KvAddress(session, 0, page, 0, line))
+
+    async def counter(self, which):
+        """What a fixed counter of the monitor shows."""
+        counters = pmu_map(self.config).counters
+        return (await self.read("pmu", 0xC00 + 8 * counters.index(which), 8))[0]
+
+
+@cocotb.test(timeout_time=30, timeout_unit="ms")
+async def whole_device(dut):
+    tb = TB(dut)
+    await tb.start()
+    await tb.boot()
+    await tb.write("configuration", 4, 2, 6)
+    assert await tb.load(BASE) == "nxm"  # no decoder yet
+    await tb.write("component", 0x1114, 4, 2)
+    for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, 0x1200)):
+        await tb.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
+    assert (await tb.read("component", 0x1130, 4))[0] >> 10 & 3 == 1, "not committed"
+    for i in range(len(pmu_map(tb.config).counters)):
+        config, _ = await tb.read("pmu", 0x200 + 8 * i, 8)
+        await tb.write("pmu", 0x200 + 8 * i, 8, config | 1 << 8)
+    await tb.write("pmu", 0x18, 8, 0)
+    assert await tb.read_register("identity") != 0
+    assert await tb.load(BASE - 64) == "nxm"
+    lines = [tb.line(0, i) for i in range(4)]
+    assert await tb.load(BASE + lines[0]) == "nxm"  # no session yet
+    await tb.open_session()
+    wanted = {at: tb.rng.randbytes(64) for at in lines}
+    for at in wanted:
+        wanted[at] = bytes(b & 0x3F for b in wanted[at])  # no NaN in any format
+        await tb.store(BASE + at, wanted[at])
+    for at, data in wanted.items():
+        assert await tb.load(BASE + at) == data
+
+    def argument(at):
+        return at.to_bytes(8, "little")
+
+    # Poison: of a line that is there, of one of an absent page, of a closed session, of no line.
+    assert (await tb.command(Opcode.INJECT_POISON, argument(lines[1])))[0] == 0
+    refused = {
+        "absent": tb.line(3, 0),
+        "closed": tb.line(0, 0, session=1),
+        "register": tb.addresses.register_base,
+    }
+    for what, at in refused.items():
+        assert (await tb.command(Opcode.INJECT_POISON, argument(at)))[0] == 0xF, what
+    assert await tb.load(BASE + lines[1]) == "poison"
+    assert await tb.load(BASE + lines[0]) == wanted[lines[0]]
+    code, listed, _ = await tb.command(Opcode.POISON_LIST, bytes(8) + argument(1 << 20))
+    assert code == 0 and int.from_bytes(listed[32:40], "little") == lines[1] | 3
+    # A clear of what is not poisoned changes nothing; one of what is writes its data.
+    zeros = bytes(64)
+    assert (await tb.command(Opcode.CLEAR_POISON, argument(lines[0]) + zeros))[0] == 0
+    assert await tb.load(BASE + lines[0]) == wanted[lines[0]]
+    assert (await tb.command(Opcode.CLEAR_POISON, argument(lines[1]) + zeros))[0] == 0
+    assert await tb.load(BASE + lines[1]) == zeros
+    # The endpoint's events came as records: what it was told of poison, and of a closed session.
+    await tb.idle(3000)
+    code, records, _ = await tb.command(Opcode.GET_EVENTS, bytes([1]))
+    assert code == 0 and int.from_bytes(records[0x14:0x16], "little") >= 1
+    record_ = records[0x20:]
+    assert record_[:4] == bytes.fromhex("fbcd0a77")
+    assert int.from_bytes(record_[0x30:0x38], "little") & ~0x3F == lines[1] & ~0xFFF
+    code, records, _ = await tb.command(Opcode.GET_EVENTS, bytes([0]))
+    assert code == 0 and Event.CLOSED_SESSION in [
+        records[0x20 + 128 * i + 0x38]
+        for i in range(int.from_bytes(records[0x14:0x16], "little"))
+        if len(records) > 0x20 + 128 * i + 0x38
+    ]
+    # What the monitor has counted is what went over the channels.
+    before = [await tb.counter(which) for which in ((1, 1), (1, 2), (2, 0), (3, 0), (4, 0))]
+    for _ in range(5):
+        await tb.load(BASE + lines[2])
+    for _ in range(3):
+        await tb.store(BASE + lines[2], wanted[lines[2]])
+    await tb.store(BASE + lines[3], zeros, 0xFF)
+    await tb.idle(50)
+    after = [await tb.counter(which) for which in ((1, 1), (1, 2), (2, 0), (3, 0), (4, 0))]
+    counted = [b - a for a, b in zip(before, after, strict=True)]
+    assert counted == [3, 1, 4, 5, 9], counted
+    # Decoded no more: nothing is there.
+    await tb.write("component", 0x1130, 4, 0x1000)
+    assert await tb.load(BASE + lines[0]) == "nxm"
+    assert int(dut.io_fault.value) == 0
+    record(cycles=tb.cycles)
