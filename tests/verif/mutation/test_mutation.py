@@ -4,11 +4,13 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -283,6 +285,31 @@ def test_only_a_process_that_sleeps_has_stopped():
         finally:
             process.kill()
             process.wait()
+
+
+def test_nobody_outlives_a_hunt_that_was_stopped():
+    child = "import time; print(flush=True); time.sleep(60)"
+    parent = (
+        "import subprocess, sys, time; from kelp_verif.mutation.plugin import end_with_parent; "
+        + f"p = subprocess.Popen([sys.executable, '-Sc', {child!r}], preexec_fn=end_with_parent); "
+        + "print(p.pid, flush=True); time.sleep(60)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        lines = sorted(process.stdout.readline().strip() for _ in range(2))
+        process.kill()
+    pid = int(lines[1])
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+        except OSError:
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the child lives on")
 
 
 def test_a_block_that_no_test_simulates_is_below_the_bar():

@@ -26,7 +26,7 @@ from kelp_spec.files import write_whole
 from .benches import BENCHES, Bench
 from .equivalence import equivalent, equivalent_source
 from .netlist import Mutant
-from .plugin import Job
+from .plugin import Job, end_with_parent
 from .source import SourceMutant
 
 __all__ = ["BAR", "hunt", "main", "markdown", "score"]
@@ -58,7 +58,14 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "kelp_verif.mutation.plugin"]
         command += ["-p", "no:cacheprovider", "-m", "not slow", "-k", "not planted"]
         command += ["--timeout", "0", *bench.tests]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=end_with_parent,
+        )
         if done.returncode or not out.is_file():
             raise tools.ToolError(
                 f"the tests of {bench.name} fail with no mutant:\n{done.stdout[-4000:]}"

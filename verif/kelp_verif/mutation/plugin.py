@@ -9,6 +9,7 @@ The job, in `$KELP_MUTATION`, is a :class:`Job` as JSON; results go to its `out`
 with no mutant first and must pass; the processor time that it takes bounds that of the others.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -202,6 +203,7 @@ class Hunt(passes.Passes):
                 pid = os.fork()
                 if not pid:
                     os.setsid()
+                    end_with_parent()
                     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
                     self.child = number
                     os.environ |= {netlist.SELECT.upper(): str(number), "COCOTB_MAX_FAILURES": "1"}
@@ -243,6 +245,12 @@ class Hunt(passes.Passes):
             json.dump({"mutants": rows, "texts": self.texts}, handle)
 
 
+def end_with_parent() -> None:
+    """This process is killed when its parent ends: a hunt that was stopped leaves nobody behind who
+    keeps the locks of its builds."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def awake(group: int) -> bool:
     """Some process of `group` runs, or waits for a core or a disk."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -260,6 +268,7 @@ def _cpu_seconds() -> float:
 
 
 _STILLBORN = 77
+_PR_SET_PDEATHSIG = 1  # of Linux
 _hunt: Hunt | None = None
 
 
