@@ -199,7 +199,8 @@ def test_scrub(busy):
 
     def write(ctx, row, value):
         ctx.set(dut.write_en, value is not None)
-        ctx.set(dut.write_address, row)
+        # Where nothing is written the address is another row's.
+        ctx.set(dut.write_address, row if value is not None else row ^ 2)
         ctx.set(dut.write_data, value or 0)
 
     async def bench(ctx):
@@ -207,7 +208,7 @@ def test_scrub(busy):
         await ctx.tick()
         write(ctx, 0, None)
         await ctx.tick()
-        good = ctx.get(memory[1])
+        good, others = ctx.get(memory[1]), [ctx.get(memory[row]) for row in (0, 2, 3)]
         ctx.set(memory[1], good ^ 4)
         ctx.set(dut.read_en, 1)
         ctx.set(dut.read_address, 1)
@@ -225,6 +226,7 @@ def test_scrub(busy):
         ctx.set(dut.read_en, 0)
         await ctx.tick().repeat(2)
         assert ctx.get(memory[1]) == good or busy in ("a write", "an earlier write")
+        assert others == [ctx.get(memory[row]) for row in (0, 2, 3)]
         ctx.set(dut.read_en, 1)
         await ctx.tick()
         value = 0xC3 if "write" in busy else 0x5A
@@ -262,6 +264,7 @@ def test_fifo(buffered, protect):
             for row in range(len(memory._init)):
                 if ctx.get(memory[row]) & 0xFFF == 0x9A5:
                     ctx.set(memory[row], ctx.get(memory[row]) ^ flips)
+            assert ctx.get(dut.w_level) == ctx.get(dut.level) == 2
             assert ctx.get(dut.r_level) == 2 and ctx.get(dut.r_rdy) and ctx.get(dut.r_data) == 7
             ctx.set(dut.r_en, 1)
             await ctx.tick()
