@@ -16,6 +16,7 @@ from kelp_spec.config import named
 from kelp_spec.metadata import ScoreEvent
 from kelp_spec.policy import Policy
 from kelp_spec.scores import idle_constants, recency_constants
+from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 SMALL = named("unit")
@@ -126,3 +127,7 @@ def test_one_update_per_cycle_over_640_queues():
 
 def test_flipped_bits():
     run(MACRO, "flipped_bits", model=Model(public=[("kelp_sram", "words")]))
+
+
+def test_flipped_bits_in_events_that_wait():
+    run(SMALL, "flipped_events", model=Model(public=PUBLIC))

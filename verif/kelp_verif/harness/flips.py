@@ -31,12 +31,12 @@ class Faults:
         self.flipped = 0
         self.told.clear()
 
-    def flip(self, path: str, bits: int):
-        """Flips `bits` bits, any, of each row of the memory at `path`. None may be written in the
-        cycle before: a bench sees it as it was."""
+    def flip(self, path: str, bits: int, *, within: int | None = None):
+        """Flips `bits` bits, any of the lowest `within`, of each row of the memory at `path`. None
+        may be written in the cycle before: a bench sees it as it was."""
         self.flipped = bits
         for row in reduce(getattr, path.split("."), self._dut):
-            flips = self._rng.sample(range(len(row)), bits)
+            flips = self._rng.sample(range(within or len(row)), bits)
             row.value = int(row.value) ^ sum(1 << bit for bit in flips)
 
     def hear(self):

@@ -23,6 +23,7 @@ from kelp_spec.policy import FADE_SHIFT, FOLDED, Policy
 from kelp_spec.scores import IDLE_BIAS, idle_constants
 
 from ..harness.clocking import start_clock
+from ..harness.flips import Faults, Fenced
 from ..harness.runner import bench_params, record
 
 INIT, TOUCH, MASS, SCAN = ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN
@@ -56,6 +57,7 @@ class TB:
         self.step = [self.rng.randrange(1 << 24) for _ in range(self.config.sessions)]
         self.commits, self.scans = deque(), deque()
         self.seen = Counter()
+        self.faults = Faults(dut, self.rng)
         self.cycle = self.corrected = self.uncorrected = self.committed = 0
         self.waited = self.scan_waited = 0
         self.last_commit = 0
@@ -229,6 +231,8 @@ class TB:
             self.waited = max(self.waited, latency - EmaEngine.LATENCY)
             self.committed += 1
             self.last_commit = self.cycle
+        if self.config.protect:
+            self.faults.hear()
         self.corrected += int(dut.corrected.value)
         self.uncorrected += int(dut.uncorrected.value)
         self.ready = int(dut.ready.value)
@@ -365,3 +369,30 @@ async def flipped_bits(dut):
         await RisingEdge(dut.clk)
         assert sum(int(bits.value) << low for low, bits in held) & 0xFFFF == tb.score[page]
     assert corrected > 10 and uncorrected > 5
+
+
+@cocotb.test(timeout_time=4, timeout_unit="ms")
+async def flipped_events(dut):
+    """One flipped bit in each event that waits changes nothing and is counted with it; two are
+    fatal."""
+    tb = TB(dut)
+    await tb.start()
+    squeue = next(q for q, setting in tb.settings.items() if setting[5] == Policy.KELP)
+    for bits in (1, 2):
+        for n in range(40):
+            # All of one page: each waits for the one before it.
+            await tb.send(tb.make(squeue, 1, INIT if not n else TOUCH))
+            if not tb.ready:
+                break
+        await tb.tick()
+        tb.faults.clear()
+        tb.faults.flip("queue.fifo.storage", bits, within=40)
+        try:
+            await tb.drain()
+        except Fenced:
+            assert bits == 2
+            return
+        record(told=tb.faults.told["corrected"])
+        assert tb.faults.told["corrected"] > 3
+        tb.faults.clear()
+    raise AssertionError("two flipped bits in each event that waits, and nothing is told")
