@@ -264,9 +264,11 @@ async def random_events(dut):
     beyond = 0
     for n in range(bench_params()["cycles"]):
         if n % 300 == 0:
-            pages = [
+            # One of each queue in turn, and that one often.
+            turn = (n // 300 % c.squeues, rng.randrange(c.pages))
+            pages = [turn] + [
                 (rng.randrange(c.squeues), rng.randrange(c.pages))
-                for _ in range(rng.choice([1, 2, 5, 40]))
+                for _ in range(rng.choice([0, 1, 4, 39]))
             ]
             idle = rng.choice([0.0, 0.3, 0.8])
             if n % 1500 == 1200:
@@ -275,7 +277,7 @@ async def random_events(dut):
         beyond = 0 if tb.ready else beyond + 1
         # Ops that are under way when the credit goes still come: RESERVE.
         if rng.random() >= idle and beyond < RESERVE:
-            await tb.send(tb.make(*rng.choice(pages)))
+            await tb.send(tb.make(*(turn if rng.random() < 0.3 else rng.choice(pages))))
         else:
             dut.i__payload.value = rng.getrandbits(tb.event.width)
             await tb.tick()
