@@ -22,7 +22,7 @@ from kelp_spec.config import Config, named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Event, ScoreSource
 
-__all__ = ["CachingDriver", "WEATHERS", "main", "weather"]
+__all__ = ["CachingDriver", "WEATHERS", "main", "open_plain", "weather"]
 
 CLOSED, OPEN, CLOSING = range(3)
 #: Stored formats of K and V in each layer of a session.
@@ -84,6 +84,21 @@ def some_values(seed: int, count: int = 400) -> np.ndarray:
     lines[special] = rng.integers(0, 1 << 16, special.sum())
     lines[0] = 0
     return np.ascontiguousarray(lines.view(np.uint8).reshape(count, 64))
+
+
+def open_plain(driver: Driver, session: int, owner: int, formats, host_type=HostType.FP16) -> None:
+    """Opens a session of so many layers as there are pairs of formats."""
+    driver.open_session(
+        session,
+        Descriptor(
+            layers=len(formats),
+            kv_heads=driver.config.queues // len(formats),
+            host_type=host_type,
+            formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
+        ),
+        QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
+        owner=owner,
+    )
 
 
 class CachingDriver(Driver):
@@ -210,7 +225,7 @@ class CachingDriver(Driver):
         self.rest()
         before = self.figures().done[_KINDS.index("look")]
         self.act(True, stream=3)
-        self.until(lambda: self._call.caching_streamed(self.host))
+        self.until(lambda: self.streamed)
         self.act(False)
         usable = sum(self.phases[session] == OPEN for _, session in self.lines)
         assert self.figures().done[_KINDS.index("look")] - before == usable
@@ -218,18 +233,13 @@ class CachingDriver(Driver):
     def open(self, session: int, owner: int, formats, host_type: HostType) -> None:
         """Opens a session whose lines the host may use from now on."""
         self.host_types[session] = host_type
-        self.open_session(
-            session,
-            Descriptor(
-                layers=len(formats),
-                kv_heads=self.config.queues // len(formats),
-                host_type=host_type,
-                formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
-            ),
-            QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
-            owner=owner,
-        )
+        open_plain(self, session, owner, formats, host_type)
         self.phase(session, OPEN, owner)
+
+    @property
+    def streamed(self) -> bool:
+        """The stream that `act` began is over."""
+        return bool(self._call.caching_streamed(self.host))
 
     def end(self, session: int) -> None:
         """Closes a session while the host holds lines of it, dirty ones too."""

@@ -83,7 +83,7 @@ class CachingHost final : public OtherHost {
     Options o;
     Figures f{};
     bool acting = false;
-    uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at
+    uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at; 4: stored to, where it is owned
 
     CachingHost(const Options &options, Rounder rounder) : random_(options.seed), rounder_(rounder), o(options) {}
 
@@ -348,6 +348,10 @@ class CachingHost final : public OtherHost {
         if (stream) {
             while (next_ < lines_.size() && reqs_.size() < 4) {
                 const auto n = static_cast<uint32_t>(next_++);
+                if (stream == 4) {
+                    if (lines_[n].state == E) store(lines_[n], 0);
+                    continue;
+                }
                 if (phase_of(lines_[n]) != OPEN || lines_[n].out || lines_[n].snoop || (stream == 3 && lines_[n].state == M)) continue;
                 if (stream == 1) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
                 else if (stream == 2) request(n, READ_SHARED, codes::MEM_RD, META0, SHARED, SNP_DATA);
