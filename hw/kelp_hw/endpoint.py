@@ -281,6 +281,7 @@ class Endpoint(wiring.Component):
         connect(m, answer, select.i_answer)
         connect(m, served, select.i_served)
         connect(m, s.hints.o_op, select.i_op)
+        connect(m, s.hints.o_prefetch, select.i_page)
         broadcast(m, s.tracker.o_result, select.i_result)
         broadcast(m, s.tracker.o_hot, select.i_hot)
         m.d.comb += select.sessions.eq(s.tracker.sessions)
@@ -355,7 +356,11 @@ class Endpoint(wiring.Component):
             (s.select.o_op if self.config.select else s.hints.o_op, s.op_hint, tracker.ops.hint),
             (s.eviction.o_op, s.op_evict, tracker.ops.evict),
             (s.ingress.o_spec, s.spec, s.prefetcher.i_spec),
-            (s.hints.o_prefetch, s.hinted, s.prefetcher.i_hint),
+            (
+                s.select.o_page if self.config.select else s.hints.o_prefetch,
+                s.hinted,
+                s.prefetcher.i_hint,
+            ),
         ):
             connect(m, engine, skid.i)
             connect(m, skid.o, entry)

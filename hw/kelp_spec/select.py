@@ -100,7 +100,8 @@ class SlotState(IntEnum):
 
 
 #: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
-#: `release`: give back the session's slots and choose nothing.
+#: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
+#: are not resident are asked of the prefetcher.
 BELL_FIELDS = (
     ("sequence", 32),
     ("queue", 16),
@@ -110,7 +111,9 @@ BELL_FIELDS = (
     ("lines", 8),
     ("most", 8),
     ("hold", 8),
-    ("release", 8),
+    ("release", 1),
+    ("fetch", 1),
+    ("spare", 6),
     ("target", 32),
     ("m", 16),
     ("sh", 8),

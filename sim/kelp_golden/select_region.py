@@ -57,6 +57,8 @@ class SelectRegion:
         Of a configuration with `select`.
     apply : callable, optional
         Carries out an op and returns its Result; by default `endpoint.apply`.
+    fetch : callable, optional
+        Asks the prefetcher for [(squeue, page)], once for a SELECT.
     on_event : callable, optional
         Called with (Event, ld_id, session, argument) of what is refused.
     """
@@ -66,7 +68,9 @@ class SelectRegion:
         endpoint: Endpoint,
         apply: Callable | None = None,
         on_event: Callable | None = None,
+        fetch: Callable | None = None,
     ):
+        self._fetch = fetch or (lambda pages: None)
         self._on_event = on_event or (lambda *_: None)
         self.endpoint, self.config = endpoint, endpoint.config
         self.map = SelectMap(self.config)
@@ -229,6 +233,8 @@ class SelectRegion:
             }[Outcome(outcome)]
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
+        if bell.fetch:
+            self._fetch([(squeue, page) for page in absent])
         return chosen, len(absent)
 
     def _summaries(self, session, squeue, bell) -> Summary:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kelp_spec.address import AddressMap, Region
-from kelp_spec.formats import ELEMENTS, LINE_BYTES
+from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -25,7 +25,7 @@ from kelp_spec.select import (
 
 from .arguments import integer, real
 from .errors import TransportError, UnsupportedError
-from .layout import to_bits
+from .layout import bf16_to_float32, to_bits
 
 __all__ = ["Chosen", "gather", "select"]
 
@@ -75,16 +75,20 @@ def scale_of(factor: float) -> tuple[int, int]:
     return m, sh
 
 
-def select(session, layer, queries, *, tokens, pages, mass, scale) -> Chosen:
+def select(session, layer, queries, *, tokens, pages, mass, scale, fetch) -> Chosen:
     """:meth:`cxl_kv.Session.select`."""
     c, shape = session.device.config, session.shape
-    places = _places(session)
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
-    most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
     real("mass", mass, 0.0, 1.0)
-    m, sh = scale_of(shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4))
-    rows = _query_lines(session, queries)
+    factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4)
+    if not session.device.transport.hints:
+        most = integer("pages", session.pages if pages is None else pages, 0, session.pages)
+        return _by_the_host(session, layer, queries, tokens, most, mass, factor)
+    places = _places(session)
+    most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
+    m, sh = scale_of(factor)
+    rows = _query_lines(session, queries, c.select_heads)
     newest, last = divmod(tokens - 1, session.page_tokens)
     bells, lines = [], []
     sequence = session.next_sequence()
@@ -99,6 +103,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale) -> Chosen:
                 "lines": shape.token_lines,
                 "most": most,
                 "target": min(round(mass * 65536), 65535) * c.select_heads,
+                "fetch": int(bool(fetch)),
                 "m": m,
                 "sh": sh,
             }
@@ -113,7 +118,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale) -> Chosen:
 
 def _places(session) -> SelectMap:
     c = session.device.config
-    if not c.select or not session.device.transport.hints:
+    if not c.select:
         raise UnsupportedError(
             f"configuration {c.name!r} chooses no pages near memory; one with `select` does "
             + "(golden:unit_select)"
@@ -126,26 +131,63 @@ def _places(session) -> SelectMap:
     return SelectMap(c)
 
 
-def _query_lines(session, queries) -> np.ndarray:
-    """uint8 [kv_heads, select_heads · token_lines, 64]: each KV head's query heads, as often as the
-    device has room for."""
-    c, shape = session.device.config, session.shape
+def _grouped(session, queries, most: int | None) -> np.ndarray:
+    """uint16 [kv_heads, query heads of each, head_dim]; of these a divisor of `most`."""
+    shape = session.shape
     queries = to_bits(queries, shape.dtype, "queries")
     heads = queries.shape[0] if queries.ndim == 2 else 0
     group = heads // shape.kv_heads
-    legal = heads and heads % shape.kv_heads == 0 and c.select_heads % group == 0
+    legal = group and heads % shape.kv_heads == 0 and (most or group) % group == 0
     if not legal or queries.shape[1] != shape.head_dim:
-        counts = [n for n in range(1, c.select_heads + 1) if c.select_heads % n == 0]
+        counts = [str(n) for n in range(1, most + 1) if most % n == 0] if most else ["as many"]
         raise ValueError(
             f"queries of shape {list(queries.shape)} are refused; legal: [query heads, "
-            + f"{shape.head_dim}], {', '.join(map(str, counts))} for each of {shape.kv_heads} KV "
-            + "heads"
+            + f"{shape.head_dim}], {', '.join(counts)} for each of {shape.kv_heads} KV heads"
         )
-    rows = np.zeros((heads, shape.token_lines * ELEMENTS), np.uint16)
-    rows[:, : shape.head_dim] = queries
-    rows = rows.reshape(shape.kv_heads, group, -1)
-    rows = np.repeat(rows, c.select_heads // group, axis=1)
-    return rows.view(np.uint8).reshape(shape.kv_heads, -1, LINE_BYTES)
+    return queries.reshape(shape.kv_heads, group, -1)
+
+
+def _query_lines(session, queries, most: int) -> np.ndarray:
+    """uint8 [kv_heads, select_heads · token_lines, 64]: each KV head's query heads, as often as the
+    device has room for."""
+    shape, queries = session.shape, _grouped(session, queries, most)
+    heads, group, _ = queries.shape
+    rows = np.zeros((heads, group, shape.token_lines * ELEMENTS), np.uint16)
+    rows[..., : shape.head_dim] = queries
+    rows = np.repeat(rows, most // group, axis=1)
+    return rows.view(np.uint8).reshape(heads, -1, LINE_BYTES)
+
+
+def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
+    """The same choice where the device is plain memory: exact scores of every key, in NumPy.
+    Nothing is held, since nothing is evicted."""
+    shape, size = session.shape, session.page_tokens
+    queries = _values(_grouped(session, queries, None), shape.dtype)
+    if np.isnan(queries).any():
+        raise ValueError("queries with a NaN are refused; legal: numbers")
+    keys = _values(session.read(layer, stop=tokens, dtype=np.uint16)[0], shape.dtype)
+    scores = queries @ keys.transpose(0, 2, 1) * np.float32(factor)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    shares = np.add.reduceat(weights, range(0, tokens, size), axis=-1).mean(axis=1)
+    pages, masses = [], []
+    for share in shares:
+        always = sorted({0, len(share) - 1})
+        order = [page for page in np.argsort(-share, kind="stable") if page not in always][:most]
+        sums = share[always].sum() + np.cumsum([0.0, *share[order]])
+        order = order[: int((sums[:-1] < mass).sum())]
+        pages.append(np.array([*always, *order], np.int64))
+        masses.append(share[pages[-1]].astype(np.float64))
+    nothing = [0] * len(pages)
+    held = [np.zeros(len(chosen), bool) for chosen in pages]
+    return Chosen(layer, tokens, pages, masses, held, nothing, nothing)
+
+
+def _values(bits: np.ndarray, dtype: HostType) -> np.ndarray:
+    """Host elements as float32."""
+    bits = np.ascontiguousarray(bits)
+    found = bits.view(np.float16).astype(np.float32)
+    return found if dtype == HostType.FP16 else bf16_to_float32(bits)
 
 
 def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dict]]]:

@@ -242,7 +242,15 @@ class Session:
 
     # - choice near memory -------------------------------------------------------------------------
     def select(
-        self, layer: int, queries, *, tokens: int, pages: int | None = None, mass=0.9, scale=None
+        self,
+        layer: int,
+        queries,
+        *,
+        tokens: int,
+        pages: int | None = None,
+        mass: float = 0.9,
+        scale: float | None = None,
+        fetch: bool = False,
     ) -> Chosen:
         """Let the device choose the pages that a layer's queries ask for (docs/select.md). The
         pages chosen keep their frames until the session selects in another layer, selects in this
@@ -262,6 +270,9 @@ class Session:
             Share of the attention after which no more pages are taken.
         scale : float, optional
             What products of query and key are multiplied by; 1/√head_dim when left out.
+        fetch : bool
+            Have pages that were looked at and not resident fetched for a later step, as a prefetch
+            hint would (`device.configure(prefetch=["hint"])`).
 
         Raises
         ------
@@ -271,7 +282,9 @@ class Session:
             An argument does not fit, or a query has a NaN.
         """
         self._usable()
-        return select(self, layer, queries, tokens=tokens, pages=pages, mass=mass, scale=scale)
+        return select(
+            self, layer, queries, tokens=tokens, pages=pages, mass=mass, scale=scale, fetch=fetch
+        )
 
     def gather(self, chosen: Chosen, *, dtype=None):
         """The keys and values of the pages that :meth:`select` chose.

@@ -15,15 +15,15 @@ LAYERS, HEADS, DIM, TOKENS = 2, 2, 32, 95
 GOLDEN = "golden:unit_select?frames=256,256,256,256"
 
 
-def filled(url=GOLDEN, *, seed=1, formats="raw16", dtype="fp16", dim=DIM):
-    """A session with `TOKENS` tokens in every queue, its keys and its values as written."""
+def filled(url=GOLDEN, *, seed=1, formats="raw16", dtype="fp16", dim=DIM, tokens=TOKENS):
+    """A session with `tokens` tokens in every queue, its keys and its values as written."""
     rng = np.random.default_rng(seed)
     device = cxl_kv.open(url)
     shape = cxl_kv.ModelShape(
         layers=LAYERS, kv_heads=HEADS, head_dim=dim, formats=formats, dtype=dtype
     )
-    session = device.open_session(shape, max_tokens=TOKENS + 5)
-    k, v = (rng.standard_normal((LAYERS, HEADS, TOKENS, dim)).astype(np.float32) for _ in range(2))
+    session = device.open_session(shape, max_tokens=tokens + 5)
+    k, v = (rng.standard_normal((LAYERS, HEADS, tokens, dim)).astype(np.float32) for _ in range(2))
     if dtype == "bf16":
         k, v = cxl_kv.float32_to_bf16(k), cxl_kv.float32_to_bf16(v)
     else:
@@ -125,6 +125,45 @@ def test_behind_a_server(tmp_path):
             found, _, positions = session.gather(chosen)
             real = positions[0] >= 0
             assert (found[0][real] == k[0, 0][positions[0][real]]).all()
+
+
+def test_plain_memory(tmp_path):
+    """`dax:` has no device that looks: the host does, exactly."""
+    device, session, k, v = filled(f"dax:{tmp_path}/kv?config=unit_select&create=1")
+    with device:
+        q = queries(np.random.default_rng(11))
+        chosen = session.select(1, q, tokens=TOKENS, pages=4, mass=1.0)
+        for head, share in enumerate(exact(q, k[1], session.page_tokens)):
+            best = np.argsort(-share[1:-1], kind="stable")[:4] + 1
+            assert chosen.pages[head].tolist() == [0, len(share) - 1, *best]
+            assert chosen.masses[head] == pytest.approx(share[chosen.pages[head]], rel=1e-4)
+        some = session.select(1, q, tokens=TOKENS, mass=0.7)
+        for pages, masses in zip(some.pages, some.masses, strict=True):
+            assert masses.sum() >= 0.7 > masses[:-1].sum() or len(pages) == 2
+        keys, values, positions = session.gather(chosen)
+        real = positions[0] >= 0
+        assert (keys[0][real] == k[1, 0][positions[0][real]]).all()
+        assert (values[0][real] == v[1, 0][positions[0][real]]).all()
+        with pytest.raises(ValueError, match="queries with a NaN are refused"):
+            session.select(0, np.full_like(q, np.nan), tokens=TOKENS)
+
+
+@pytest.mark.timeout(2400)  # it builds the model
+def test_the_rtl_chooses_alike():
+    tokens, found = 22, {}
+    for scheme in ("golden", "rtl"):
+        device, session, k, _ = filled(f"{scheme}:unit_select", tokens=tokens)
+        with device:
+            for n in range(3):
+                q = queries(np.random.default_rng(n))
+                chosen = session.select(n % 2, q, tokens=tokens, pages=2)
+                keys, values, positions = session.gather(chosen)
+                found.setdefault(scheme, []).append(
+                    (*map(tuple, chosen.pages), *map(tuple, chosen.masses), keys.tobytes())
+                )
+                real = positions[0] >= 0
+                assert (keys[0][real] == k[n % 2, 0][positions[0][real]]).all()
+    assert found["golden"] == found["rtl"]
 
 
 @pytest.mark.parametrize(("formats", "dtype"), [("int8", "fp16"), ("int4", "bf16")])

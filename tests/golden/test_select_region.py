@@ -166,6 +166,19 @@ def test_pages_that_are_not_there_are_not_chosen(bench):
     assert header["absent"] == 1 and gone not in [p["page"] for p in pages]
 
 
+def test_pages_that_are_not_there_are_fetched_on_demand(bench):
+    asked = []
+    bench.region._fetch = asked.extend
+    bench.select()
+    for page in (3, 5):
+        bench.device.tracker.words[page] = bench.device.tracker.words[page]._replace(
+            state=int(PageState.COLD)
+        )
+    assert bench.select()[0]["absent"] == len({3, 5}) and not asked
+    bench.select(fetch=1)
+    assert asked == [(0, 3), (0, 5)]
+
+
 def test_the_newest_page_is_held_where_it_is_there():
     bench = Bench()
     for page in range(PAGES - 1):

@@ -22,7 +22,7 @@ from kelp_rtl.device import (
 from kelp_rtl.program import READ, WRITE, Program, Response
 from kelp_spec.config import named
 from kelp_spec.formats import Format, HostType
-from kelp_spec.metadata import Event, Op, PageState
+from kelp_spec.metadata import Event, Op, PageState, PrefetchSource
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -316,6 +316,18 @@ def test_pages_that_are_evicted():
     again, chosen = both.select()
     assert again["absent"] > 0 or again["count"] < 6
     both.gather(again, chosen)
+    # With `fetch` they come.
+    both.driver.write_registers({"prefetch_enable": 1 << PrefetchSource.HINT - 1})
+    gone = cold(both)
+    both.select(fetch=1)
+    both.driver.settle()
+    assert len(cold(both)) < len(gone)
+
+
+def cold(both):
+    """Pages of the first twelve that are on flash."""
+    words = {page: both.driver.page_word(0, 0, page)["state"] for page in range(12)}
+    return [page for page, state in words.items() if state == PageState.COLD]
 
 
 def test_gather_is_at_full_rate():

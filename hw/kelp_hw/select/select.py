@@ -40,6 +40,8 @@ class Select(wiring.Component):
         The registers' answers, and all of them to the router.
     i_op, o_op : streams of op
         The hints' ops, and with them LOOK, HOLD and UNHOLD.
+    i_page, o_page : streams of pages
+        The hints' pages to the prefetcher, and with them those that a choice would have fetched.
     i_answer, o_answer : streams of answer
         The data path's answers; those to LOOKs stay.
     i_result, i_hot : in, always-ready streams of result, hot
@@ -69,6 +71,8 @@ class Select(wiring.Component):
                 "o_served": Out(stream.Signature(layouts.window_answer)),
                 "i_op": In(stream.Signature(layouts.op)),
                 "o_op": Out(stream.Signature(layouts.op)),
+                "i_page": In(stream.Signature(layouts.page)),
+                "o_page": Out(stream.Signature(layouts.page)),
                 "i_answer": In(stream.Signature(layouts.answer)),
                 "o_answer": Out(stream.Signature(layouts.answer)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
@@ -93,6 +97,7 @@ class Select(wiring.Component):
         connect(m, gather.o, flipped(self.o_request))
         self._accesses(m, window)
         self._ops(m, reader, control)
+        self._pages(m, control)
         self._results(m, window, store, reader, control)
         for k, source in enumerate((control.o_event, window.o_event)):
             m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
@@ -147,6 +152,18 @@ class Select(wiring.Component):
         m.d.sync += [kept.eq(pick), keeps.eq(self.o_op.valid & ~self.o_op.ready)]
         with m.If(self.o_op.valid & self.o_op.ready):
             m.d.sync += hinted.eq(pick == 0)
+
+    def _pages(self, m, control):
+        """Two sources of pages; one that is offered stays until it is taken."""
+        pick, kept, keeps = Signal(), Signal(), Signal()
+        m.d.comb += [
+            pick.eq(Mux(keeps, kept, control.o_fetch.valid)),
+            self.o_page.valid.eq(Mux(pick, control.o_fetch.valid, self.i_page.valid)),
+            self.o_page.p.eq(Mux(pick, control.o_fetch.p.as_value(), self.i_page.p.as_value())),
+            control.o_fetch.ready.eq(self.o_page.ready & pick),
+            self.i_page.ready.eq(self.o_page.ready & ~pick),
+        ]
+        m.d.sync += [kept.eq(pick), keeps.eq(self.o_page.valid & ~self.o_page.ready)]
 
     def _results(self, m, window, store, reader, control):
         """Who learns what of M3's decisions, and of the data path's answers."""

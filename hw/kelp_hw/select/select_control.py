@@ -32,7 +32,7 @@ from .select_window import SelectWindow, bell_layout
 from .summary_build import SummaryBuild
 from .summary_store import SummaryStore
 
-__all__ = ["SelectControl", "SelectParts"]
+__all__ = ["SelectControl", "SelectParts", "engine_of"]
 
 
 class _Then(Enum):
@@ -47,6 +47,17 @@ _CHOSEN = data.StructLayout(dict(CHOSEN_FIELDS))
 _ANSWER = data.StructLayout(dict(ANSWER_FIELDS))
 
 
+def engine_of(*, config: Config) -> SelectEngine:
+    """A configuration's engine."""
+    return SelectEngine(
+        heads=config.select_heads,
+        lines=config.select_lines,
+        pages=config.pages,
+        quota=config.select_quota,
+        most=config.select - 2,
+    )
+
+
 class SelectParts:
     """What does the work: the `window` of the SELECT region, the `gather` window, the `store` of
     summaries, the `reader` of pages, and the `engine`."""
@@ -55,13 +66,7 @@ class SelectParts:
         c = config
         self.window, self.gather = SelectWindow(config=c), GatherWindow(config=c)
         self.store, self.reader = SummaryStore(config=c), PageReader(config=c)
-        self.engine = SelectEngine(
-            heads=c.select_heads,
-            lines=c.select_lines,
-            pages=c.pages,
-            quota=c.select_quota,
-            most=c.select - 2,
-        )
+        self.engine = engine_of(config=c)
 
 
 class SelectControl(wiring.Component):
@@ -90,6 +95,8 @@ class SelectControl(wiring.Component):
         Bit s: session s has begun to close, or was opened.
     o_op : out, stream of op
         HOLD and UNHOLD.
+    o_fetch : out, stream of pages
+        Those that were scored and not resident, where the doorbell says `fetch`.
     o_event : out, always-ready stream of event
     idle : out
         No doorbell waits, and nothing is under way.
@@ -106,6 +113,7 @@ class SelectControl(wiring.Component):
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "ended": In(c.sessions),
                 "o_op": Out(stream.Signature(layouts.op)),
+                "o_fetch": Out(stream.Signature(layouts.page)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "idle": Out(1),
             }
@@ -167,7 +175,11 @@ class SelectControl(wiring.Component):
             for part in parts:
                 next(part, None)
         m.d.comb += self.idle.eq(
-            fsm.ongoing("SCAN") & ~p.window.pending.any() & ~s.gone.any() & ~self.ended.any()
+            fsm.ongoing("SCAN")
+            & ~p.window.pending.any()
+            & ~s.gone.any()
+            & ~self.ended.any()
+            & ~self.o_fetch.valid
         )
         return m
 
@@ -242,7 +254,7 @@ class SelectControl(wiring.Component):
             m.next = "REFUSE"
             with m.If(bell.broken):
                 m.d.sync += s.refusal.eq(Refusal.BELL)
-            with m.Elif(bell.release != 0):
+            with m.Elif(bell.release):
                 m.d.sync += [
                     s.queue.eq(s.own_low),
                     s.last_queue.eq(s.own_high),
@@ -464,16 +476,15 @@ class SelectControl(wiring.Component):
             with m.If(store.set_done | ~complete | touched):
                 m.next = "SUMMARISE"
 
-    def _choose(self, m, s):
-        """The engine's choice, each page held as it comes."""
-        c, p, bell = self.config, self.parts, s.bell
-        engine, keys, gather = p.engine, p.reader.o, p.gather
-        choosing, absent = Signal(), Signal()
-        request, chosen = engine.i.p, engine.o.p
+    def _feed(self, m, s, choosing):
+        """The engine's request, and what it asks for: summaries from the store, keys from the
+        reader. Pages that are not there are counted, and perhaps asked of the prefetcher."""
+        p, bell = self.parts, s.bell
+        engine, keys, request = p.engine, p.reader.o, p.engine.i.p
+        absent = Signal()
+        #: the page before is not asked for yet
+        stalls = self.o_fetch.valid
         most = (1 << len(request.target)) - 1
-        result = self.i_result
-        answered = Signal()
-        state = Signal(SlotState)
         m.d.comb += [
             engine.scale.m.eq(bell.m),
             engine.scale.sh.eq(bell.sh),
@@ -487,13 +498,42 @@ class SelectControl(wiring.Component):
             engine.i_summary.valid.eq(p.store.o.valid),
             engine.i_summary.p.eq(p.store.o.p),
             p.store.o.ready.eq(engine.i_summary.ready),
-            engine.i_key.valid.eq(keys.valid & ~s.building),
+            engine.i_key.valid.eq(keys.valid & ~s.building & ~stalls),
             engine.i_key.p.payload.eq(keys.p.payload),
             engine.i_key.p.scale.eq(keys.p.scale),
             engine.i_key.p.line.eq(keys.p.at.line),
             engine.i_key.p.last.eq(keys.p.at.token_end),
             engine.i_key.p.id.eq(Cat(keys.p.at.page, keys.p.at.page_end)),
-            keys.ready.eq(Mux(s.building, s.build_ready, engine.i_key.ready)),
+            keys.ready.eq(Mux(s.building, s.build_ready, engine.i_key.ready & ~stalls)),
+        ]
+        with m.If(~s.building):
+            m.d.comb += [
+                s.asks.page.eq(engine.o_key.p),
+                s.asks.count.eq(Mux(engine.o_key.p == bell.newest, s.newest_lines, s.used_lines)),
+                p.reader.i.valid.eq(engine.o_key.valid),
+                engine.o_key.ready.eq(p.reader.i.ready),
+            ]
+        with m.If(self.o_fetch.ready):
+            m.d.sync += self.o_fetch.valid.eq(0)
+        with m.If(keys.valid & keys.ready & ~s.building):
+            m.d.sync += absent.eq((absent | ~keys.p.there) & ~keys.p.at.page_end)
+            with m.If(keys.p.at.page_end & (absent | ~keys.p.there)):
+                m.d.sync += [
+                    s.absent.eq(s.absent + 1),
+                    self.o_fetch.valid.eq(bell.fetch),
+                    self.o_fetch.p.squeue.eq(s.squeue),
+                    self.o_fetch.p.page.eq(keys.p.at.page),
+                ]
+
+    def _choose(self, m, s):
+        """The engine's choice, each page held as it comes."""
+        c, p, bell = self.config, self.parts, s.bell
+        engine, gather, chosen = p.engine, p.gather, p.engine.o.p
+        choosing, answered = Signal(), Signal()
+        state = Signal(SlotState)
+        result = self.i_result
+        self._feed(m, s, choosing)
+        m.d.comb += [
             s.page.eq(chosen.id),
             answered.eq(result.valid & (result.p.op.kind == Op.HOLD)),
             state.eq(
@@ -505,17 +545,6 @@ class SelectControl(wiring.Component):
             ),
             s.held_now.eq(state == SlotState.HELD),
         ]
-        with m.If(~s.building):
-            m.d.comb += [
-                s.asks.page.eq(engine.o_key.p),
-                s.asks.count.eq(Mux(engine.o_key.p == bell.newest, s.newest_lines, s.used_lines)),
-                p.reader.i.valid.eq(engine.o_key.valid),
-                engine.o_key.ready.eq(p.reader.i.ready),
-            ]
-        with m.If(keys.valid & keys.ready & ~s.building):
-            m.d.sync += absent.eq((absent | ~keys.p.there) & ~keys.p.at.page_end)
-            with m.If(keys.p.at.page_end & (absent | ~keys.p.there)):
-                m.d.sync += s.absent.eq(s.absent + 1)
         yield
         with m.State("CHOOSE"):
             m.d.comb += choosing.eq(1)

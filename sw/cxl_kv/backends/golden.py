@@ -57,7 +57,7 @@ class GoldenCore(Core):
         )
         self.engine = Engine(self.endpoint, evict_target=4, log_event=self.window.events.log)
         self.region = (
-            SelectRegion(self.endpoint, self.engine._do, self._not_selected)
+            SelectRegion(self.endpoint, self.engine._do, self._not_selected, self.engine.fetch)
             if config.select
             else None
         )

@@ -155,6 +155,11 @@ class Engine(LockStep):
         self._prefetch(self.prefetcher.spec_read(squeue, page))
         self._evict_to_target()
 
+    def fetch(self, pages: list[tuple[int, int]]) -> None:
+        """Pages that a choice did not find: as by a PREFETCH hint line."""
+        self._prefetch(self.prefetcher.hint(pages))
+        self._evict_to_target()
+
     def hint(self, line: bytes, ld_id: int = 0) -> None:
         for item in self._events_of(line, ld_id):
             self.log_event(
