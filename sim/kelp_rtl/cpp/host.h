@@ -51,6 +51,7 @@ struct OtherHost {
 
 class Host {
     static constexpr uint8_t RWD = 0x10;
+    static constexpr uint64_t META_NO_OP = 3;
 
     const Settings &settings_;
     Counts &counts_;
@@ -124,6 +125,7 @@ class Host {
         auto &port = top.m2s_req___05Fpayload;
         clear(port);
         put(port, f::opcode, program_.opcode[i] & 0xF);
+        put(port, f::meta_field, META_NO_OP);  // it caches nothing
         put(port, f::tag, tag_of_[0]);
         put(port, f::address, program_.address[i] >> 6);
         put(port, f::ld_id, program_.ld_id[i]);
@@ -135,6 +137,7 @@ class Host {
         auto &port = top.m2s_rwd___05Fpayload;
         clear(port);
         put(port, f::opcode, program_.opcode[i] & 0xF);
+        put(port, f::meta_field, META_NO_OP);
         put(port, f::tag, tag_of_[1]);
         put(port, f::address, program_.address[i] >> 6);
         put(port, f::poison, program_.flags[i] & POISON);
