@@ -345,6 +345,9 @@ class DataHead(wiring.Component):
             h1_reads.eq(s.reads),
             h1_alignment.eq(alignment_of(s.head.format, s.head.part)),
         ]
+        # A refused request need not be of any queue, and its format may be none.
+        with m.If(s.is_answer):
+            m.d.sync += h1_op.format.eq(Format.RAW16)
         given, error = dequantiser.i.p, Signal()
         m.d.sync += Assert(
             ~h1_valid | dequantiser.i.ready,

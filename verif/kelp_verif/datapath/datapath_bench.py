@@ -22,7 +22,7 @@ from kelp_rtl.build.packing import Packing
 from kelp_rtl.build.verilator import Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 from kelp_spec.config import named
-from kelp_spec.formats import LINE_BYTES, Format, HostType
+from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
 
@@ -333,8 +333,10 @@ class Traffic:
         self.stored[key] = self.encoded(page, kv, after[None])[0]
 
     def answer(self, answer: Answer, *, has_write: bool = False, poison: int = 0) -> None:
+        """Without memory. Such an op need not be of any queue: its format is whatever it is."""
         data = random_lines(self.rng, 1)[0] if has_write else None
-        tag = self._op(DataOp.ANSWER, has_write, 1, data, answer=answer, poison=poison)
+        fmt = self._tag % (1 << FORMAT_BITS)
+        tag = self._op(DataOp.ANSWER, has_write, 1, data, answer=answer, poison=poison, format=fmt)
         self.expected.append((answer, poison, tag, None))
 
     def read_nothing(self, page: Page, kv: int, line: int, *, poison: bool, fresh: bool) -> None:
