@@ -27,11 +27,13 @@ def run(config, test, **params):
     )
 
 
-@pytest.mark.parametrize("config", [named("unit"), WIDE], ids=["unit", "wide"])
-def test_queue_state_is_its_golden_model(config):
-    records = run(config, "random_results", rounds=25).records
+@pytest.mark.parametrize(
+    ("config", "rounds"), [(named("unit"), 100), (WIDE, 25)], ids=["unit", "wide"]
+)
+def test_queue_state_is_its_golden_model(config, rounds):
+    records = run(config, "random_results", rounds=rounds).records
     assert (
-        records["checks"] == 25
+        records["checks"] == rounds
         and records["results"] > 300
         and records["roots"] > 10
         and records["within"] > 5
