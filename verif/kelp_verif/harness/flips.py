@@ -5,6 +5,8 @@
 from collections import Counter
 from functools import reduce
 
+from cocotb.triggers import RisingEdge
+
 from kelp_hw.lib.protected import BlockFault
 from kelp_rtl.build.packing import Packing
 
@@ -46,3 +48,17 @@ class Faults:
         assert self.flipped or not any(fault.values()), f"{fault}, and no bit has flipped"
         if fault["fatal"] or fault["poisoned"]:
             raise Fenced(fault)
+
+    async def expect(self, path: str, bits: int, counted: int, traffic):
+        """Awaits `traffic`, during which `bits` bits of each row of the memory at `path` are
+        flipped. One changes nothing and is counted with each use of a row, `counted` times; two
+        are fatal, no later than a row is used."""
+        fenced = False
+        try:
+            await traffic
+        except Fenced:
+            fenced = True
+            await RisingEdge(self._dut.clk)
+        assert fenced == (bits == 2), f"{path}: {bits} flipped in each row, {self.told}"
+        told = self.told["corrected"]
+        assert fenced or told == counted, f"{path}: {told} corrected of {counted}"
