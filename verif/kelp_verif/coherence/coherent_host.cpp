@@ -21,6 +21,7 @@
 #include "verilated_syms.h"
 
 #include "bits.h"
+#include "caching_host.h"
 #include "kelp_ports.h"
 
 namespace {
@@ -40,12 +41,6 @@ struct Random {  // xorshift64*
     bool chance(uint64_t of_256) { return of_256 >= 256 || (next() >> 24) < of_256; }
     uint32_t below(uint32_t limit) { return limit ? next() % limit : 0; }
 };
-
-enum State : uint8_t { I, S, E, M };
-enum Out : uint8_t { NONE, READ_SHARED, READ_ANY, OWN, LOOK, CLEAN_EVICT, WRITE_I, WRITE_S, WRITE_A, UNCACHED, KINDS };
-enum Snoop : uint8_t { QUIET, HERE, CONFLICT, AFTER };
-enum { META0 = 0, META_NO_OP = 3, INVALID = 0, ANY = 2, SHARED = 3, SNP_NONE = 0, SNP_DATA = 1, SNP_CUR = 2, SNP_INV = 3 };
-constexpr unsigned AGENTS = 4;
 
 struct Line {
     uint64_t address;

@@ -12,14 +12,11 @@
 #include <string>
 #include <unordered_map>
 
+#include "caching_host.h"
+
 namespace kelp {
 namespace {
 
-constexpr unsigned AGENTS = 4;
-constexpr uint32_t META0 = 0, META_NO_OP = 3, INVALID = 0, ANY = 2, SHARED = 3, SNP_NONE = 0, SNP_DATA = 1, SNP_CUR = 2, SNP_INV = 3;
-enum State : uint8_t { I, S, E, M };
-enum Out : uint8_t { NONE, READ_SHARED, READ_ANY, OWN, LOOK, CLEAN_EVICT, WRITE_I, WRITE_S, WRITE_A, UNCACHED, KINDS };
-enum Snoop : uint8_t { QUIET, HERE, CONFLICT, AFTER };
 enum Outcome : uint8_t { DONE = 0, HIT = 1 };
 enum Phase : uint8_t { CLOSED, OPEN, CLOSING };
 
