@@ -14,15 +14,15 @@ from kelp_spec.cxlio.pmu import GROUPS, VendorEvent, pmu_map
 from kelp_spec.metadata import Op, Outcome
 
 from .cxlio.cxl_io import CxlIo
-from .cxlio.decoded_channel import DecodedChannel
-from .cxlio.event_records import EventRecords
-from .cxlio.load_meter import LoadMeter
-from .cxlio.media_port import MediaPort
 from .cxlio.ras_log import signal_layout
 from .cxlio.signatures import AxiLiteSignature, message_layout
 from .endpoint import Endpoint, endpoint_signature
 from .layouts import MESSAGES
 from .lib.protected import BlockFault, gather_blocks
+from .media.decoded_channel import DecodedChannel
+from .media.event_records import EventRecords
+from .media.load_meter import LoadMeter
+from .media.media_port import MediaPort
 
 __all__ = ["CxlDevice"]
 

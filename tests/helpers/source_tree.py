@@ -69,7 +69,9 @@ ROOMS = {
     "scores": {"lib", "control"},
     "select": {"lib", "codec"},
     "eviction": {"lib", "tracker", "control"},
-    "cxlio": {"lib"},
+    "firmware": set(),
+    "cxlio": {"lib", "firmware"},
+    "media": {"lib", "cxlio"},
     "export": set(),
     "coherence": {"lib"},
 }

@@ -11,11 +11,11 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.cxlio.commands import ReturnCode
 from kelp_spec.cxlio.config import CxlIoConfig
 
+from ..firmware.commands import image
+from ..firmware.image import IO, IO_BASE, STORE, TABLES, Work
+from ..lib.byte_memory import ByteMemory
+from ..lib.constant_memory import ConstantMemory
 from ..lib.protected import BlockFault, Fault, gather, merged, used
-from .byte_memory import ByteMemory
-from .constant_memory import ConstantMemory
-from .firmware import image
-from .image import IO, IO_BASE, STORE, TABLES, Work
 from .mailbox import Mailbox
 from .sequencer import Sequencer
 from .signatures import (

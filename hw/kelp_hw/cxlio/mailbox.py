@@ -10,8 +10,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.config import CxlIoConfig
 
+from ..lib.byte_memory import ByteMemory
 from ..lib.protected import Fault, used
-from .byte_memory import ByteMemory
 from .signatures import Access
 
 __all__ = ["Mailbox"]

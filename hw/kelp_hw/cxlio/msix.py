@@ -7,8 +7,8 @@ from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..lib.byte_memory import ByteMemory
 from ..lib.protected import BlockFault, Fault, gather, merged, used
-from .byte_memory import ByteMemory
 from .signatures import Access, message_layout
 
 __all__ = ["Msix"]

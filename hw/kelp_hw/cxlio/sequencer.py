@@ -8,9 +8,9 @@ from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..firmware.program import IMMEDIATE_BITS, PC_BITS, Op
+from ..lib.constant_memory import ConstantMemory
 from ..lib.protected import CheckedWord, Fault
-from .constant_memory import ConstantMemory
-from .program import IMMEDIATE_BITS, PC_BITS, Op
 
 __all__ = ["ADDRESS_BITS", "Sequencer"]
 
@@ -39,7 +39,7 @@ class Sequencer(wiring.Component):
     Parameters
     ----------
     program : list of int
-        Instructions, as kelp_hw.cxlio.program makes them.
+        Instructions, as kelp_hw.firmware.program makes them.
     protect : bool
         Program and registers carry check bits.
 

@@ -7,8 +7,8 @@ import random
 import pytest
 from simulation import simulate
 
-from kelp_hw.cxlio.program import Program, Reg
 from kelp_hw.cxlio.sequencer import Sequencer
+from kelp_hw.firmware.program import Program, Reg
 
 WORD = (1 << 32) - 1
 A, B, C = Reg.A, Reg.B, Reg.C

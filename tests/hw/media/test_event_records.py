@@ -6,7 +6,7 @@ import pytest
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
-from kelp_hw.cxlio.event_records import EventRecords
+from kelp_hw.media.event_records import EventRecords
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
 from kelp_spec.cxlio.events import Kind, Log

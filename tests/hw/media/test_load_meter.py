@@ -8,7 +8,7 @@ import pytest
 from simulation import simulate
 from timing import changes
 
-from kelp_hw.cxlio.load_meter import LoadMeter
+from kelp_hw.media.load_meter import LoadMeter
 from kelp_spec.messages import DevLoad, M2SReq
 
 DEPTH = 16

@@ -7,8 +7,8 @@ import random
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
-from kelp_hw.cxlio.decoded_channel import DecodedChannel
 from kelp_hw.layouts import MESSAGES
+from kelp_hw.media.decoded_channel import DecodedChannel
 from kelp_spec.cxlio.config import named_cxlio
 
 CONFIG = named_cxlio("joined")

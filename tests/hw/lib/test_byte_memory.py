@@ -8,7 +8,7 @@ import pytest
 from simulation import simulate
 from timing import changes
 
-from kelp_hw.cxlio.byte_memory import ByteMemory
+from kelp_hw.lib.byte_memory import ByteMemory
 
 DEPTH = 5
 

@@ -10,7 +10,7 @@ import pytest
 from simulation import simulate
 from timing import changes
 
-from kelp_hw.cxlio.media_port import MediaPort
+from kelp_hw.media.media_port import MediaPort
 from kelp_spec.config import named
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome

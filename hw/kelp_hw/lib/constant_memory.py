@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A memory with check bits that nobody writes: program and tables. A read is answered after 1
+"""A memory with check bits that nobody writes. A read is answered after 1
 cycle; one a cycle."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from amaranth.hdl import Module
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..lib.protected import CheckedWord, Fault
+from .protected import CheckedWord, Fault
 
 __all__ = ["ConstantMemory"]
 

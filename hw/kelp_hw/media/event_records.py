@@ -12,9 +12,9 @@ from kelp_spec.config import Config
 from kelp_spec.cxlio.events import RECORDS, Kind, Log
 from kelp_spec.metadata import Event
 
+from ..cxlio.signatures import event_layout
 from ..layouts import Layouts
 from ..lib.protected import BlockFault, Fault, fifo_of, gather
-from .signatures import event_layout
 
 __all__ = ["EventRecords"]
 

@@ -12,8 +12,8 @@ from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
 
+from ..cxlio.signatures import answer_layout, request_layout
 from ..layouts import MESSAGES, Layouts
-from .signatures import answer_layout, request_layout
 
 __all__ = ["MediaPort"]
 

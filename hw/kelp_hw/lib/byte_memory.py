@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..lib.protected import CheckedWord, Fault
+from .protected import CheckedWord, Fault
 
 __all__ = ["ByteMemory"]
 

@@ -10,8 +10,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.config import CxlIoConfig
 
-from .hdm_decode import HdmDecode
-from .signatures import decoding_layout
+from ..cxlio.hdm_decode import HdmDecode
+from ..cxlio.signatures import decoding_layout
 
 __all__ = ["DecodedChannel"]
 

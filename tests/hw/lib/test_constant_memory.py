@@ -8,7 +8,7 @@ import pytest
 from simulation import simulate
 from timing import changes
 
-from kelp_hw.cxlio.constant_memory import ConstantMemory
+from kelp_hw.lib.constant_memory import ConstantMemory
 
 CONTENT = [random.Random(1).getrandbits(32) for _ in range(40)]
 
