@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A memory with check bits that nobody writes. A read is answered after 1
-cycle; one a cycle."""
+"""A memory with check bits that nobody writes. A read is answered after 1 cycle; one a cycle."""
 
 from __future__ import annotations
 
