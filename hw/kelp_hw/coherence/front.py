@@ -29,7 +29,7 @@ from ..lib.skid import Skid
 from .completions import Completions
 from .directory import Directory
 from .grants import Grants
-from .layouts import CoherenceLayouts
+from .layouts import CoherenceLayouts, channels
 from .request_window import RequestWindow
 from .snoop_engine import SnoopEngine
 
@@ -102,19 +102,10 @@ class CoherentFront(wiring.Component):
     def __init__(self, *, config: Config, sizes: Coherence):
         self.config, self.sizes = config, sizes
         self.layouts = layouts = CoherenceLayouts(config, sizes)
-        message = {name: stream.Signature(shape) for name, shape in MESSAGES.items()}
         super().__init__(
             {
-                "m2s_req": In(message["M2SReq"]),
-                "m2s_rwd": In(message["M2SRwD"]),
+                **channels(),
                 "m2s_birsp": In(stream.Signature(MESSAGES["M2SBIRsp"], always_ready=True)),
-                "s2m_drs": Out(message["S2MDRS"]),
-                "s2m_ndr": Out(message["S2MNDR"]),
-                "s2m_bisnp": Out(message["S2MBISnp"]),
-                "inner_req": Out(message["M2SReq"]),
-                "inner_rwd": Out(message["M2SRwD"]),
-                "inner_drs": In(message["S2MDRS"]),
-                "inner_ndr": In(message["S2MNDR"]),
                 "i_ask": In(stream.Signature(layouts.sector_bits)),
                 "o_answer": Out(stream.Signature(1, always_ready=True)),
                 "o_lost": Out(stream.Signature(layouts.lost)),

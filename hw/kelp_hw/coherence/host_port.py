@@ -17,7 +17,7 @@ from kelp_spec.metadata import Event
 from ..layouts import MESSAGES, TIME_BITS, Layouts
 from ..lib.protected import BlockFault
 from .front import CoherentFront
-from .layouts import CoherenceLayouts
+from .layouts import CoherenceLayouts, channels
 from .lost_lines import LostLines
 
 __all__ = ["CoherentHostPort"]
@@ -67,19 +67,10 @@ class CoherentHostPort(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts, sizes = Layouts(config), sizes_of(config)
-        message = {name: stream.Signature(shape) for name, shape in MESSAGES.items()}
         super().__init__(
             {
-                "m2s_req": In(message["M2SReq"]),
-                "m2s_rwd": In(message["M2SRwD"]),
-                "m2s_birsp": In(message["M2SBIRsp"]),
-                "s2m_drs": Out(message["S2MDRS"]),
-                "s2m_ndr": Out(message["S2MNDR"]),
-                "s2m_bisnp": Out(message["S2MBISnp"]),
-                "inner_req": Out(message["M2SReq"]),
-                "inner_rwd": Out(message["M2SRwD"]),
-                "inner_drs": In(message["S2MDRS"]),
-                "inner_ndr": In(message["S2MNDR"]),
+                **channels(),
+                "m2s_birsp": In(stream.Signature(MESSAGES["M2SBIRsp"])),
                 "i_ask": In(stream.Signature(sizes.sector_address_bits(config))),
                 "o_answer": Out(stream.Signature(1, always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),

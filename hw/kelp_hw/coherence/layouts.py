@@ -4,18 +4,36 @@
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Signal, Value
-from amaranth.lib import data
+from amaranth.lib import data, stream
+from amaranth.lib.wiring import In, Out
 
 from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome, Held
 from kelp_spec.config import Config
 from kelp_spec.messages import LD_ID_BITS, S2MNDR, TAG_BITS
 
-from ..layouts import code_shape
+from ..layouts import MESSAGES, code_shape
 
-__all__ = ["BI_ID_BITS", "CoherenceLayouts", "first_from", "folded", "lowest"]
+__all__ = ["BI_ID_BITS", "CoherenceLayouts", "channels", "first_from", "folded", "lowest"]
 
 
 BI_ID_BITS = 12
+
+
+def channels() -> dict:
+    """Ports of what stands between a host and the endpoint: the host's channels, but for BIRsp, and
+    those towards the endpoint."""
+    message = {name: stream.Signature(shape) for name, shape in MESSAGES.items()}
+    return {
+        "m2s_req": In(message["M2SReq"]),
+        "m2s_rwd": In(message["M2SRwD"]),
+        "s2m_drs": Out(message["S2MDRS"]),
+        "s2m_ndr": Out(message["S2MNDR"]),
+        "s2m_bisnp": Out(message["S2MBISnp"]),
+        "inner_req": Out(message["M2SReq"]),
+        "inner_rwd": Out(message["M2SRwD"]),
+        "inner_drs": In(message["S2MDRS"]),
+        "inner_ndr": In(message["S2MNDR"]),
+    }
 
 
 class CoherenceLayouts:

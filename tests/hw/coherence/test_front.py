@@ -6,7 +6,7 @@ no lock, and each decision of its directory as the golden model has it. Its pace
 from unittest import mock
 
 import pytest
-from timing import changes, check_pace, shown
+from timing import changes, check_pace, offers, shown
 
 import kelp_hw.coherence.front as front
 from kelp_hw.coherence.completions import Completions
@@ -52,18 +52,12 @@ def new_front():
         (
             "LATENCY",
             shown("inner_req", "address"),
-            [
-                {"m2s_req.valid": 1, "m2s_req.p.opcode": M2SReq.MEM_RD, "m2s_req.p.address": at}
-                for at in (1, 2, 3)
-            ],
+            offers(stream="m2s_req", field="address", **{"m2s_req.p.opcode": M2SReq.MEM_RD}),
         ),
         (
             "WRITE_LATENCY",
             shown("inner_rwd", "tag"),
-            [
-                {"m2s_rwd.valid": 1, "m2s_rwd.p.opcode": M2SRwD.MEM_WR, "m2s_rwd.p.tag": tag}
-                for tag in (1, 2, 3)
-            ],
+            offers(stream="m2s_rwd", field="tag", **{"m2s_rwd.p.opcode": M2SRwD.MEM_WR}),
         ),
     ],
     ids=["request", "write"],

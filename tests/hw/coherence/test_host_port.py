@@ -5,7 +5,7 @@ host that caches is tests/verif/coherence's business."""
 
 import pytest
 from simulation import simulate
-from timing import check_pace, shown
+from timing import check_pace, offers, shown
 
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_spec.coherence import MetaValue, sizes_of
@@ -27,29 +27,23 @@ def new_port():
 
 
 @pytest.mark.parametrize(
-    ("attribute", "output", "offers"),
+    ("attribute", "output", "stimuli"),
     [
         (
             "LATENCY",
             shown("inner_req", "address"),
-            [
-                {"m2s_req.valid": 1, "m2s_req.p.opcode": M2SReq.MEM_RD, "m2s_req.p.address": at}
-                for at in (1, 2, 3)
-            ],
+            offers(stream="m2s_req", field="address", **{"m2s_req.p.opcode": M2SReq.MEM_RD}),
         ),
         (
             "WRITE_LATENCY",
             shown("inner_rwd", "tag"),
-            [
-                {"m2s_rwd.valid": 1, "m2s_rwd.p.opcode": M2SRwD.MEM_WR, "m2s_rwd.p.tag": tag}
-                for tag in (1, 2, 3)
-            ],
+            offers(stream="m2s_rwd", field="tag", **{"m2s_rwd.p.opcode": M2SRwD.MEM_WR}),
         ),
     ],
     ids=["request", "write"],
 )
-def test_latency_and_interval(attribute, output, offers):
-    check_pace(new_port(), attribute, output, offers, prepare=OPEN, settle=SETTLE)
+def test_latency_and_interval(attribute, output, stimuli):
+    check_pace(new_port(), attribute, output, stimuli, prepare=OPEN, settle=SETTLE)
 
 
 async def _read(ctx, dut, value, snoop=1):
