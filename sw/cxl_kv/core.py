@@ -57,6 +57,10 @@ class Core(ABC):
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         """Loads in any order: as :meth:`Transport.load`."""
 
+    def load_spans(self, addresses: np.ndarray, counts: np.ndarray, ld_id: int):
+        """As :meth:`Transport.load_spans`."""
+        return None
+
     @abstractmethod
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int

@@ -64,6 +64,7 @@ class Layout:
         first = (session << config.queue_bits) + queues << config.page_bits + config.line_bits
         halves = np.arange(shape.halves) << config.half_line_bits
         self._first = (first + halves << 6).astype(np.uint64)
+        self._latest = (0, 0, 0), np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._in_half = _in_half(config.pages, config.line_bits, self.page_tokens, self.token_lines)
 
     def addresses(self, layers, heads, positions) -> np.ndarray:
@@ -71,6 +72,27 @@ class Layout:
         indices or a slice."""
         first = self._first[layers][:, heads]
         return first[..., None, None] + self._in_half[positions]
+
+    def spans(self, layers, heads, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The lines of positions start … stop − 1, in the order of :meth:`addresses`, page by page:
+        where each page's begin, uint64[n], and how many they are, int64[n]."""
+        halves = self._first[layers][:, heads].reshape(-1, 1)
+        latest, of = self._latest, (start, stop, len(halves))
+        if latest[0] != of:  # layer after layer asks for the same
+            latest = self._latest = of, *self._spans(*of)
+        _, begin, counts = latest
+        return (halves + begin).reshape(-1), counts
+
+    def _spans(self, start: int, stop: int, halves: int) -> tuple[np.ndarray, np.ndarray]:
+        """uint64[pages]: where each page begins in its half; int64[halves · pages]: its lines."""
+        tokens, lines = self.page_tokens, self.token_lines
+        begin = self._in_half[start // tokens * tokens : stop : tokens, 0].copy()
+        counts = np.full(len(begin), tokens * lines)
+        if len(begin):
+            begin[0] = self._in_half[start, 0]
+            counts[0] -= start % tokens * lines
+            counts[-1] -= -stop % tokens * lines
+        return begin, np.tile(counts, halves)
 
     def place(self, address: int) -> dict[str, int]:
         """session, layer, head and page of a line."""

@@ -189,8 +189,29 @@ class Session:
             integer("start", start, 0)
             integer("stop", stop, start)
         positions = self._positions(positions, start, 0 if stop is None else stop - start)
-        addresses = self.layout.addresses(layers, heads, positions)
-        shape, addresses = addresses.shape, addresses.reshape(-1)
+        lines = None
+        if not self.device.transport.hints and isinstance(positions, slice):
+            lines = self._load_pages(layers, heads, positions)
+        if lines is None:
+            lines = self._load(layers, heads, positions)
+        k, v = (
+            None if x is None else x.view(dtype)
+            for x in self.layout.from_lines(lines, _count(layers), _count(heads), _count(positions))
+        )
+        return (k[0], None if v is None else v[0]) if one else (k, v)
+
+    def _load_pages(self, layers, heads, positions: slice) -> np.ndarray | None:
+        """Plain memory's lines of `positions`, page by page instead of line by line; None where
+        :meth:`_load` must ask for each."""
+        first, counts = self.layout.spans(layers, heads, positions.start, positions.stop)
+        try:
+            return self.device.transport.load_spans(first, counts)
+        except TransportError as error:
+            raise type(error)(error.message, **self.layout.place(first[0])) from None
+
+    def _load(self, layers, heads, positions) -> np.ndarray:
+        """The lines of `positions`, uint8[n, 64]."""
+        addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
         # Plain memory has no pages to bring in one after another.
         order = _page_order(addresses) if self.device.transport.hints else None
         try:
@@ -207,11 +228,7 @@ class Session:
             lines[order], status[order] = sorted_lines, sorted_status
         if status.any():
             self._fail(addresses, status)
-        k, v = (
-            None if x is None else x.view(dtype)
-            for x in self.layout.from_lines(lines, shape[0], shape[1], shape[3])
-        )
-        return (k[0], None if v is None else v[0]) if one else (k, v)
+        return lines
 
     def view(self, layer: int, head: int, page: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The device's own memory of one page, without a copy: (k, v), uint16[page_tokens,

@@ -78,6 +78,12 @@ class Transport(ABC):
     def load(self, addresses) -> Loaded:
         """Load lines, uint64[n] byte addresses; every earlier store of this transport is seen."""
 
+    def load_spans(self, addresses: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
+        """Load spans of lines, one after another: counts, int64[spans], from addresses,
+        uint64[spans], on. uint8[n, 64]; None where :meth:`load` is to be asked line by line: always
+        but for mapped plain memory, and there where a line has no data."""
+        return None
+
     @abstractmethod
     def store(self, addresses, lines, byte_enable=None) -> None:
         """Store uint8[n, 64]; `byte_enable` uint64[n], bit i for byte i, None for whole lines. Any
@@ -139,6 +145,12 @@ class LocalTransport(Transport):
         with self.core.lock:
             self._usable()
             return self.core.load(addresses, self.ld_id)
+
+    def load_spans(self, addresses, counts):
+        self.home.check()
+        with self.core.lock:
+            self._usable()
+            return self.core.load_spans(addresses, counts, self.ld_id)
 
     def store(self, addresses, lines, byte_enable=None) -> None:
         addresses = as_addresses(addresses)

@@ -97,6 +97,18 @@ def test_memory_that_is_gone_is_marked_line_by_line(built, memory):
     assert (got[[0, 2, 4]] == lines[[0, 2, 4]]).all() and (view[:64] == lines[0]).all()
 
 
+def test_spans_follow_one_another_or_nothing_is_said(built, memory):
+    file, view = memory
+    view[:] = np.random.default_rng(4).integers(0, 256, len(view), np.uint8)
+    offsets, counts = np.array([640, 0, 4032], np.uint64), np.array([3, 0, 2])
+    got = np.empty((5, 64), np.uint8)
+    assert native.load_spans(view.ctypes.data, offsets, counts, got)
+    assert got.tobytes() == view[640:832].tobytes() + view[4032:4160].tobytes()
+    os.truncate(file.fileno(), 4096)
+    assert not native.load_spans(view.ctypes.data, offsets, counts, got)
+    assert native.load_spans(view.ctypes.data, offsets[:2], counts[:2], got)
+
+
 def test_other_peoples_sigbus_is_theirs():
     """Beside this library's moves the process dies of SIGBUS as it would have, or its own handler
     is called."""

@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..registers import unpack
 from .dax_header import Header, header_bytes, is_layout_or_empty, size_of
-from .guarded import move
+from .guarded import move, read_spans
 from .mapping import ALIGNMENT, mapped
 from .window import RegisterWindow, session_command
 
@@ -148,6 +148,9 @@ class DaxCore(Core):
     def _move(self, offsets, buffer, *, write):
         return move(self._aperture, offsets, buffer, write=write)
 
+    def _read_spans(self, offsets, counts, buffer):
+        return read_spans(self._aperture, offsets, counts, buffer)
+
     # - loads and stores ---------------------------------------------------------------------------
     def _judge(self, addresses, ld_id):
         """Of each line: region, offset, session (−1 outside the KV map), whether this requester may
@@ -193,9 +196,18 @@ class DaxCore(Core):
     def _runs_of(self, addresses, ld_id) -> _Runs | None:
         """The usual case of :meth:`_judge`, quickly: lines that are all of one session and open to
         it; None where it may be otherwise."""
-        page_shift, page_bits, session_shift, page_mask, line_mask, half_mask = self._shifts
         if not len(addresses):
             return None
+        page = addresses.view(np.int64) >> self._shifts[0]
+        edges = (page[1:] != page[:-1]).nonzero()[0]
+        starts = np.zeros(len(edges) + 1, np.int64)
+        np.add(edges, 1, out=starts[1:])
+        return self._open_runs(addresses, 1, page[starts], starts, ld_id)
+
+    def _open_runs(self, addresses, counts, pages, starts, ld_id) -> _Runs | None:
+        """Runs on ``pages``, numbered through all sessions, where they are all of one session and
+        open to it, with ``counts`` lines from each of ``addresses`` on."""
+        page_shift, page_bits, session_shift, page_mask, line_mask, half_mask = self._shifts
         session = int(addresses[0]) >> session_shift
         if session >= self.config.sessions:
             return None
@@ -205,20 +217,17 @@ class DaxCore(Core):
         queues, used_pages, used_lines, k_only, owner = self._shape_fields(int(entry["shape"]))
         if owner != ld_id:
             return None
-        page = addresses.view(np.int64) >> page_shift
-        edges = (page[1:] != page[:-1]).nonzero()[0]
-        starts = np.zeros(len(edges) + 1, np.int64)
-        np.add(edges, 1, out=starts[1:])
-        numbers = page[starts] - (session << session_shift - page_shift)
-        if (
-            numbers.min() < 0
-            or numbers.max() >= queues << page_bits
-            or (numbers & page_mask).max() >= used_pages
-        ):
+        numbers = pages - (session << session_shift - page_shift)
+        # A negative one is a large one.
+        if numbers.view(np.uint64).max() >= queues << page_bits:
             return None
-        if k_only or used_lines <= half_mask:
-            line = addresses.view(np.int64) >> 6 & line_mask
-            if (line & half_mask).max() >= used_lines or k_only and line.max() > half_mask:
+        if used_pages <= page_mask and (numbers & page_mask).max() >= used_pages:
+            return None
+        if k_only or used_lines <= half_mask or isinstance(counts, np.ndarray):
+            line = addresses.view(np.int64) >> 6
+            if ((line & half_mask) + counts).max() > used_lines:
+                return None
+            if k_only and (line & line_mask).max() > half_mask:
                 return None
         c = self.config
         return _Runs(session, numbers + session * c.queues * c.pages, starts)
@@ -256,6 +265,19 @@ class DaxCore(Core):
                 status[i] = Status.NOT_MAPPED
         self._check(session[allowed])
         return Loaded(lines, status)
+
+    def load_spans(self, addresses: np.ndarray, counts: np.ndarray, ld_id: int):
+        if not len(addresses) or counts.min() < 0:
+            return None
+        pages = addresses.view(np.int64) >> self._shifts[0]
+        runs = self._open_runs(addresses, counts, pages, None, ld_id)
+        if runs is None or not self.header.were_written(runs.numbers).all():
+            return None
+        lines = np.empty((int(counts.sum()), LINE_BYTES), np.uint8)
+        if not self._read_spans(addresses, counts, lines):
+            return None
+        self.header.check(runs.session)
+        return lines
 
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int

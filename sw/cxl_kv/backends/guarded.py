@@ -21,7 +21,7 @@ import numpy as np
 from .. import native
 from ..errors import TransportError
 
-__all__ = ["move", "reader"]
+__all__ = ["move", "read_spans", "reader"]
 
 _PAGE = 4096
 _MOST = 1024  #: IOV_MAX
@@ -65,6 +65,40 @@ def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> 
             else native.load_lines(base, offsets, buffer)
         )
     return _by_kernel(base, offsets, buffer, write=write)
+
+
+def read_spans(base: int, offsets: np.ndarray, counts: np.ndarray, buffer: np.ndarray) -> bool:
+    """Read spans of lines, one after another, into a buffer of as many.
+
+    Parameters
+    ----------
+    base : int
+        Address of the mapping.
+    offsets : uint64[spans]
+        Of each span's first line from `base`.
+    counts : int64[spans]
+        Lines of each.
+    buffer : uint8[n, 64]
+
+    Returns
+    -------
+    bool
+        Whether all could be reached; otherwise `move` says which could not.
+    """
+    if native.library() is not None:
+        return native.load_spans(base, offsets, counts, buffer)
+    at = 0
+    for first in range(0, len(offsets), _MOST):
+        remote = _remote(base, offsets[first : first + _MOST], 64 * counts[first : first + _MOST])
+        size = int(remote["length"].sum())
+        local = _local(buffer, at, size)
+        done = _libc.process_vm_readv(
+            os.getpid(), local.ctypes.data, 1, remote.ctypes.data, len(remote), 0
+        )
+        if _checked(done) < size:
+            return False
+        at += size
+    return True
 
 
 def reader(base: int, offsets: np.ndarray, buffer: np.ndarray) -> Callable[[], bool]:

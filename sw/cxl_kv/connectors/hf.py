@@ -45,6 +45,7 @@ __all__ = ["PROBE", "EndpointCache", "EndpointLayer", "model_shape", "use_probe"
 PROBE = "kelp_probe"  #: attention implementation that tells the cache what was attended to
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_HOST = {torch.float16: np.float16, torch.bfloat16: np.int16}  # as NumPy holds them
 _given = threading.local()  # .latest: what this thread's latest `update` has given
 
 
@@ -182,6 +183,7 @@ class EndpointCache(Cache):
         self._spare: list[Session] = []
         self._shape: ModelShape | None = None  # of the sessions, once a layer has been seen
         self._sizes = (0, 0, 0)  # heads, elements of a key, elements of a value
+        self._most = 0  # positions of a row
         self._opened: list[Session] = []  # all of them, for whoever closes them
         _ = device.worker  # which closes them when this object is gone
         weakref.finalize(self, device.abandon, self._opened).atexit = False
@@ -208,10 +210,10 @@ class EndpointCache(Cache):
         if self.closed:
             raise SessionClosedError("this cache was closed; make another one for another request")
         self._check_sizes(layer, keys, values)
-        most = self._most()
-        if start + keys.shape[-2] > most:
+        if start + keys.shape[-2] > self._most:
             raise ValueError(
-                f"{start + keys.shape[-2]} tokens are refused: a row of this cache holds {most} "
+                f"{start + keys.shape[-2]} tokens are refused: a row of this cache holds "
+                + f"{self._most} "
                 + f"(configuration {self.device.config.name!r}"
                 + (f", max_tokens = {self._max_tokens})" if self._max_tokens else ")")
             )
@@ -238,17 +240,14 @@ class EndpointCache(Cache):
                 head_dim=max(sizes[1:]),
             )
             self._sizes = sizes
+            held = self.device.config.pages * self._shape.page_tokens_in(self.device.config)
+            self._most = min(held, self._max_tokens or held)
         elif sizes != self._sizes:
             raise UnsupportedError(
                 "layer {} gives {} heads with keys of {} and values of {}".format(layer, *sizes)
                 + ", layers before it {} of {} and {}: ".format(*self._sizes)
                 + "a device stores layers of one size"
             )
-
-    def _most(self) -> int:
-        """Positions of a row."""
-        most = self.device.config.pages * self._shape.page_tokens_in(self.device.config)
-        return min(most, self._max_tokens or most)
 
     def read(
         self, layer: int, first: int, last: int, keys: torch.Tensor, values: torch.Tensor
@@ -259,16 +258,16 @@ class EndpointCache(Cache):
             for session in self.rows:
                 session.advance()
         self.probed = False
-        pairs = [
-            session.read(layer, start=first, stop=last, dtype=np.int16) for session in self.rows
-        ]
+        dtype = _HOST[keys.dtype]
+        pairs = [session.read(layer, start=first, stop=last, dtype=dtype) for session in self.rows]
         # A batch of one row is handed out as it was read.
-        halves = pairs[0] if len(pairs) == 1 else map(np.stack, zip(*pairs, strict=True))
+        halves = (
+            (half[None] for half in pairs[0])
+            if len(pairs) == 1
+            else map(np.stack, zip(*pairs, strict=True))
+        )
         out = tuple(
-            torch.from_numpy(half.reshape(len(pairs), *half.shape[-3:]))[..., : like.shape[-1]]
-            .view(like.dtype)
-            .to(like.device)
-            for half, like in zip(halves, (keys, values), strict=True)
+            _to_torch(half, like) for half, like in zip(halves, (keys, values), strict=True)
         )
         _given.latest = _Given(weakref.ref(self), layer, weakref.ref(out[0]))
         return out
@@ -290,7 +289,7 @@ class EndpointCache(Cache):
     def _session(self) -> Session:
         if self._spare:
             return self._spare.pop()
-        how = dict(shape=self._shape, max_tokens=self._most(), policy=self.policy)
+        how = dict(shape=self._shape, max_tokens=self._most, policy=self.policy)
         try:
             session = self.device.open_session(**how)
         except DeviceFullError:
@@ -351,7 +350,8 @@ class EndpointCache(Cache):
             policy=self.policy,
         )
         memo[id(self)] = other
-        other._shape, other._sizes, other.closed = self._shape, self._sizes, self.closed
+        other._shape, other._sizes, other._most = self._shape, self._sizes, self._most
+        other.closed = self.closed
         for mine, copied in zip(self.layers, other.layers, strict=True):
             copied.length, copied.is_initialized = mine.length, mine.is_initialized
             if mine.is_initialized:
@@ -455,11 +455,23 @@ def _sliding_windows(config) -> list[int | None]:
 
 
 def _to_numpy(tensor: torch.Tensor, head_dim: int) -> np.ndarray:
-    """Bit patterns, uint16, of elements padded to `head_dim`."""
-    tensor, missing = tensor.detach().cpu(), head_dim - tensor.shape[-1]
-    if missing:
+    """Elements padded to `head_dim`, as :meth:`cxl_kv.Session.write` takes them."""
+    if tensor.requires_grad or not tensor.is_cpu:
+        tensor = tensor.detach().cpu()
+    if missing := head_dim - tensor.shape[-1]:
         tensor = torch.nn.functional.pad(tensor, (0, missing))
-    return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    # NumPy has no bfloat16.
+    return (tensor if tensor.dtype == torch.float16 else tensor.view(torch.int16)).numpy()
+
+
+def _to_torch(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """The way back; what is as it should be is not touched: each call costs a microsecond."""
+    tensor = torch.from_numpy(array)
+    if tensor.shape[-1] != like.shape[-1]:
+        tensor = tensor[..., : like.shape[-1]]
+    if tensor.dtype != like.dtype:
+        tensor = tensor.view(like.dtype)
+    return tensor if like.is_cpu else tensor.to(like.device)
 
 
 def _copy(source: Session, target: Session, layers: list[int], length: int) -> None:

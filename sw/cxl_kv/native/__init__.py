@@ -28,6 +28,7 @@ __all__ = [
     "build",
     "library",
     "load_lines",
+    "load_spans",
     "path",
     "reader",
     "store_lines",
@@ -87,7 +88,9 @@ def library() -> ctypes.CDLL | None:
     except OSError:
         return None  # built for another machine that shares this folder
     found.kelp_store.restype = found.kelp_load.restype = ctypes.c_long
+    found.kelp_load_spans.restype = ctypes.c_long
     found.kelp_load.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
+    found.kelp_load_spans.argtypes = found.kelp_load.argtypes
     found.kelp_store.argtypes = [*found.kelp_load.argtypes, ctypes.c_int]
     return found
 
@@ -119,6 +122,13 @@ def load_lines(base: int, offsets: np.ndarray, lines: np.ndarray) -> np.ndarray:
     bad = np.zeros(len(offsets), bool)
     _checked(library().kelp_load(*_load_arguments(base, offsets, lines, bad)))
     return bad
+
+
+def load_spans(base: int, offsets: np.ndarray, counts: np.ndarray, lines: np.ndarray) -> bool:
+    """Read spans one after another into uint8[n, 64]: counts, int64[spans] lines each, from address
+    `base` + offsets, uint64[spans], on. Whether all could be reached; else `lines` is undefined."""
+    arrays = (array.ctypes.data for array in (offsets, counts, lines))
+    return bool(_checked(library().kelp_load_spans(base, *arrays, len(offsets))))
 
 
 def reader(base: int, offsets: np.ndarray, lines: np.ndarray) -> Callable[[], bool]:

@@ -111,6 +111,23 @@ long kelp_store(uint8_t *base, const uint64_t *offsets, const uint8_t *from, uin
     return lost;
 }
 
+/* Read spans one after another into to: counts[i] lines from base + offsets[i] on. 1, or 0 where a line cannot be reached: then nothing is known about to. */
+long kelp_load_spans(const uint8_t *base, const uint64_t *offsets, const int64_t *counts, uint8_t *to, long n) {
+    if (guard())
+        return -1;
+    if (sigsetjmp(back, 1)) {
+        armed = 0;
+        return 0;
+    }
+    armed = 1;
+    for (long i = 0; i < n; i++) {
+        memcpy(to, base + offsets[i], 64 * counts[i]);
+        to += 64 * counts[i];
+    }
+    armed = 0;
+    return 1;
+}
+
 /* Read lines the same way round: to[0 ... n) from base + offsets[i]. */
 long kelp_load(const uint8_t *base, const uint64_t *offsets, uint8_t *to, uint8_t *bad, long n) {
     volatile long i = 0, lost = 0;

@@ -14,6 +14,7 @@ import pytest
 
 import cxl_kv
 from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
+from cxl_kv.native import build, library
 from kelp_spec.config import named
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -71,6 +72,70 @@ def test_a_session_begins_empty_whatever_lies_there(path):
         assert again.number == session.number and not again.read([0, 1], stop=32)[0].any()
         again.write(0, k[0, :, :1], v[0, :, :1])
         assert not again.read(0, start=1, stop=32)[0].any() and not again.view(1, 1, 0)[0].any()
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        SHAPE.with_(head_dim=48, page_tokens=2),
+        SHAPE.with_(k_only=True, page_tokens=3),
+    ],
+    ids=["32", "48", "keys alone"],
+)
+def test_page_by_page_is_as_line_by_line(path, shape, native, monkeypatch):
+    """What `read` of a stretch asks for in spans, against the same positions one by one."""
+    monkeypatch.setenv("KELP_NATIVE", native)
+    if native == "1":
+        build()
+    library.cache_clear()
+    rng = np.random.default_rng(2)
+    with opened(path) as device:
+        session, spans = device.open_session(shape), device.transport.load_spans
+        most, answered = session.max_tokens, []
+        monkeypatch.setattr(
+            device.transport,
+            "load_spans",
+            lambda *asked: answered.append(spans(*asked)) or answered[-1],
+        )
+        k = rng.standard_normal((2, 2, most, shape.head_dim)).astype(np.float16)
+        session.write([0, 1], k, None if shape.k_only else -k)
+        for start, stop in ((0, most), (1, most - 1), (3, 4), (5, 5), (0, shape.page_tokens or 4)):
+            for layer, heads in ((1, None), ([1, 0], 1), (0, [1, 0])):
+                got = session.read(layer, start=start, stop=stop, heads=heads)
+                one_by_one = session.read(layer, positions=range(start, stop), heads=heads)
+                for a, b in zip(got, one_by_one, strict=True):
+                    assert a is b is None or (a == b).all() and a.shape == b.shape
+        assert len(answered) == 15 and not any(lines is None for lines in answered)
+        session.close()
+        # A page that nobody wrote has no lines of its own: they read as zeros one by one.
+        session = device.open_session(shape)
+        session.write(0, k[0, :, :1], None if shape.k_only else -k[0, :, :1])
+        answered.clear()
+        assert not session.read(0, start=1, stop=most)[0].any() and answered == [None]
+    library.cache_clear()
+
+
+def test_spans_that_are_not_the_sessions_are_left_to_the_lines(path):
+    with opened(path) as device:
+        c, session = device.config, device.open_session(SHAPE, max_tokens=8)
+        session.write([0, 1], *(x[..., :8, :] for x in tensors(8)))
+        first, counts = session.layout.spans(slice(0, 1), slice(0, 1), 0, 4)
+        load = device.transport.load_spans
+        assert len(load(first, counts)) == 8
+        page = np.uint64(64 * c.page_lines)
+        for wrong in (
+            (first + page * np.uint64(2), counts),  # beyond max_tokens
+            (first + page * np.uint64(c.pages * 4), counts),  # a queue that the model has not
+            (first + page * np.uint64(c.pages << c.queue_bits), counts),  # another session
+            (first, counts + c.half_lines),  # over the half's end
+            (first, -counts),
+            (first[:0], counts[:0]),
+        ):
+            assert load(*wrong) is None
+        session.close()
+        assert load(first, counts) is None
 
 
 def test_layouts_are_told_apart(path):

@@ -208,25 +208,32 @@ def test_a_lost_session_is_an_error_for_reads_and_writes(path, how):
         assert device.open_session(SHAPE).number == 1, "the loser closed nothing of its successor's"
 
 
-@pytest.mark.parametrize("call", ["read", "write", "partial read", "partial write"])
+@pytest.mark.parametrize(
+    "call", ["read", "read of positions", "write", "partial read", "partial write"]
+)
 def test_a_take_over_within_a_call_is_told(path, monkeypatch, call):
     """Between the look at the generation and the move: no read returns another's bytes, and no
     write claims to have stored its own."""
     with opened(path) as loser, opened(path) as winner:
         lost, core = written(loser, 1), loser.transport.core
-        move, taken = core._move, []
+        taken = []
 
-        def late(offsets, buffer, *, write):
-            if not taken:
-                lose(loser, path)
-                taken.append(written(winner, 2))
-            return move(offsets, buffer, write=write)
+        def late(move):
+            def moves(*arguments, **named):
+                if not taken:
+                    lose(loser, path)
+                    taken.append(written(winner, 2))
+                return move(*arguments, **named)
 
-        monkeypatch.setattr(core, "_move", late)
+            return moves
+
+        for name in ("_move", "_read_spans"):
+            monkeypatch.setattr(core, name, late(getattr(core, name)))
         address, line = np.zeros(2, np.uint64), np.full((2, 64), 9, np.uint8)
         address[1] = 1 << loser.config.aperture_bits - 1 if call == "partial read" else 64
         calls = {
             "read": lambda: lost.read([0, 1], stop=32),
+            "read of positions": lambda: lost.read([0, 1], positions=range(32)),
             "write": lambda: lost.write([0, 1], tensors(3), tensors(3)),
             "partial read": lambda: loser.transport.load(address),
             "partial write": lambda: loser.transport.store(address, line, 0xFF),
