@@ -97,9 +97,11 @@ def quality(
         store=store,
     )
     try:
+        # Before minutes of work, what may be refused.
+        subject = perplexity.load() if texts else None
         with progress_bar() as bar:
             heads = _noise(names, recordings, every, bar)
-            done, channels = perplexity.measure(names, bar) if texts else (None, [])
+            done, channels = perplexity.measure(subject, names, bar) if subject else (None, [])
     except (TraceError, llama.ModelError, TokenizerError, ValueError) as error:
         raise UserError(str(error)) from None
     if png is not None:
@@ -161,17 +163,22 @@ class Perplexity:
     budgets: list[float]
     store: Path
 
-    def measure(self, names, bar):
-        """(the study, rows of outlying channels on its first text)."""
-        from kelp_sim.quality import channels, llama, real, study, tokens
+    def load(self):
+        """(the model, its texts)."""
+        from kelp_sim.quality import llama, real, tokens
 
         if self.model.suffix == ".gguf":
             loaded, tokenizer = real.load(self.model)
-            chosen = real.excerpts(tokenizer, self.texts, self.tokens)
-        else:
-            loaded = llama.load(self.model)
-            tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
-            chosen = tokens.texts(tokenizer, self.texts, self.tokens)
+            return loaded, real.excerpts(tokenizer, self.texts, self.tokens)
+        loaded = llama.load(self.model)
+        tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
+        return loaded, tokens.texts(tokenizer, self.texts, self.tokens)
+
+    def measure(self, subject, names, bar):
+        """(the study, rows of outlying channels on its first text) of what `load` gave."""
+        from kelp_sim.quality import channels, study
+
+        loaded, chosen = subject
         total = study.count(len(names), len(chosen), self.tune, len(self.budgets), loaded)
         task = bar.add_task("perplexity", total=total)
 
