@@ -101,7 +101,7 @@ class SlotState(IntEnum):
 
 #: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
 #: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
-#: are not resident are asked of the prefetcher.
+#: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing.
 BELL_FIELDS = (
     ("sequence", 32),
     ("queue", 16),
@@ -113,7 +113,8 @@ BELL_FIELDS = (
     ("hold", 8),
     ("release", 1),
     ("fetch", 1),
-    ("spare", 6),
+    ("speculative", 1),
+    ("spare", 5),
     ("target", 32),
     ("m", 16),
     ("sh", 8),

@@ -147,8 +147,8 @@ class Endpoint:
         self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
         self.misses: list = [None] * config.misses  # (kind, squeue, page, source) of each entry
         self.cold: dict[int, tuple[int, int]] = {}  # page → (valid, poison) as flash has them
-        #: page → Summary, where it holds for the page's keys (docs/select.md); empty without
-        #: `config.select`
+        #: page → (lines of a token, Summary), where it holds for the page's keys (docs/select.md);
+        #: empty without `config.select`
         self.summaries: dict = {}
         self._claims: dict = {}  # page → what its latest CLAIM took
         #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written;

@@ -36,13 +36,16 @@ from . import codec
 __all__ = [
     "Blocks",
     "Choice",
+    "Named",
     "Summary",
     "best",
     "bounds",
     "candidates",
     "choose",
+    "choose_pages",
     "estimate",
     "mass_sums",
+    "name_pages",
     "of_host",
     "of_stored",
     "page_masses",
@@ -272,18 +275,48 @@ def select_pages(
     newest, and summaries of those pages. `keys` is asked for the pages that are scored, in
     ascending order; those of a page that is not resident are all `nan`. A page without mass is not
     chosen for it."""
-    newest = len(keys) - 1
-    always = np.unique([0, newest])
+    names = name_pages(query, pages, quota=quota, m=m, sh=sh)
+    scored = {page: keys[page] for page in np.flatnonzero(names.scored).tolist()}
+    return choose_pages(query, names, scored, target=target, most=most, m=m, sh=sh)
+
+
+class Named(NamedTuple):
+    """What stage one finds."""
+
+    bound: np.ndarray  #: int64 [heads, pages]; of the first and the newest page the least
+    named: np.ndarray  #: bool [pages]: candidates
+
+    @property
+    def always(self) -> np.ndarray:
+        """The first and the newest page."""
+        return np.unique([0, len(self.named) - 1])
+
+    @property
+    def scored(self) -> np.ndarray:
+        """bool [pages]: those whose keys are looked at."""
+        counted = self.named.copy()
+        counted[self.always] = True
+        return counted
+
+
+def name_pages(query: Blocks, pages: Summary, *, quota: int, m: int, sh: int) -> Named:
+    """Stage one, from summaries of all pages to the newest."""
+    newest = len(pages.e) - 1
     bound = bounds(query, pages, m, sh)
-    bound[:, always] = SCORE_LEAST
+    bound[:, np.unique([0, newest])] = SCORE_LEAST
     named = candidates(bound[:, 1:newest], quota)
-    named = np.concatenate([[False], named, [False]])[: newest + 1]
-    counted = named.copy()
-    counted[always] = True
-    places = np.flatnonzero(counted)
-    masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in places]
+    return Named(bound, np.concatenate([[False], named, [False]])[: newest + 1])
+
+
+def choose_pages(
+    query: Blocks, names: Named, keys: dict[int, Blocks], *, target: int, most: int, m: int, sh: int
+) -> Choice:
+    """Stage two, masses and choice, from the keys of the pages that are scored, in ascending
+    order."""
+    places = np.array(list(keys))
+    masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in keys]
     e, z = (np.concatenate([part[k] for part in masses], axis=1) for k in (0, 1))
-    here = named[places]
-    more = unscored(bound, named) if here.any() else np.zeros(len(e), np.int64)
+    here = names.named[places]
+    more = unscored(names.bound, names.named) if here.any() else np.zeros(len(e), np.int64)
     sums = mass_sums(e, z, here | True, here, more)
-    return choose(places, sums, sums > 0, always, target=target, most=most)
+    return choose(places, sums, sums > 0, names.always, target=target, most=most)

@@ -5,8 +5,9 @@ of the endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,9 +30,40 @@ from . import codec
 from .endpoint import Endpoint
 from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
-from .select import Blocks, Summary, of_host, of_stored, select_pages, summary
+from .select import (
+    Blocks,
+    Summary,
+    choose_pages,
+    name_pages,
+    of_host,
+    of_stored,
+    summary,
+)
 
-__all__ = ["Bell", "SelectRegion"]
+__all__ = ["Bell", "Built", "Decided", "Holds", "SelectRegion"]
+
+
+class Holds(NamedTuple):
+    """A question of a SELECT: which summary holds for tokens of so many lines of a page? The answer
+    is a Summary, or None."""
+
+    page: int  #: squeue · pages + page
+    lines: int
+
+
+class Decided(NamedTuple):
+    """What became of an op, and of a LOOK the version of its line."""
+
+    outcome: int
+    version: int | None
+
+
+class Built(NamedTuple):
+    """What a SELECT made: from now on a page's summary holds."""
+
+    page: int
+    lines: int
+    summary: Summary
 
 
 class Bell(dict):
@@ -93,17 +125,40 @@ class SelectRegion:
 
     def write(self, line: int, data: bytes, ld_id: int, *, whole: bool = True) -> None:
         """A line of the region: a query, or the doorbell, which is answered at once. `whole`: not
-        in part, and not poisoned."""
+        in part, and not poisoned; a query that is not is all NaN."""
         block, upper, at = self._place(line)
-        if not self._owner(line, ld_id) or not (whole or upper):
+        if not self._owner(line, ld_id):
             return
         if not upper:
-            self._queries[block][64 * at : 64 * at + 64] = data
+            self._queries[block][64 * at : 64 * at + 64] = data if whole else b"\xff" * 64
         elif at == 0:
-            bell = Bell(record(BELL_FIELDS, data))
-            session = block >> self.map.group_bits
-            refusal = self._refusal(session, bell) if whole else Refusal.BELL
-            self._answers[block][:] = self._answer(session, bell, refusal, self._query(block, bell))
+            self._run(self.steps(block, data, whole=whole))
+
+    def steps(self, block: int, data: bytes, *, whole: bool = True) -> Generator:
+        """What a doorbell has done, step by step: yields an op, takes what was Decided; `Holds`,
+        and takes the answer; `Built`. In the end its answer stands in the region."""
+        bell = Bell(record(BELL_FIELDS, data))
+        session = block >> self.map.group_bits
+        refusal = self._refusal(session, bell) if whole else Refusal.BELL
+        query = self._query(block, bell)
+        self._answers[block][:] = yield from self._answer(session, bell, refusal, query)
+
+    def _run(self, steps: Generator) -> None:
+        """Carries out what happens here and now."""
+        summaries, reply = self.endpoint.summaries, None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration:
+                return
+            if isinstance(step, Holds):
+                lines, found = summaries.get(step.page, (0, None))
+                reply = found if lines == step.lines else None
+            elif isinstance(step, Built):
+                summaries[step.page], reply = (step.lines, step.summary), None
+            else:
+                outcome = self._apply(step).outcome
+                reply = Decided(outcome, self.endpoint.version)
 
     def ended(self, session: int) -> None:
         """The session closes: nothing that it was answered is left, nor are its slots."""
@@ -111,7 +166,7 @@ class SelectRegion:
             block = session << self.map.group_bits | group
             for lines in (self._queries, self._answers):
                 lines[block][:] = bytes(len(lines[block]))
-        self._give_back(session)
+        self.give_back(session)
 
     def page_of(self, session: int, queue: int, generation: int, slot: int) -> int | None:
         """The page that a GATHER address means; None where there is none."""
@@ -162,18 +217,18 @@ class SelectRegion:
         heads = lines[: self.map.query_lines].reshape(-1, self.config.select_lines, ELEMENTS)
         return heads[: self.config.select_heads, : max(1, min(bell.lines, heads.shape[1]))]
 
-    def _answer(self, session, bell, refusal, codes) -> bytes:
+    def _answer(self, session, bell, refusal, codes) -> Generator:
         held, at = self.endpoint.tracker.sessions[session], 0
         chosen, absent, generations = [], 0, 1 << self.config.generation_bits
         if not refusal and bell.release:
-            self._give_back(session)
+            yield from self._give_back(session)
         elif not refusal:
             query = of_host(codes, held.host_type)
             if query.nan.any():
                 refusal = Refusal.QUERY_NAN
             else:
                 at = session * self.config.queues + bell.queue
-                chosen, absent = self._choose(session, at, bell, query)
+                chosen, absent = yield from self._choose(session, at, bell, query)
         if refusal:
             self._on_event(Event.SELECT_REFUSED, held.ld_id, session, int(refusal))
         header = {
@@ -192,40 +247,29 @@ class SelectRegion:
     def _choose(self, session, squeue, bell, query):
         """What a SELECT that is not refused chooses: [(page, mass, state)], and how many of the
         pages scored were not there."""
-        if self._layers.get(session, bell.layer) != bell.layer:
-            self._give_back(session)
-        else:
-            self._give_back_queue(session, squeue)
-        self._layers[session] = bell.layer
+        if not bell.speculative:
+            if self._layers.get(session, bell.layer) != bell.layer:
+                yield from self._give_back(session)
+            else:
+                yield from self._give_back_queue(session, squeue)
+            self._layers[session] = bell.layer
         held = self.endpoint.tracker.sessions[session]
-        pages = self._summaries(session, squeue, bell)
-        absent = []
-
-        class Keys:
-            """The keys of a page, read when they are asked for."""
-
-            def __len__(_):
-                return bell.newest + 1
-
-            def __getitem__(_, page):
-                count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
-                keys, there = self._look(session, squeue, page, count, bell.lines)
-                absent.extend(() if there else (page,))
-                return keys
-
-        choice = select_pages(
-            query,
-            Keys(),
-            pages,
-            quota=self.config.select_quota,
-            target=bell.target,
-            most=bell.most,
-            m=bell.m,
-            sh=bell.sh,
+        pages = yield from self._summaries(session, squeue, bell)
+        named = name_pages(query, pages, quota=self.config.select_quota, m=bell.m, sh=bell.sh)
+        scored, absent = {}, []
+        for page in np.flatnonzero(named.scored).tolist():
+            count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
+            scored[page], there = yield from self._look(session, squeue, page, count, bell.lines)
+            absent.extend(() if there else (page,))
+        choice = choose_pages(
+            query, named, scored, target=bell.target, most=bell.most, m=bell.m, sh=bell.sh
         )
         queue, chosen = self.queues[squeue], []
+        if bell.speculative:
+            self._fetch([(squeue, page) for page in absent])
+            return chosen, len(absent)
         for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
-            outcome = self._op(Op.HOLD, session, squeue, page).outcome
+            outcome = (yield self._op(Op.HOLD, session, squeue, page)).outcome
             state = {
                 Outcome.DONE: SlotState.HELD,
                 Outcome.VOID: SlotState.ABSENT,
@@ -237,7 +281,7 @@ class SelectRegion:
             self._fetch([(squeue, page) for page in absent])
         return chosen, len(absent)
 
-    def _summaries(self, session, squeue, bell) -> Summary:
+    def _summaries(self, session, squeue, bell) -> Generator:
         """Of all pages to the newest; those that have none are summarised now."""
         shape = (bell.newest + 1, bell.lines)
         low, high = (np.zeros((*shape, ELEMENTS), np.int64) for _ in range(2))
@@ -245,22 +289,22 @@ class SelectRegion:
         used = self.endpoint.tracker.sessions[session].used_lines
         for page in range(1, bell.newest):
             key = squeue * self.config.pages + page
-            found = self.endpoint.summaries.get(key)
+            found = yield Holds(key, bell.lines)
             if found is None:
-                keys, there = self._look(session, squeue, page, used, bell.lines)
+                keys, there = yield from self._look(session, squeue, page, used, bell.lines)
                 found = summary(keys, np.ones(keys.e.shape, bool))
                 if there:
-                    self.endpoint.summaries[key] = found
+                    yield Built(key, bell.lines, found)
             low[page], high[page], e[page] = found
         return Summary(low, high, e)
 
-    def _look(self, session, squeue, page, count, lines) -> tuple[Blocks, bool]:
+    def _look(self, session, squeue, page, count, lines) -> Generator:
         """The keys of a page [tokens, lines], and whether the page was there; a line that was not,
         or is poisoned, is `nan`."""
         versions = []
         for line in range(count):
-            outcome = self._op(Op.LOOK, session, squeue, page, line).outcome
-            versions.append(self.endpoint.version if outcome == Outcome.DONE else None)
+            found = yield self._op(Op.LOOK, session, squeue, page, line)
+            versions.append(found.version if found.outcome == Outcome.DONE else None)
         host_type = self.endpoint.tracker.sessions[session].host_type
         codes = self.endpoint.lines.resolve(
             [ZEROS if v is None or v == POISONED else v for v in versions]
@@ -272,17 +316,18 @@ class SelectRegion:
         parts = (part.reshape(-1, lines, *part.shape[1:]) for part in keys)
         return Blocks(*parts), all(v is not None for v in versions)
 
-    def _op(self, kind, session, squeue, page, line=0):
-        return self._apply(TrackerOp(kind, session=session, squeue=squeue, page=page, kv_line=line))
+    @staticmethod
+    def _op(kind, session, squeue, page, line=0):
+        return TrackerOp(kind, session=session, squeue=squeue, page=page, kv_line=line)
 
     # - slots --------------------------------------------------------------------------------------
     def give_back(self, session: int) -> None:
         """All slots of a session, as after the time that its last SELECT gave them."""
-        self._give_back(session)
+        self._run(self._give_back(session))
 
     def _give_back(self, session):
         for queue in range(self.config.queues):
-            self._give_back_queue(session, session * self.config.queues + queue)
+            yield from self._give_back_queue(session, session * self.config.queues + queue)
         self._layers.pop(session, None)
 
     def _give_back_queue(self, session, squeue):
@@ -291,5 +336,5 @@ class SelectRegion:
             return
         for page, state in queue.pages:
             if state == SlotState.HELD:
-                self._op(Op.UNHOLD, session, squeue, page)
+                yield self._op(Op.UNHOLD, session, squeue, page)
         queue.pages, queue.generation = [], queue.generation + 1

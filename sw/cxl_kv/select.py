@@ -75,8 +75,8 @@ def scale_of(factor: float) -> tuple[int, int]:
     return m, sh
 
 
-def select(session, layer, queries, *, tokens, pages, mass, scale, fetch) -> Chosen:
-    """:meth:`cxl_kv.Session.select`."""
+def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Chosen:
+    """:meth:`cxl_kv.Session.select`; `flags` are those of a doorbell, by name."""
     c, shape = session.device.config, session.shape
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
@@ -84,7 +84,8 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, fetch) -> Cho
     factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4)
     if not session.device.transport.hints:
         most = integer("pages", session.pages if pages is None else pages, 0, session.pages)
-        return _by_the_host(session, layer, queries, tokens, most, mass, factor)
+        chosen = _by_the_host(session, layer, queries, tokens, most, mass, factor)
+        return _nothing(chosen) if flags["speculative"] else chosen
     places = _places(session)
     most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
     m, sh = scale_of(factor)
@@ -103,10 +104,10 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, fetch) -> Cho
                 "lines": shape.token_lines,
                 "most": most,
                 "target": min(round(mass * 65536), 65535) * c.select_heads,
-                "fetch": int(bool(fetch)),
                 "m": m,
                 "sh": sh,
             }
+            | flags
         )
         lines.append(rows[head])
     answers = []
@@ -181,6 +182,12 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
     nothing = [0] * len(pages)
     held = [np.zeros(len(chosen), bool) for chosen in pages]
     return Chosen(layer, tokens, pages, masses, held, nothing, nothing)
+
+
+def _nothing(chosen: Chosen) -> Chosen:
+    """The answer to a speculative SELECT where everything is there."""
+    none = [array[:0] for array in chosen.pages]
+    return Chosen(chosen.layer, chosen.tokens, none, none, none, chosen.absent, chosen.generations)
 
 
 def _values(bits: np.ndarray, dtype: HostType) -> np.ndarray:

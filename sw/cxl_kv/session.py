@@ -268,6 +268,7 @@ class Session:
         mass: float = 0.9,
         scale: float | None = None,
         fetch: bool = False,
+        speculative: bool = False,
     ) -> Chosen:
         """Let the device choose the pages that a layer's queries ask for (docs/select.md). The
         pages chosen keep their frames until the session selects in another layer, selects in this
@@ -290,6 +291,9 @@ class Session:
         fetch : bool
             Have pages that were looked at and not resident fetched for a later step, as a prefetch
             hint would (`device.configure(prefetch=["hint"])`).
+        speculative : bool
+            Do no more than that, for a layer whose queries are only guessed: nothing is chosen, and
+            slots stay as they are.
 
         Raises
         ------
@@ -300,7 +304,14 @@ class Session:
         """
         self._usable()
         return select(
-            self, layer, queries, tokens=tokens, pages=pages, mass=mass, scale=scale, fetch=fetch
+            self,
+            layer,
+            queries,
+            tokens=tokens,
+            pages=pages,
+            mass=mass,
+            scale=scale,
+            flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
         )
 
     def gather(self, chosen: Chosen, *, dtype=None):

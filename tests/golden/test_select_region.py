@@ -179,6 +179,36 @@ def test_pages_that_are_not_there_are_fetched_on_demand(bench):
     assert asked == [(0, 3), (0, 5)]
 
 
+def test_a_guess_fetches_and_chooses_nothing(bench):
+    asked = []
+    bench.region._fetch = asked.extend
+    header, pages = bench.select()
+    bench.device.tracker.words[3] = bench.device.tracker.words[3]._replace(
+        state=int(PageState.COLD)
+    )
+    guess, nothing = bench.select(layer=1, speculative=1)
+    assert guess["status"] == SelectStatus.DONE and guess["absent"] == 1
+    assert (guess["count"], guess["generation"], nothing) == (0, 0, [])
+    assert asked == [(0, 3)]
+    for slot, page in enumerate(pages):  # the slots are as they were
+        assert bench.region.page_of(0, 0, header["generation"], slot) == page["page"]
+
+
+def test_a_query_in_part_is_no_number(bench):
+    line = bench.region.map.query(0, 0, 1, 0)
+    bench.region.write(line, bytes(64), 3, whole=False)
+    assert bench.select()[0]["refusal"] == Refusal.QUERY_NAN
+    bench.region.write(line, bytes(64), 3)
+    assert bench.select()[0]["status"] == SelectStatus.DONE
+
+
+def test_tokens_of_other_lines_are_summarised_anew(bench):
+    bench.select()
+    header, _ = bench.select(lines=1, tokens=1)
+    assert header["status"] == SelectStatus.DONE
+    assert {lines for lines, _ in bench.device.summaries.values()} == {1}
+
+
 def test_the_newest_page_is_held_where_it_is_there():
     bench = Bench()
     for page in range(PAGES - 1):

@@ -81,7 +81,7 @@ class Room:
     def __init__(self, around, *, offer=1.0, take=1.0, seed=1, cycles=30_000):
         self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
         self.rng = random.Random(seed)
-        self.ops, self.events = [], []
+        self.ops, self.events, self.fetched = [], [], []
         self.results, self.answers = deque(), deque()
 
     def run(self, host):
@@ -124,6 +124,10 @@ class Room:
         self.offered = offered and not ctx.get(dut.i_answer.ready)
         if offered and not self.offered:
             self.answers.popleft()
+        fetches = rng.random() < self.take
+        ctx.set(dut.o_page.ready, fetches)
+        if ctx.get(dut.o_page.valid) and fetches:
+            self.fetched.append((ctx.get(dut.o_page.p.squeue), ctx.get(dut.o_page.p.page)))
         for source in dut.o_event:
             if ctx.get(source.valid):
                 self.events.append((Event(ctx.get(source.p.code)), ctx.get(source.p.argument)))
@@ -241,7 +245,8 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
     """SELECTs one after another on block and golden region: the same ops, answers and slots."""
     makes = device(**around), device(**around)
     room, region = Room(makes[0], offer=offer, take=take, cycles=cycles), SelectRegion(makes[1])
-    ops = logged(region)
+    ops, fetched = logged(region), []
+    region._fetch = fetched.extend
 
     async def host(room):
         for n, bell in enumerate(bells):
@@ -254,5 +259,6 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
 
     room.run(host)
     assert room.ops == ops
+    assert room.fetched == fetched
     assert pins(makes[0]) == pins(makes[1])
     return room, region

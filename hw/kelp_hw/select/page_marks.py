@@ -8,7 +8,7 @@ from amaranth.hdl import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, ProtectedMemory, gather, used
 from .signatures import checked
 
 __all__ = ["PageMarks"]
@@ -21,13 +21,16 @@ class PageMarks(wiring.Component):
     the lowest first, and forgets them. `count` says how many there are.
 
     Latency: `LATENCY` cycles from the last mark to the first page at `o` where it is among the
-    first 32; 2 more for each 32 before it. One mark in `INTERVAL` cycles. Errors: none; a reset in
-    between leaves what was marked, so every list ends before it is used.
+    first 32; 2 more for each 32 before it. One mark in `INTERVAL` cycles. Errors: marks beyond
+    correction are fatal, since whoever waits for a page would wait for ever; a reset in between
+    leaves what was marked, so every list ends before it is used.
 
     Parameters
     ----------
     pages : int
         A power of two, 64 and more.
+    protect : bool
+        Its rows have check bits.
 
     Members
     -------
@@ -37,28 +40,32 @@ class PageMarks(wiring.Component):
         A page, and whether it is the last that is marked.
     count : out
         Pages marked, whole from the first at `o` on.
+    fault : out, BlockFault
     """
 
     LATENCY = 3
     INTERVAL = 2
 
-    def __init__(self, *, pages: int):
+    def __init__(self, *, pages: int, protect: bool = False):
         self.pages = checked("pages", pages, 2 * _ROW, 1 << 20)
         if pages & (pages - 1):
             raise ValueError(f"pages = {pages} is refused; legal: a power of two")
-        self.page_bits = (pages - 1).bit_length()
+        self.page_bits, self.protect = (pages - 1).bit_length(), protect
         marked = data.StructLayout({"page": self.page_bits, "last": 1})
         super().__init__(
             {
                 "i": In(stream.Signature(marked)),
                 "o": Out(stream.Signature(marked)),
                 "count": Out(range(pages + 1)),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.rows = rows = Sram(depth=self.pages // _ROW, shape=_ROW)
+        m.submodules.rows = rows = ProtectedMemory(
+            depth=self.pages // _ROW, shape=_ROW, protect=self.protect
+        )
         low = (_ROW - 1).bit_length()
         place, left = Signal(self.page_bits - low), Signal(range(self.pages + 1))
         row, lowest, bit = Signal(_ROW), Signal(low), Signal(_ROW)
@@ -74,7 +81,7 @@ class PageMarks(wiring.Component):
             self.o.p.page[low:].eq(place),
             self.o.p.last.eq(left == 1),
         ]
-        with m.FSM():
+        with m.FSM() as fsm:
             with m.State("CLEAR"):
                 m.d.comb += rows.write_en.eq(1)
                 m.d.sync += place.eq(place + 1)
@@ -112,4 +119,5 @@ class PageMarks(wiring.Component):
                     m.next = "READ"
                 with m.If(self.o.ready & self.o.valid & self.o.p.last):
                     m.next = "MARK"
+        gather(m, self.fault, used(rows.fault, fsm.ongoing("SET") | fsm.ongoing("ROW")))
         return m

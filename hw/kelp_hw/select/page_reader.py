@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -15,6 +14,7 @@ from kelp_spec.metadata import Answer, Op, Outcome
 
 from ..codec.quantise import Quantiser
 from ..layouts import Layouts
+from ..lib.protected import BlockFault, ProtectedFifo, gather
 
 __all__ = ["PageReader"]
 
@@ -27,7 +27,8 @@ class PageReader(wiring.Component):
 
     Latency: a line's way through M0, memory and the data path, and `LATENCY` cycles more. One line
     in each cycle (`INTERVAL`) while `config.select_looks` lines cover that way and hits leave the
-    cycles. No error cases.
+    cycles. Errors: a line beyond correction has a NaN; where what is known of it cannot be
+    corrected, which line comes next is not known, and that is fatal.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ class PageReader(wiring.Component):
         A line of a query, the same.
     idle : out
         No line is inside.
+    fault : out, BlockFault
     """
 
     LATENCY = 12
@@ -99,6 +101,7 @@ class PageReader(wiring.Component):
                     stream.Signature(data.StructLayout({**stored, "place": self.place}))
                 ),
                 "idle": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -106,9 +109,12 @@ class PageReader(wiring.Component):
         m = Module()
         c = self.config
         depth = c.select_looks
-        m.submodules.asked = asked = SyncFIFOBuffered(width=self.at.size, depth=depth)
-        m.submodules.found = found = SyncFIFOBuffered(width=1, depth=depth)
-        m.submodules.lines = lines = SyncFIFOBuffered(width=LINE_BITS + 1, depth=depth)
+
+        def queue(shape):
+            return ProtectedFifo(shape=shape, depth=depth, protect=c.protect)
+
+        m.submodules.asked, m.submodules.found = asked, found = queue(self.at), queue(1)
+        m.submodules.lines = lines = queue(LINE_BITS)
         carried = data.StructLayout({"query": 1, "place": self.place, "at": self.at, "there": 1})
         m.submodules.quantiser = quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes)
 
@@ -160,27 +166,43 @@ class PageReader(wiring.Component):
         m.d.sync += Assert(~self.i_line.valid | lines.w_rdy, "a line that nobody asked for")
 
         query = self.i_query
-        ready = asked.r_rdy & found.r_rdy & (lines.r_rdy | ~found.r_data[0])
+        ready = asked.r_rdy & found.r_rdy & (lines.r_rdy | ~found.r_data)
         into, meta = quantiser.i, quantiser.i.p.meta
         m.d.comb += [
             into.valid.eq(ready | query.valid),
             into.p.line.eq(
-                Mux(ready, Mux(found.r_data[0], lines.r_data[:LINE_BITS], ~0), query.p.data)
+                Mux(
+                    ready,
+                    Mux(found.r_data & ~lines.fault.uncorrected, lines.r_data, ~0),
+                    query.p.data,
+                )
             ),
             into.p.host_type.eq(self.host_type),
             into.p.format.eq(Format.INT8),
             meta.query.eq(~ready),
             meta.place.eq(query.p.place),
             meta.at.eq(asked.r_data),
-            meta.there.eq(found.r_data[0]),
+            meta.there.eq(found.r_data),
             leaves.eq(ready & into.ready),
             asked.r_en.eq(leaves),
             found.r_en.eq(leaves),
-            lines.r_en.eq(leaves & found.r_data[0]),
+            lines.r_en.eq(leaves & found.r_data),
             query.ready.eq(into.ready & ~ready),
             Assert(~(ready & query.valid), "a query comes among keys"),
         ]
 
+        self._give(m, quantiser)
+        # Lines in the quantiser show at its output alone.
+        passing = Signal(range(64))
+        m.d.sync += passing.eq(
+            passing + (into.valid & into.ready) - (quantiser.o.valid & quantiser.o.ready)
+        )
+        m.d.comb += self.idle.eq(~self.i.valid & (inside == 0) & (passing == 0) & ~query.valid)
+        gather(m, self.fault, asked.fault, found.fault, poisoned=(lines.fault,))
+        return m
+
+    def _give(self, m, quantiser):
+        """What leaves the quantiser, a key or a query."""
         out = quantiser.o.p
         m.d.comb += [
             self.o.valid.eq(quantiser.o.valid & ~out.meta.query),
@@ -192,10 +214,3 @@ class PageReader(wiring.Component):
         ]
         for o in (self.o.p, self.o_query.p):
             m.d.comb += [o.payload.eq(out.payload), o.scale.eq(out.scale)]
-        # Lines in the quantiser show at its output alone.
-        passing = Signal(range(64))
-        m.d.sync += passing.eq(
-            passing + (into.valid & into.ready) - (quantiser.o.valid & quantiser.o.ready)
-        )
-        m.d.comb += self.idle.eq(~self.i.valid & (inside == 0) & (passing == 0) & ~query.valid)
-        return m

@@ -13,7 +13,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts
-from ..lib.protected import BlockFault
+from ..lib.protected import BlockFault, gather_blocks
 from .select_control import SelectControl, SelectParts
 
 __all__ = ["Select"]
@@ -105,9 +105,9 @@ class Select(wiring.Component):
             window.sessions.eq(self.sessions),
             control.sessions.eq(self.sessions),
             control.now.eq(self.now),
-            self.fault.eq(gather.fault),
             self.idle.eq(window.idle & gather.idle & reader.idle & control.idle),
         ]
+        gather_blocks(m, self.fault, gather.fault, window.fault, reader.fault, parts.engine.fault)
         return m
 
     def _accesses(self, m, window):

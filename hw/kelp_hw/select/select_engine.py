@@ -10,6 +10,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.select import BOUND_MASS_BITS, SCORE_BITS
 
+from ..lib.protected import BlockFault
 from .choice import Choice
 from .key_score import KeyScore
 from .mass_share import MassShare
@@ -45,6 +46,8 @@ class SelectEngine(wiring.Component):
         Pages that each head names.
     most : int
         Pages chosen at most, beside the first and the newest.
+    protect : bool
+        The candidates' marks have check bits.
 
     Members
     -------
@@ -63,15 +66,18 @@ class SelectEngine(wiring.Component):
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`.
+    fault : out, BlockFault
     """
 
     LATENCY = 74
     INTERVAL = 77
 
-    def __init__(self, *, heads: int, lines: int, pages: int, quota: int, most: int):
+    def __init__(
+        self, *, heads: int, lines: int, pages: int, quota: int, most: int, protect: bool = False
+    ):
         self.heads, self.lines, self.pages = heads, lines, pages
         self.quota, self.most = checked("quota", quota, 1, 256), checked("most", most, 1, 256)
-        self.marks = PageMarks(pages=pages)
+        self.marks = PageMarks(pages=pages, protect=protect)
         bits = self.page_bits = self.marks.page_bits
         self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=bits)
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
@@ -89,6 +95,7 @@ class SelectEngine(wiring.Component):
                 "o_key": Out(stream.Signature(bits)),
                 "i_key": In(stream.Signature(keys.stored_line)),
                 "o": Out(stream.Signature(self.choice.o.p.shape())),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -131,6 +138,7 @@ class SelectEngine(wiring.Component):
             unscored.o.ready.eq(over),
             self.choice.most.eq(request.most),
             self.choice.target.eq(request.target),
+            self.fault.eq(self.marks.fault),
         ]
         connect(m, self.choice.o, flipped(self.o))
         self._sequence(m, tops, bounds, first_stage, over)

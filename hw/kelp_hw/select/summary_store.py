@@ -20,14 +20,14 @@ __all__ = ["SummaryStore"]
 
 
 class SummaryStore(wiring.Component):
-    """A summary and a bit for each page of the device. The bit says that the summary holds; a write
-    of a key clears it, and so does the scrub of a page, so no summary of a former owner is looked
-    at.
+    """A summary for each page of the device, and for how many lines of a token it holds, if at all:
+    a write of a key clears that, and so does the scrub of a page, so no summary of a former owner
+    is looked at, nor a line of one that was made of fewer.
 
     Latency: `LATENCY` cycles from a page at `i` to its first line at `o`; one line in each cycle
-    (`INTERVAL`). A look at a bit is answered in the next cycle. Clearing goes first: `set` waits
-    for a cycle without it. After reset `ready` rises when every bit is clear, `config.page_words`
-    cycles later. No error cases; a summary only advises, and has no check bits.
+    (`INTERVAL`). A look is answered in the next cycle. Clearing goes first: `set` waits for a cycle
+    without it. After reset `ready` rises when no summary holds, `config.page_words` cycles later.
+    No error cases; a summary only advises, and has no check bits.
 
     Parameters
     ----------
@@ -39,9 +39,11 @@ class SummaryStore(wiring.Component):
         Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile.
     i_clear : in, always-ready stream of page
     look, look_page, holds : in, in, out
-        `holds` is the bit of the page that was looked at in the cycle before.
+        `holds` says whether that of the page that was looked at in the cycle before does, for
+        tokens of `token_lines`.
     set, set_page, set_done : in, in, out
-        The summary of `set_page` holds; `set_done` says in the same cycle that it was noted.
+        The summary of `set_page` holds for them; `set_done` says in the same cycle that it was
+        noted.
     i_line : in, always-ready stream of summary_line
         Lines of a summary; `id` is the page.
     i : in, stream of pages
@@ -81,7 +83,7 @@ class SummaryStore(wiring.Component):
         c, bits = self.config, self.config.page_bits
         width = 2 * ELEMENTS * SUMMARY_BITS + BLOCK_EXPONENT_BITS
         m.submodules.rows = rows = Sram(depth=c.page_words * c.select_lines, shape=width)
-        m.submodules.bits = held = Sram(depth=c.page_words, shape=1)
+        m.submodules.lines = held = Sram(depth=c.page_words, shape=range(c.select_lines + 1))
 
         def page_word(squeue, page):
             return (squeue << bits) | page
@@ -92,10 +94,10 @@ class SummaryStore(wiring.Component):
         m.d.comb += [
             held.read_en.eq(self.look),
             held.read_address.eq(page_word(self.squeue, self.look_page)),
-            self.holds.eq(held.read_data),
+            self.holds.eq(held.read_data == self.token_lines + 1),
             held.write_en.eq(~self.ready | clear.valid | self.set),
             self.set_done.eq(self.ready & ~clear.valid),
-            held.write_data.eq(self.set_done),
+            held.write_data.eq(Mux(self.set_done, self.token_lines + 1, 0)),
             held.write_address.eq(
                 Mux(
                     ~self.ready,

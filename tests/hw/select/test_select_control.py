@@ -50,6 +50,23 @@ def test_layers_writes_and_refusals():
     ]
 
 
+def test_a_guess_leaves_slots_alone():
+    """It looks at pages, tells of those that are not there, and changes no slot; tokens of other
+    lines have their pages summarised anew."""
+
+    def between(room, makes, n):
+        for made in makes:
+            word = made.tracker.words[3]
+            made.tracker.words[3] = word._replace(state=int(PageState.COLD))
+
+    guess = {"layer": 5, "queue": 2, "speculative": 1}
+    bells = [{"layer": 0}, guess, guess | {"queue": 0}, {"layer": 0, "lines": 1}]
+    room, region = compare(bells, around={"queues": (0, 2)}, between=between, cycles=60_000)
+    kinds = [op[0] for op in room.ops]
+    assert kinds.count("UNHOLD") == 6 and len(pins(region.endpoint)) == kinds.count("HOLD") - 6
+    assert set(room.fetched) == {(0, 3)}
+
+
 def test_pages_that_go_and_frames_that_are_short():
     """A page that is not there has no mass and no slot; without room a page is chosen alone."""
 

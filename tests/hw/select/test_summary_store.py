@@ -50,7 +50,7 @@ def test_latency_and_interval():
     assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {SummaryStore.INTERVAL}
 
 
-def test_a_bit_holds_until_it_is_cleared():
+def test_a_summary_holds_until_it_is_cleared():
     found = []
 
     async def steps(ctx, dut):
@@ -80,6 +80,13 @@ def test_a_bit_holds_until_it_is_cleared():
         assert not await change(sets=9, clears=3)  # clearing goes first
         await holds(3)
         await holds(9)
+        assert await change(sets=9)
+        ctx.set(dut.token_lines, 0)  # a line of it is no summary of tokens of one line
+        await holds(9)
+        assert await change(sets=9)
+        await holds(9)
+        ctx.set(dut.token_lines, 1)
+        await holds(9)
 
     pump(SummaryStore(config=CONFIG), Ends(sends={}, takes=(), before=steps), cycles=1)
-    assert found == [0, 1, 0, 0]
+    assert found == [0, 1, 0, 0, 0, 1, 0]

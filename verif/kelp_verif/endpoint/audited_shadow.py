@@ -82,12 +82,16 @@ class AuditedShadow(MemoryShadow):
         response = result.response
         self.audit.answers(KINDS[response], response == Response.POISON, result.data.view("<u2"))
 
+    def decided(self, record: ResultRecord) -> None:
+        """After each op of M3; for those who know more of it."""
+
     def _feed(self) -> None:
         for record in audit_records(self.device.take_commits()):
             if isinstance(record, ResultRecord):
                 op = record.op
                 self._op = op.kind, op.squeue, op.page, op.kv_line
                 self.audit.result(record)
+                self.decided(record)
             elif isinstance(record, FrameRecord):
                 self._op = record.kind, record.squeue, record.page, record.kv_line
                 self.audit.frame(record)

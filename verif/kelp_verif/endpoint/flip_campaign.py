@@ -35,7 +35,8 @@ from kelp_spec.files import write_whole
 from kelp_spec.metadata import Event
 
 from .flip_model import FlipDriver, Memory, memories
-from .flip_traffic import CONFIG, Host, ready_device
+from .flip_select import SelectHost
+from .flip_traffic import Host, Seen, ready_device
 from .inventory import Cells, inventory
 
 __all__ = ["Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
@@ -208,6 +209,8 @@ class _Life:
             host.reopen(driver, self.choice % len(host.owners))
         self._follow(host.traffic(driver, 120))
         self._follow(host.everything(driver))
+        if not driver.irq:
+            self._saw(host.last(driver))
         count = driver.read64("event_count")
         events = driver.read_registers([f"event_{i}" for i in range(count)])
         corrected, fatal = driver.read64("count_corrected"), driver.read_fields("status")["fatal"]
@@ -239,13 +242,15 @@ class _Life:
             driver.run(program, **options)
         finally:
             response, order, data, cycles = driver.answered()
-            seen = self.host.see(program, response, order, data)
-            self.wrong += seen.wrong
-            self.poisoned += seen.poisoned
-            self.refused += seen.refused
+            self._saw(self.host.see(program, response, order, data))
         self.answers.update(response.tobytes())
         self.answers.update(data[response == Response.DATA].tobytes())
         self.cycles.update(cycles.tobytes())
+
+    def _saw(self, seen: Seen) -> None:
+        self.wrong += seen.wrong
+        self.poisoned += seen.poisoned
+        self.refused += seen.refused
 
 
 def _in_a_copy(driver: FlipDriver, host: Host, flips: Sequence[Flip], choice: int) -> Report:
@@ -307,12 +312,13 @@ def hidden(rng: np.random.Generator, memory: Memory, cells: Cells) -> Flip:
 
 
 class Bench:
-    """A device in traffic, of which each trial is a copy."""
+    """A device in traffic, of which each trial is a copy; with `select` one that chooses pages."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, *, select: bool = False):
         self.rng = np.random.default_rng(seed)
-        self.driver, self.host = ready_device(seed)
-        self.cells, self.memories = inventory(Endpoint(config=CONFIG)), memories(self.driver)
+        self.driver, self.host = ready_device(seed, SelectHost(seed) if select else None)
+        self.cells = inventory(Endpoint(config=self.host.config))
+        self.memories = memories(self.driver)
         strays = set(self.cells) ^ set(self.memories)
         assert not strays, f"either the model or the design lacks {sorted(strays)}"
         self._begin()
@@ -422,9 +428,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=())
     parser.add_argument("--states", type=int, default=4)
+    parser.add_argument("--select", action="store_true", help="unit_select, among SELECTs")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore", UnusedElaboratable)  # the inventory only looks at blocks
     result = campaign(
+        bench=Bench(given.seed, select=given.select),
         each=given.each,
         seed=given.seed,
         only=given.only,

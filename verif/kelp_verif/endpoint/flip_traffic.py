@@ -26,6 +26,7 @@ __all__ = ["CONFIG", "Host", "Seen", "ready_device"]
 
 #: Half of each tenant's pages fit.
 CONFIG: Config = named("unit")
+_PAGES = 8  # of a queue, in whatever configuration
 
 #: Stored formats of K and V in each layer of a session.
 _FORMATS = (
@@ -51,16 +52,16 @@ class Seen:
 class Host:
     """The tenants and their lines; LD-ID `owners[s]` holds session s."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, config: Config = CONFIG):
         self.rng = np.random.default_rng(seed)
-        self.owners = [1 + s for s in range(CONFIG.sessions)]
+        self.config = c = config
+        self.owners = [1 + s for s in range(c.sessions)]
         self.lines: dict[int, bytes] = {}
-        c = CONFIG
         self.places = [
             (s, q, p, kv, line)
             for s in range(c.sessions)
             for q in range(c.queues)
-            for p in range(c.pages)
+            for p in range(_PAGES)
             for kv in range(2)
             for line in range(c.half_lines)
         ]
@@ -71,7 +72,7 @@ class Host:
             session,
             Descriptor(
                 layers=len(formats),
-                kv_heads=CONFIG.queues // len(formats),
+                kv_heads=self.config.queues // len(formats),
                 host_type=HostType.FP16,
                 formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
             ),
@@ -82,7 +83,7 @@ class Host:
     def reopen(self, driver: Driver, session: int) -> None:
         """Closes a session and opens it for a stranger, who finds nothing."""
         driver.close_session(session)
-        self.owners[session] = 1 + (self.owners[session] + CONFIG.sessions - 1) % 15
+        self.owners[session] = 1 + (self.owners[session] + self.config.sessions - 1) % 15
         self.lines = {
             address: data
             for address, data in self.lines.items()
@@ -92,15 +93,15 @@ class Host:
 
     def traffic(self, driver: Driver, count: int) -> Program:
         """Reads and writes of all tenants; most go to a few pages, and these change."""
-        rng = self.rng
-        pages = rng.permutation(len(self.places) // CONFIG.page_lines)
+        rng, page_lines = self.rng, self.config.page_lines
+        pages = rng.permutation(len(self.places) // page_lines)
         near = rng.random(count) < 0.7
         page = np.where(
             near,
             pages[rng.integers(0, 6, count)],
             pages[rng.integers(0, len(pages), count)],
         )
-        place = page * CONFIG.page_lines + rng.integers(0, CONFIG.page_lines, count)
+        place = page * page_lines + rng.integers(0, page_lines, count)
         opcode = rng.choice(
             np.array([READ, WRITE, PARTIAL, SPEC_READ], np.uint8), count, p=[0.45, 0.33, 0.19, 0.03]
         )
@@ -123,6 +124,14 @@ class Host:
             byte_enable=np.where(opcode == PARTIAL, enable | np.uint64(_LAST), ~np.uint64(0)),
         )
 
+    def limits(self):
+        """(pool, frames) where fewer are used than there are."""
+        return []
+
+    def last(self, driver: Driver) -> Seen:
+        """What else a host sees when every line has been read."""
+        return Seen()
+
     def everything(self, driver: Driver) -> Program:
         """A read of every line by its owner."""
         return Program.reads(
@@ -144,6 +153,8 @@ class Host:
         zeros = bytes(64)
         for i in np.argsort(accept_order, kind="stable")[(accept_order < 0).sum() :]:
             address, opcode = int(program.address[i]), int(program.opcode[i])
+            if address >> self.config.aperture_bits:
+                continue
             if opcode in (WRITE, PARTIAL):
                 before = self.lines.get(address, zeros)
                 written = program.data[program.data_index[i]].tobytes()
@@ -169,10 +180,12 @@ class Host:
             )
 
 
-def ready_device(seed: int) -> tuple[FlipDriver, Host]:
-    """A device with every session open, in traffic for some thousand cycles."""
+def ready_device(seed: int, host: Host | None = None) -> tuple[FlipDriver, Host]:
+    """A device with every session open, in traffic for some thousand cycles; that of `host`'s
+    configuration, by default CONFIG."""
+    host = host or Host(seed)
     driver = FlipDriver(
-        CONFIG,
+        host.config,
         seed=seed,
         memory=MemoryTiming(latency=20, jitter=8, shuffle=True),
         flash=FlashTiming(latency=120, write_latency=120, jitter=40),
@@ -198,8 +211,8 @@ def ready_device(seed: int) -> tuple[FlipDriver, Host]:
             ),
         }
     )
-    host = Host(seed)
-    for session in range(CONFIG.sessions):
+    driver.write_registers({f"pool_limit_{pool}": frames for pool, frames in host.limits()})
+    for session in range(host.config.sessions):
         host.open(driver, session)
     for _ in range(3):
         program = host.traffic(driver, 500)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,7 @@ from kelp_spec.metadata import ColdOp, PrefetchSource
 from kelp_spec.registers import SessionCommand
 
 from .endpoint_model import ZEROS, stored
+from .storm_select import Choices
 
 __all__ = ["WEATHERS", "Storm", "Weather", "main", "wide"]
 
@@ -111,6 +113,10 @@ class _Ask:
     fmt: Format | None = None
     refused: bool = False  #: outside the map, or another's
     closes: _Tenant | None = None
+    means: int | None = None  #: the address of the line, where it was asked for by another
+    #: called with response and data, instead of the rules for a tenant's line
+    judge: Callable[[Response, bytes], None] | None = None
+    accepted: Callable[[], None] | None = None
 
 
 class Storm:
@@ -145,6 +151,7 @@ class Storm:
         self.pools = {f"pool_limit_{pool}": int(rng.integers(2, 9)) for pool in POOLS}
         self.device.write_registers(self.pools)
         self.tenants = [self._open(session) for session in range(config.sessions)]
+        self.choices = Choices(self, _Ask, LOST) if config.select else None
 
     # - surroundings -------------------------------------------------------------------------------
     def _memory(self, calm=False):
@@ -254,7 +261,10 @@ class Storm:
     def _page(self):
         tenant = self.tenants[self.rng.integers(len(self.tenants))]
         queue = int(self.rng.integers(tenant.queues))
-        return tenant, queue, int(self.rng.integers(tenant.shape.used_pages))
+        pages = tenant.shape.used_pages
+        if self.config.select and self.rng.random() < 0.7:
+            pages = 12  # many pages of few queues, so that there is something to choose among
+        return tenant, queue, int(self.rng.integers(pages))
 
     def _line(self, tenant, queue, page, kv, line, writes):
         rng = self.rng
@@ -405,6 +415,9 @@ class Storm:
         rng = self.rng
         asks = self._lines(count)
         leaving = self.tenants[rng.integers(len(self.tenants))] if close else None
+        if self.choices:
+            for at in sorted(rng.choice(count, count // 24, replace=False), reverse=True):
+                asks[at:at] = self.choices.some()
         for make, share in ((self._odd, 0.1), (self._hint, 0.5), (self._meddle, 0.1)):
             for at in rng.choice(count, int(count * share * rng.random() ** 4), replace=False):
                 asks[at] = make()
@@ -417,6 +430,10 @@ class Storm:
         if leaving:
             self.device._idle_session(leaving.session)
             self.tenants[leaving.session] = self._open(leaving.session)
+            if self.choices:
+                self.choices.forget(leaving.session)
+        if self.choices:
+            self.choices.check()
 
     def blackout(self, count: int = 600) -> None:
         """A reset in the midst of requests: everything is gone, for the next tenants, too."""
@@ -429,6 +446,8 @@ class Storm:
         self._settings(calm=True)
         self.device.write_registers(self.pools)
         self.tenants = [self._open(tenant.session) for tenant in self.tenants]
+        if self.choices:
+            self.choices.forget()
         self.look()
         self._settings()
 
@@ -450,7 +469,11 @@ class Storm:
             ask, response = asks[n], Response(result.response[n])
             if ask.closes:
                 ask.closes.closing = True
-            if ask.refused:
+            if ask.accepted:
+                ask.accepted()
+            if ask.judge:
+                ask.judge(response, result.data[n].tobytes())
+            elif ask.refused:
                 wanted = Response.NXM if ask.opcode in _READS else Response.CMP
                 self._count("refused")
                 if response != wanted:
@@ -482,7 +505,7 @@ class Storm:
 
     def _judge(self, ask, response, data, exact):
         t = ask.tenant
-        truth = t.lines.get(ask.address, ZEROS)
+        truth = t.lines.get(ask.means or ask.address, ZEROS)
         self._count(response.name.lower())
         if response == Response.NXM:
             t.gone = True
@@ -501,8 +524,8 @@ class Storm:
         where = self.device.addresses.decode(ask.address)[1]
         self.silent.append(f"{where} for LD-ID {ask.ld_id}: {what}")
 
-    def _count(self, what):
-        self.seen[what] = self.seen.get(what, 0) + 1
+    def _count(self, what, times=1):
+        self.seen[what] = self.seen.get(what, 0) + times
 
     # - what is left -------------------------------------------------------------------------------
     def _places(self):
@@ -543,6 +566,8 @@ class Storm:
         d.configure(memory=self._memory(calm=True), flash=self._flash(calm=True))
         self._settings(calm=True)
         self._ask(self._release())
+        if self.choices:
+            self.choices.release()
         d.settle()
         places = self._places()
         for _ in range(2):  # the second time nothing of the bad weather is under way
@@ -592,8 +617,9 @@ def main(arguments=None) -> int:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 4), metavar=("FIRST", "END"))
     parser.add_argument("--weather", choices=WEATHERS, nargs="*", default=list(WEATHERS))
     parser.add_argument("--queues", type=int, help="of `unit` with four pages to a queue")
+    parser.add_argument("--config", default="unit", help="unit or unit_select (default: unit)")
     options = parser.parse_args(arguments)
-    config = named("unit")
+    config = named(options.config)
     if options.queues:
         config = wide(options.queues)
     bad = 0
@@ -606,7 +632,8 @@ def main(arguments=None) -> int:
             except RuntimeError as error:
                 found, seen = [str(error)], {}
             bad += bool(found)
-            shown = {k: seen[k] for k in ("data", "poison", "nxm", "cycles") if k in seen}
+            names = ("data", "poison", "nxm", "selects", "held", "gather_data", "cycles")
+            shown = {k: seen[k] for k in names if k in seen}
             print(
                 f"{name} {seed}: {len(found)} silent; {shown}", *found[:3], sep="\n  ", flush=True
             )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""States of SelectControl in which a doorbell is checked, and its queries go to the engine."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Mux, Signal
+
+from kelp_spec.metadata import Event
+from kelp_spec.select import Refusal
+
+from .block_form import unpack
+from .control_slots import Then
+
+__all__ = ["check", "query"]
+
+
+def check(control, m, s):
+    """The doorbell's fields, and whether a token's lines divide a page's."""
+    c, p, bell, held = control.config, control.parts, s.bell, s.held
+    lines = Signal(c.half_line_bits + 2)
+    newest_lines = Signal(bell.tokens.shape().width + 6)
+    s.newest_lines, broken = Signal(c.half_line_bits + 1), Signal()
+    m.d.comb += [newest_lines.eq(bell.tokens * bell.lines[:6]), s.newest_lines.eq(newest_lines)]
+    yield
+    with m.State("BELL"):
+        m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken), lines.eq(0)]
+        m.d.sync += s.used_lines.eq(held.used_lines)
+        m.d.sync += s.host_type.eq(held.host_type)
+        m.next = "CHECK"
+    with m.State("CHECK"):
+        m.next = "REFUSE"
+        with m.If(broken):
+            m.d.sync += s.refusal.eq(Refusal.BELL)
+        with m.Elif(bell.release):
+            m.d.sync += [
+                s.queue.eq(s.own_low),
+                s.last_queue.eq(s.own_high),
+                s.all.eq(1),
+                s.then.eq(Then.ANSWER),
+            ]
+            m.next = "ANSWER"
+            with m.If(s.own):
+                m.next = "WALK"
+        with m.Elif(bell.queue >= held.used_queues):
+            m.d.sync += s.refusal.eq(Refusal.QUEUE)
+        with m.Elif(bell.newest >= held.used_pages):
+            m.d.sync += s.refusal.eq(Refusal.PAGE)
+        with m.Elif((bell.lines == 0) | (bell.lines > c.select_lines)):
+            m.d.sync += s.refusal.eq(Refusal.LINES)
+        with m.Elif(lines < s.used_lines):
+            m.d.sync += lines.eq(lines + bell.lines)
+            m.next = "CHECK"
+        with m.Elif(lines != s.used_lines):
+            m.d.sync += s.refusal.eq(Refusal.LINES)
+        with m.Elif((newest_lines == 0) | (newest_lines > s.used_lines)):
+            m.d.sync += s.refusal.eq(Refusal.TOKENS)
+        with m.Elif(bell.most > c.select - 2):
+            m.d.sync += s.refusal.eq(Refusal.COUNT)
+        with m.Else():
+            m.next = "QUERY"
+    with m.State("REFUSE"):
+        m.d.comb += [
+            control.o_event.valid.eq(1),
+            control.o_event.p.code.eq(Event.SELECT_REFUSED),
+            control.o_event.p.ld_id.eq(held.ld_id),
+            control.o_event.p.squeue.eq(s.squeue),
+            control.o_event.p.page.eq(bell.newest),
+            control.o_event.p.argument.eq(s.refusal),
+        ]
+        m.next = "ANSWER"
+
+
+def query(control, m, s):
+    """The group's queries, line by line, into the engine."""
+    c, p, bell = control.config, control.parts, s.bell
+    head, line, asked = (
+        Signal(range(c.select_heads)),
+        Signal(range(c.select_lines)),
+        Signal(),
+    )
+    sent, nan = Signal(), Signal()
+    last_line = line == bell.lines - 1
+    last = last_line & (head == c.select_heads - 1)
+    got = p.reader.o_query
+    got_last = (got.p.place.head == c.select_heads - 1) & (got.p.place.line == bell.lines - 1)
+    stored = Signal(p.engine.layouts.stored_line)
+    to = p.engine.i_query
+    is_nan, taken = Signal(), Signal()
+    m.d.comb += [
+        taken.eq(p.reader.i_query.valid & p.reader.i_query.ready),
+        stored.payload.eq(got.p.payload),
+        stored.scale.eq(got.p.scale),
+        p.window.query_line.eq(head * c.select_lines + line),
+        p.reader.i_query.p.data.eq(p.window.query),
+        p.reader.i_query.p.place.head.eq(head),
+        p.reader.i_query.p.place.line.eq(line),
+        got.ready.eq(1),
+        to.valid.eq(got.valid),
+        to.p.head.eq(got.p.place.head),
+        to.p.line.eq(got.p.place.line),
+    ]
+    exponent = Signal.like(to.p.exponent)
+    unpack(m, stored, to.p.element, exponent, is_nan)
+    m.d.comb += to.p.exponent.eq(exponent)
+    yield
+    with m.State("QUERY"):
+        # A row is there in the cycle after it is addressed.
+        m.d.sync += asked.eq(1)
+        m.d.comb += [p.reader.i_query.valid.eq(asked & ~sent), p.window.query_used.eq(taken)]
+        with m.If(taken):
+            m.d.sync += [asked.eq(0), line.eq(Mux(last_line, 0, line + 1))]
+            with m.If(last_line):
+                m.d.sync += head.eq(Mux(last, 0, head + 1))
+            with m.If(last):
+                m.d.sync += sent.eq(1)
+        with m.If(got.valid):
+            m.d.sync += nan.eq(nan | is_nan)
+            with m.If(got_last):
+                m.d.sync += [asked.eq(0), sent.eq(0), nan.eq(0)]
+                m.d.sync += [
+                    s.then.eq(Then.SUMMARISE),
+                    s.all.eq(s.own & (bell.layer != s.own_layer)),
+                    s.queue.eq(bell.queue),
+                    s.last_queue.eq(bell.queue),
+                ]
+                with m.If(s.own & (bell.layer != s.own_layer)):
+                    m.d.sync += [s.queue.eq(s.own_low), s.last_queue.eq(s.own_high)]
+                m.next = "WALK"
+                with m.If(bell.speculative):
+                    m.next = "SUMMARISE"
+                with m.If(nan | is_nan):
+                    m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
+                    m.next = "REFUSE"

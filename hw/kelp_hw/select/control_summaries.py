@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""States of SelectControl in which pages without a summary get one, a page after another."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Signal
+
+from kelp_spec.metadata import Op
+
+from .summary_build import SummaryBuild
+
+__all__ = ["summarise"]
+
+
+def summarise(control, m, s):
+    """Summaries of the pages that have none, a page after another."""
+    c, p, newest = control.config, control.parts, s.bell.newest
+    m.submodules.build = build = SummaryBuild(lines=c.select_lines, id_bits=c.page_bits)
+    store, keys, clear = p.store, p.reader.o, p.store.i_clear
+    s.building, s.build_ready = Signal(), Signal()
+    at, asked, page = Signal(c.page_bits + 1, init=1), Signal(), Signal(c.page_bits)
+    complete, touched = Signal(), Signal()
+    looked = control.i_result
+    m.d.comb += [
+        s.build_ready.eq(build.i.ready),
+        build.token_lines.eq(s.bell.lines - 1),
+        build.i.valid.eq(keys.valid & s.building),
+        build.i.p.payload.eq(keys.p.payload),
+        build.i.p.scale.eq(keys.p.scale),
+        build.i.p.line.eq(keys.p.at.line),
+        build.i.p.last.eq(keys.p.at.page_end),
+        build.i.p.id.eq(keys.p.at.page),
+        build.o.ready.eq(1),
+        store.i_line.valid.eq(build.o.valid),
+        store.i_line.p.eq(build.o.p),
+        store.look_page.eq(at),
+        store.set_page.eq(page),
+    ]
+    # What M3 decided before it saw the page's first line is in the line.
+    with m.If(clear.valid & (clear.p.squeue == s.squeue) & (clear.p.page == page)):
+        m.d.sync += touched.eq(1)
+    with m.If(looked.valid & (looked.p.op.kind == Op.LOOK) & (looked.p.op.kv_line == 0)):
+        m.d.sync += touched.eq(0)
+    with m.If(keys.valid & keys.ready):
+        m.d.sync += complete.eq(complete & keys.p.there)
+    yield
+    with m.State("SUMMARISE"):
+        m.d.comb += store.look.eq(1)
+        m.d.sync += [
+            asked.eq(at < newest),
+            page.eq(at),
+            at.eq(at + 1),
+            complete.eq(1),
+        ]
+        with m.If(asked & ~store.holds):
+            m.d.sync += [asked.eq(0), at.eq(page + 1), page.eq(page)]
+            m.next = "BUILD"
+        with m.Elif((at >= newest) & ~asked):
+            m.d.sync += [at.eq(1), asked.eq(0)]
+            m.next = "CHOOSE"
+    with m.State("BUILD"):
+        m.d.comb += [
+            s.building.eq(1),
+            s.asks.page.eq(page),
+            s.asks.count.eq(s.used_lines),
+            p.reader.i.valid.eq(1),
+        ]
+        with m.If(p.reader.i.ready):
+            m.next = "BUILDING"
+    with m.State("BUILDING"):
+        m.d.comb += s.building.eq(1)
+        with m.If(build.o.valid & build.o.p.last):
+            m.next = "BUILT"
+    with m.State("BUILT"):
+        m.d.comb += store.set.eq(complete & ~touched & ~s.void)
+        with m.If(store.set_done | ~store.set):
+            m.next = "SUMMARISE"
