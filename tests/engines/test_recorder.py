@@ -172,9 +172,11 @@ def _seeded():
     return MODELS["llama"]().eval()
 
 
-def _gguf(path, architecture="llama", kind=None):
+def _gguf(path, architecture="llama", kind=None, sizes=True):
     """A GGUF of one tensor."""
     writer = gguf.GGUFWriter(path, architecture)
+    if sizes:
+        writer.add_block_count(1)
     if kind is None:
         writer.add_tensor("token_embd.weight", np.zeros((64, 32), np.float32))
     else:
@@ -195,12 +197,23 @@ def test_what_is_no_model_is_refused_in_a_line(tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole.read_bytes()[:-2000])
     unread = gguf.GGMLQuantizationType.Q8_K
+
+    def damaged(at, number):
+        content = bytearray(whole.read_bytes())
+        content[at : at + 4] = number.to_bytes(4, "little")
+        path = tmp_path / f"damaged{at}.gguf"
+        path.write_bytes(content)
+        return path
+
     for path, fault in (
         (tmp_path / "none.gguf", "no such file"),
         (text, "is no GGUF file"),
         (cut, "is cut short or damaged"),
         (_gguf(tmp_path / "type.gguf", kind=unread), "is of type Q8_K, which is not read"),
         (_gguf(tmp_path / "other.gguf", "plamo"), "architecture plamo is not supported"),
+        (_gguf(tmp_path / "sizes.gguf", sizes=False), "'llama' and has no llama.block_count"),
+        (damaged(4, 99), "version 99"),
+        (damaged(whole.read_bytes().index(b"token_embd.weight") + 17 + 4 + 2 * 8, 200), "200"),
         (tmp_path, "cannot be read"),
     ):
         with pytest.raises(RecorderError, match=fault) as found:

@@ -45,6 +45,7 @@ def load(model: str):
         path = Path(model).absolute()
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         logging.disable_progress_bar()
+        logging.set_verbosity(logging.CRITICAL)  # what is wrong is said in one line, below
     try:
         found = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**where)
@@ -59,23 +60,31 @@ def load(model: str):
 
 
 def _check_gguf(path: Path) -> None:
-    """Every tensor lies in the file and is of a type that can be turned into numbers."""
+    """Every tensor lies in the file and is of a type that can be turned into numbers, and the file
+    has the sizes of the architecture that it names."""
     import gguf
 
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise RecorderError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
-        tensors = gguf.GGUFReader(path).tensors
+        reader = gguf.GGUFReader(path)
+        architecture = reader.fields["general.architecture"].contents()
     except RecorderError:
         raise
     except FileNotFoundError:
         raise RecorderError(f"{path}: no such file") from None
+    except PermissionError as error:
+        raise RecorderError(f"{path}: {error.strerror}") from None
     except (OSError, ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
+        # of a version or a tensor type that is newer than the package gguf
+        if "version" in str(error) or "GGMLQuantizationType" in str(error):
+            raise RecorderError(f"{path} is not read: {str(error)[:120]}") from None
         raise RecorderError(
-            f"{path} is cut short or damaged: {str(error).splitlines()[0][:120]}"
+            f"{path} is cut short or damaged: its {path.stat().st_size} bytes do not hold what its "
+            + "header says; fetch it anew"
         ) from None
-    for tensor in tensors:
+    for tensor in reader.tensors:
         try:
             row = tensor.data.reshape(-1, tensor.data.shape[-1])[:1]
             gguf.quants.dequantize(row, tensor.tensor_type)
@@ -84,3 +93,9 @@ def _check_gguf(path: Path) -> None:
                 f"{path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which is not "
                 + "read"
             ) from None
+    sizes = f"{architecture}.block_count"
+    if sizes not in reader.fields:
+        raise RecorderError(
+            f"{path} names the architecture {architecture!r} and has no {sizes}: it is damaged, or "
+            + "of an architecture that is not read; legal: a decoder as llama is"
+        )
