@@ -62,7 +62,8 @@ def host_rows() -> Iterator:
 def hf_rows() -> Iterator:
     """`hf.tokens_per_second.*`: greedy decoding by a random two-layer Llama of 64 hidden units
     after 32 tokens of prompt; `hf.dax_over_dynamic_cache`: the time of the one over the other's,
-    run by run. `hf.smollm2.*` the same of SmolLM2-135M in fp16, where its weights are installed.
+    run by run; `hf.update_us.*`: an `update` of one token in a layer of SmolLM2's sizes, 200 tokens
+    before it. `hf.smollm2.*` the rates of SmolLM2-135M in fp16, where its weights are installed.
     Needs the environment of `make test-engines`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -91,6 +92,7 @@ def hf_rows() -> Iterator:
     )
     ids = torch.randint(3, 101, (1, 32))
     yield from _decoded("hf", model, ids, _CONFIG, tokens=32, rounds=5)
+    yield from _updates()
     try:
         path = smollm2()
     except RecorderError:
@@ -99,6 +101,50 @@ def hf_rows() -> Iterator:
     ids = tokenizer(_PROMPT, return_tensors="pt")["input_ids"]
     model = model.to(torch.float16)
     yield from _decoded("hf.smollm2", model, ids, "smollm2", tokens=64, rounds=3)
+
+
+def _updates() -> Iterator:
+    """`hf.update_us.*`, CPU time, layer after layer as in decoding; the caches take turns."""
+    import torch
+    from transformers import DynamicCache, LlamaConfig
+
+    import cxl_kv
+    from cxl_kv.connectors.hf import EndpointCache
+    from kelp_verif.measure.rows import Row
+
+    layers, heads, head_dim, tokens = 30, 3, 64, 20
+    config = LlamaConfig(
+        hidden_size=9 * head_dim,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
+    )
+    prompt, one = (torch.randn(1, heads, n, head_dim, dtype=torch.float16) for n in (200, 1))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cxl_kv.open(f"dax:{folder}/memory?config=smollm2&create=1") as device,
+    ):
+        caches = {
+            "dynamic_cache": lambda: DynamicCache(config=config),
+            "dax": lambda: EndpointCache(device, config, policy=cxl_kv.Policy(score="observed")),
+        }
+        seconds = {name: [] for name in caches}
+        for _ in range(5):
+            for name, cache_of in caches.items():
+                cache = cache_of()
+                for layer in range(layers):
+                    cache.update(prompt, prompt, layer)
+                for _ in range(tokens):
+                    started = time.process_time()
+                    for layer in range(layers):
+                        cache.update(one, one, layer)
+                    seconds[name].append((time.process_time() - started) / layers)
+                if isinstance(cache, EndpointCache):
+                    cache.close()
+    for name, took in seconds.items():
+        of = "smollm2" if name == "dax" else ""
+        yield Row(f"hf.update_us.{name}", 1e6 * statistics.median(took), "µs", config=of)
 
 
 def _decoded(name, model, ids, config, *, tokens, rounds) -> Iterator:

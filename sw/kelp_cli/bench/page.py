@@ -76,7 +76,11 @@ _TITLES = {
         "99th percentile of 200 clients' latency, wall clock, without attackers and beside one of "
         + "each kind, in turns; the ratio is the median of five.",
     ),
-    "hf": ("Hugging Face", "Greedy decoding of a tiny random Llama, wall clock, `.venv.hf`."),
+    "hf": (
+        "Hugging Face",
+        "Greedy decoding of a tiny random Llama and, under `smollm2`, of SmolLM2-135M, wall clock; "
+        + "`update` at SmolLM2's sizes, CPU time. `.venv.hf`.",
+    ),
 }
 
 
