@@ -92,18 +92,10 @@ class Llama:
     ) -> np.ndarray:
         """float64 [tokens − 1]: −log p of each next token. ``attention`` takes the place of
         :func:`attend`, and is told the layer first."""
-        w, heads = self.weights, self.config["num_attention_heads"]
-        x = w["model.embed_tokens.weight"][tokens].astype(np.float32)
-        cos, sin = self._rope(len(tokens))
+        x = self.embedded(tokens)
+        turn = self.turn(np.arange(len(tokens)))
         for layer in range(self.layers):
-            at = f"model.layers.{layer}."
-            normed = self._norm(x, w[at + "input_layernorm.weight"])
-            counts = (("q", heads), ("k", self.kv_heads), ("v", self.kv_heads))
-            q, k, v = (
-                self._heads(normed @ w[at + f"self_attn.{name}_proj.weight"].T, n)
-                for name, n in counts
-            )
-            q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+            q, k, v = self.project(layer, x, turn)
             kv = np.stack([k, v]).astype(np.float16)
             k, v = kv.astype(np.float32) if store is None else store(layer, kv)
             positions = np.arange(len(tokens))
@@ -112,22 +104,65 @@ class Llama:
                 if attention is None
                 else attention(layer, q, k, v, positions)
             )
-            out = out.transpose(1, 0, 2).reshape(len(tokens), -1)
-            x = x + out @ w[at + "self_attn.o_proj.weight"].T
-            normed = self._norm(x, w[at + "post_attention_layernorm.weight"])
-            gate = normed @ w[at + "mlp.gate_proj.weight"].T
-            x = (
-                x
-                + (gate / (1 + np.exp(-gate)) * (normed @ w[at + "mlp.up_proj.weight"].T))
-                @ w[at + "mlp.down_proj.weight"].T
-            )
+            x = self.after(layer, x, out)
+        return self.nats(x[:-1], tokens[1:])
+
+    def embedded(self, tokens: np.ndarray) -> np.ndarray:
+        """float32 [tokens, hidden]: what the first layer sees."""
+        return self.weights["model.embed_tokens.weight"][tokens].astype(np.float32)
+
+    def project(self, layer: int, x: np.ndarray, turn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """q, k, v [heads, rows, head_dim] of a layer, q and k turned by RoPE, from x [rows,
+        hidden]."""
+        normed = self._normed(layer, x)
+        heads = self.kv_heads
+        k, v = (self._rows(layer, name, normed, heads) for name in ("k", "v"))
+        return self.query(layer, x, turn, normed), _turned(k, *turn), v
+
+    def query(
+        self, layer: int, x: np.ndarray, turn, normed: np.ndarray | None = None
+    ) -> np.ndarray:
+        """q alone; of another layer's x it is a guess of what this layer will ask for."""
+        normed = self._normed(layer, x) if normed is None else normed
+        return _turned(self._rows(layer, "q", normed, self.config["num_attention_heads"]), *turn)
+
+    def after(self, layer: int, x: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """The layer's output from its input x and its heads' attention [heads, rows, head_dim]."""
+        w, at = self.weights, f"model.layers.{layer}."
+        out = out.transpose(1, 0, 2).reshape(len(x), -1)
+        x = x + out @ w[at + "self_attn.o_proj.weight"].T
+        normed = self._norm(x, w[at + "post_attention_layernorm.weight"])
+        gate = normed @ w[at + "mlp.gate_proj.weight"].T
+        return (
+            x
+            + (gate / (1 + np.exp(-gate)) * (normed @ w[at + "mlp.up_proj.weight"].T))
+            @ w[at + "mlp.down_proj.weight"].T
+        )
+
+    def nats(self, x: np.ndarray, following: np.ndarray) -> np.ndarray:
+        """float64 [rows]: −log p of the tokens that follow, from the last layer's output."""
+        w = self.weights
         logits = (
             self._norm(x, w["model.norm.weight"])
             @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
         )
-        logits = logits[:-1] - logits[:-1].max(axis=1, keepdims=True)
-        chosen = np.take_along_axis(logits, tokens[1:, None], axis=1)[:, 0]
+        logits -= logits.max(axis=1, keepdims=True)
+        chosen = np.take_along_axis(logits, following[:, None], axis=1)[:, 0]
         return np.log(np.exp(logits).sum(axis=1, dtype=np.float64)) - chosen
+
+    def turn(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """RoPE's cosines and sines [positions, head_dim]."""
+        frequency = self.config["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
+        angle = positions[:, None] * np.concatenate([frequency, frequency])[None, :]
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def _normed(self, layer: int, x: np.ndarray) -> np.ndarray:
+        return self._norm(x, self.weights[f"model.layers.{layer}.input_layernorm.weight"])
+
+    def _rows(self, layer: int, name: str, normed: np.ndarray, heads: int) -> np.ndarray:
+        return self._heads(
+            normed @ self.weights[f"model.layers.{layer}.self_attn.{name}_proj.weight"].T, heads
+        )
 
     def _heads(self, rows: np.ndarray, heads: int) -> np.ndarray:
         return np.ascontiguousarray(
@@ -140,11 +175,6 @@ class Llama:
             / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(self.config["rms_norm_eps"]))
             * weight
         )
-
-    def _rope(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        frequency = self.config["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
-        angle = np.arange(count)[:, None] * np.concatenate([frequency, frequency])[None, :]
-        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
