@@ -40,6 +40,7 @@ TESTED_BY = {
     "sim/kelp_sim/quality/real.py": ("tests/engines/test_hf_quality.py",),
     "sim/kelp_sim/replay": ("tests/rtl/replay", "tests/sim/report"),
     "sim/kelp_sim/report": ("tests/sim/report/test_report.py",),
+    "sim/kelp_sim/select": ("tests/sim/select/test_worth.py",),
     "sim/kelp_sim/trace": ("tests/sim/lab", "tests/sim/replay"),
     "sim/kelp_rtl": ("tests/rtl/test_device.py",),
     "sim/kelp_rtl/build": ("tests/verif/harness/test_runner.py", "tests/rtl/test_device.py"),

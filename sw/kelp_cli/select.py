@@ -18,6 +18,14 @@ def register(app: typer.Typer) -> None:
 
 
 def select(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[TRACE…]",
+            help="Recordings of this model, or texts: what the choice is worth at residencies.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         Path,
         typer.Option(
@@ -29,23 +37,66 @@ def select(
         int,
         typer.Option(min=1, help="Texts; of a .gguf file those that are held back (docs/lab.md)."),
     ] = 4,
-    tokens: Annotated[int, typer.Option(min=64, help="Tokens of each.")] = 2048,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=64,
+            help="Tokens of each; 2048 when left out, of a recording all.",
+            show_default=False,
+        ),
+    ] = None,
     first: Annotated[
-        int, typer.Option(min=32, help="Tokens before it attend to everything.")
-    ] = 1792,
+        int | None,
+        typer.Option(
+            min=32,
+            help="Tokens before it attend to everything; 1792 when left out, of a recording its "
+            + "prefill, of a text a quarter.",
+            show_default=False,
+        ),
+    ] = None,
     quotas: Annotated[
-        str, typer.Option(help="Pages that each query head names, with commas between.")
+        str,
+        typer.Option(
+            help="Pages that each query head names, with commas between; of TRACE the first."
+        ),
     ] = "16,32",
     most: Annotated[
         int, typer.Option(min=0, help="Pages chosen at most, beside the first and the newest.")
     ] = 16,
+    residency: Annotated[
+        str, typer.Option(help="Of TRACE: shares of the pages that are resident.")
+    ] = "0.125,0.25,0.5",
+    wait_above: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Of TRACE: a layer waits while more of its mass is missing; 1: never."
+        ),
+    ] = 1.0,
+    policy: Annotated[
+        str, typer.Option(help="Of TRACE: what the device keeps: table (policy 2) or lru.")
+    ] = "table",
+    guess: Annotated[
+        bool, typer.Option("--guess/--no-guess", help="Of TRACE: the next layer's query is sent.")
+    ] = True,
+    warm: Annotated[
+        int, typer.Option(min=0, help="Of TRACE: steps at the beginning that do not count.")
+    ] = 64,
     json: Annotated[
         Path | None,
         typer.Option("--json", help="Also write every row to this file (- is stdout)."),
     ] = None,
+    lists: Annotated[
+        Path | None,
+        typer.Option(help="Of TRACE: write the pages that each reader chose to this .npz."),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Of TRACE: write a page and its plots into this folder."),
+    ] = None,
 ) -> None:
     """Mass found, recall and perplexity of the device's choice, everything resident, against an
-    ideal reader's: the best pages by exact scores until 90 % of the mass.
+    ideal reader's: the best pages by exact scores until 90 % of the mass. With TRACE: token time,
+    who waits and perplexity with little resident, against hosts that choose themselves.
 
     The choice is the golden model's, bit for bit; the model runs in NumPy. docs/select.md
     defines it.
@@ -55,6 +106,19 @@ def select(
     from kelp_sim.select import readers, study
 
     chosen = _quotas(quotas)
+    if traces:
+        from .select_worth import Asked, worth
+
+        worth(
+            Asked(model, traces, tokens, first, residency, wait_above, policy, guess, warm),
+            chosen[0],
+            most,
+            json,
+            lists,
+            page,
+        )
+        return
+    tokens, first = tokens or 2048, 1792 if first is None else first
     if not first < tokens - 1:
         raise UserError(
             f"--first {first} of {tokens} tokens leaves none to judge by; legal: to {tokens - 2}"

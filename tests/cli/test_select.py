@@ -28,3 +28,35 @@ def test_bad_options_are_one_line():
     ):
         done = kelp("select", *options)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_worth_with_little_memory(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
+    done = kelp(
+        *("select", str(text), "--model", MODEL, "--tokens", "150", "--first", "112", "--warm"),
+        *("4", "--quotas", "3", "--most", "4", "--residency", "0.5", "--json", "-"),
+        *("--lists", str(tmp_path / "lists.npz"), "--page", str(tmp_path / "page")),
+    )
+    found = json.loads(done.stdout)
+    assert [row["reader"] for row in found["rows"]][-1] == "kelp"
+    assert (tmp_path / "lists.npz").is_file()
+    assert {path.suffix for path in (tmp_path / "page").iterdir()} == {".png", ".html"}
+
+
+def test_bad_input_for_worth_is_one_line(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a short text", encoding="utf-8")
+    real = str(ROOT / "data" / "traces" / "smollm2_argparse.npz")
+    small = str(ROOT / "data" / "traces" / "attn_3.npz")
+    for options, said in (
+        (("nowhere.npz",), "nowhere.npz: no such file"),
+        ((str(text),), "leaves none to judge by"),
+        ((real,), "is of 30 layers"),
+        ((small, "--residency", "0,2"), "--residency '0,2' is not shares"),
+        ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),
+        ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
+    ):
+        done = kelp("select", *options, "--model", MODEL)
+        assert done.returncode and "Traceback" not in done.stderr
+        assert said in " ".join(done.stderr.split()), done.stderr

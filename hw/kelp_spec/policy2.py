@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Constants of policy 2, the table policy (docs/select.md, "Policy 2"): how likely a page is read
+in its queue's next turn, learnt from what choices took and from guessed queries."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+__all__ = [
+    "ADMIT",
+    "BACKLOG",
+    "CREDIT_MOST",
+    "EARLY_MOST",
+    "FAST",
+    "FAST_FOLD",
+    "FLYING_SHARE",
+    "FOLDED",
+    "LATER",
+    "LATER_READ",
+    "LATER_STEPS",
+    "ONE",
+    "PROFILE_STEPS",
+    "SLOW",
+    "SLOW_FOLD",
+    "THRESHOLD",
+    "THRESHOLD_CREDIT",
+    "T_SHIFT",
+    "T_SIDE",
+    "V_SHIFT",
+    "start_of_t",
+    "start_of_v",
+]
+
+ONE = 65535  #: a certainty
+FAST, SLOW = 56, 8  #: weights of a read in the two frequencies (UQ0.12), of 256
+FOLDED = 255  #: idle steps that the fold tables tell apart
+PROFILE_STEPS = 64  #: after which a profile's counts are halved
+V_SHIFT, T_SHIFT = 7, 6  #: how slowly V and T learn
+T_SIDE = 12  #: entries of a side of T: an octave each
+LATER_READ = 200  #: of 256: what a read one turn later is worth
+ADMIT = 154  #: of 256: what a page's value has to have of the victim's
+FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
+BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for
+EARLY_MOST = 32  #: pages fetched early for a queue
+CREDIT_MOST = 256  #: flash reads that LRU would have made and we have not, at most
+#: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each credit
+THRESHOLD, THRESHOLD_CREDIT = 26214, 87
+#: what a victim's value counts for, by how late its queue's turn comes: 256 · 0.8^(n / 16)
+LATER_STEPS = 16
+LATER = tuple(round(256 * 0.8 ** (n / LATER_STEPS)) for n in range(LATER_STEPS))
+
+
+def _fold(weight: int) -> tuple[int, ...]:
+    """[FOLDED + 1]: 65536 · (1 − weight/256)^n, rounded half up; nothing is left at the end."""
+    rows = (Fraction(256 - weight, 256) ** n * 65536 + Fraction(1, 2) for n in range(FOLDED))
+    return (*map(int, rows), 0)
+
+
+FAST_FOLD, SLOW_FOLD = _fold(FAST), _fold(SLOW)
+
+
+def start_of_v() -> list[int]:
+    """[4 · 8 · 8]: V of a new session, by buckets of fast, slow and profile."""
+    return [
+        round(min(1.0, 0.7 * 2.0 ** (i - 3) + 0.7 * 2.0 ** (j - 7) + 0.5 * 2.0 ** (k - 7)) * ONE)
+        for i in range(4)
+        for j in range(8)
+        for k in range(8)
+    ]
+
+
+def start_of_t() -> list[int]:
+    """[12 · 12]: T of a new session, by octaves of value and of guessed mass."""
+    return [
+        round(0.9 * 2.0 ** (i - T_SIDE + 1) * ONE) for i in range(T_SIDE) for _ in range(T_SIDE)
+    ]

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A text decoded step by step by a host whose device chooses: what is resident decides what is
+attended to, and that decides the next queries. Several devices decode side by side.
+
+A page that is wanted and absent is fetched and used when it has landed, by the clock of
+:mod:`.timing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+
+from kelp_golden import select as golden
+
+from ..quality.llama import Llama
+from ..quality.threads import one_thread
+from . import kernel, memory
+from .readers import _blocks, _paged, scale_of
+from .timing import RTL, Choice, Shape, Timing
+
+__all__ = ["Device", "Run", "decode"]
+
+ONE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device and what its host asks of it."""
+
+    residency: float = 1.0  #: of the pages at the end
+    compute: int = 0  #: of the host, cycles a layer
+    quota: int = 16
+    most: int = 16
+    target: float = 0.9
+    #: a layer waits while more than this share of its mass is missing; 1: never
+    wait_above: float = 1.0
+    table: bool = True  #: policy 2; otherwise LRU over one pool
+    guess: bool = True  #: the host sends the next layer's guessed query
+    timing: Timing = RTL
+
+
+@dataclass
+class Run:
+    """What one device did, step by step from ``first`` on."""
+
+    device: Device
+    nats: np.ndarray  #: [steps] −log p of the next token
+    chosen: np.ndarray  #: [steps, layers, kv_heads, pages] bool
+    cycles: np.ndarray  #: [steps] from the first message to the last answer
+    waits: np.ndarray  #: [steps, layers] bool
+    reads: np.ndarray  #: [steps] flash reads
+    early: np.ndarray  #: [steps] those of a guess
+    lru: np.ndarray  #: [steps] misses of LRU over one pool, of what was wanted
+    #: [steps, layers, kv_heads, 4]: mass of the candidates that are absent, as estimated and as it
+    #: is, candidates, absent ones
+    missing: np.ndarray
+    link: np.ndarray  #: [steps] bytes over the link
+    useful: np.ndarray = field(default=None)  #: [steps] bytes of the pages chosen
+
+
+@numba.njit(cache=True)
+def _attend(q, k, v, chosen, position, size, out):
+    """One KV head: q [heads, d], k, v [tokens, d]; over the chosen pages, to the position."""
+    heads, dim = q.shape
+    scale = np.float32(dim**-0.5)
+    for head in range(heads):
+        top, whole = np.float32(-np.inf), np.float32(0)
+        out[head] = 0
+        for page in range(position // size + 1):
+            if not chosen[page]:
+                continue
+            for token in range(page * size, min(page * size + size, position + 1)):
+                score = np.float32(0)
+                for i in range(dim):
+                    score += q[head, i] * k[token, i]
+                score *= scale
+                if score > top:
+                    fade = np.exp(top - score)
+                    whole *= fade
+                    for i in range(dim):
+                        out[head, i] *= fade
+                    top = score
+                w = np.exp(score - top)
+                whole += w
+                for i in range(dim):
+                    out[head, i] += w * v[token, i]
+        for i in range(dim):
+            out[head, i] /= whole
+
+
+class _Host:
+    """One device with its keys, and what it counts."""
+
+    def __init__(self, device: Device, model: Llama, shape: Shape, prefix, tokens: int, first: int):
+        self.d, self.shape = device, shape
+        self.layers, heads = model.layers, shape.kv_heads
+        self.queues = self.layers * heads
+        size = shape.page_tokens
+        self.pages = -(-tokens // size)
+        self.m, self.sh = scale_of(model.head_dim)
+        steps = tokens - first
+        k, v = prefix
+        padded = self.layers, heads, self.pages * size, model.head_dim
+        self.k, self.v = np.zeros(padded, np.float32), np.zeros(padded, np.float32)
+        self.k[:, :, :first], self.v[:, :, :first] = k, v
+        lines = shape.lines
+        self.kx = np.zeros((*padded[:3], lines, 32), np.int8)
+        self.ke = np.full((*padded[:3], lines), -127, np.int16)
+        self.low = np.zeros((self.layers, heads, self.pages, lines, 32), np.int8)
+        self.high, self.se = np.zeros_like(self.low), np.full(self.low.shape[:4], -127, np.int16)
+        for layer in range(self.layers):
+            for head in range(heads):
+                blocks = _blocks(k[layer, head])
+                self.kx[layer, head, :first], self.ke[layer, head, :first] = blocks.x, blocks.e
+                self._summarise(layer, head, range(first // size))
+        self.frames = max(1, round(device.residency * self.pages * self.queues))
+        if device.residency >= 1:
+            self.frames = self.pages * self.queues
+        self.pool = memory.new_pool(self.queues, self.pages, self.frames)
+        self._start(first)
+        self.gap = np.full((self.queues, self.pages), 48, np.uint8)
+        self.now = self.layer_start = 0
+        at = steps, self.layers
+        self.run = Run(
+            device,
+            np.zeros(steps),
+            np.zeros((*at, heads, self.pages), bool),
+            np.zeros(steps, np.int64),
+            np.zeros(at, bool),
+            *(np.zeros(steps, np.int64) for _ in range(3)),
+            np.zeros((*at, heads, 4)),
+            np.zeros(steps, np.int64),
+            np.zeros(steps, np.int64),
+        )
+        self._sums, self._true = np.zeros((2, self.pages), np.int64)
+        self._chosen, self._wanted = np.zeros((2, self.pages), bool)
+
+    def _start(self, first: int) -> None:
+        """The newest pages of each queue are resident, as many as its share of the frames."""
+        newest, s = (first - 1) // self.shape.page_tokens, self.pool
+        share = min(newest + 1, self.frames // self.queues)
+        for queue in range(self.queues):
+            at = queue * self.pages + newest
+            s.state[at - share + 1 : at + 1] = memory.RESIDENT
+            s.shadow[at - share + 1 : at + 1] = True
+        s.at[memory.USED] = s.at[memory.SHADOW] = share * self.queues
+
+    def _summarise(self, layer: int, head: int, pages: range) -> None:
+        size = self.shape.page_tokens
+        part = slice(pages.start * size, pages.stop * size)
+        x, e = self.kx[layer, head, part], self.ke[layer, head, part]
+        count = len(pages)
+        whole = golden.Blocks(
+            _paged(x.astype(np.int64), count, size),
+            _paged(e.astype(np.int64), count, size),
+            np.zeros((count, size, self.shape.lines), bool),
+        )
+        found = golden.summary(whole, np.ones(whole.e.shape, bool))
+        at = slice(pages.start, pages.stop)
+        self.low[layer, head, at], self.high[layer, head, at] = found.low, found.high
+        self.se[layer, head, at] = found.e
+
+    def write(self, layer: int, position: int, k, v, blocks) -> None:
+        """The step's key and value [kv_heads, d]."""
+        self.k[layer, :, position], self.v[layer, :, position] = k, v
+        self.kx[layer, :, position], self.ke[layer, :, position] = blocks
+        if position and not position % self.shape.page_tokens:
+            page = position // self.shape.page_tokens - 1
+            for head in range(self.shape.kv_heads):
+                self._summarise(layer, head, range(page, page + 1))
+
+    def _consider(self, layer: int, head: int, query, turn: memory.Turn, tokens: int):
+        queue = layer * self.shape.kv_heads + head
+        mine = slice(head * self.shape.group, (head + 1) * self.shape.group)
+        at = layer, head
+        kept = self.kx[at], self.ke[at], self.low[at], self.high[at], self.se[at]
+        row = slice(queue * self.pages, (queue + 1) * self.pages)
+        asked = kernel.Asked(
+            turn.newest, tokens, self.shape.page_tokens, self.d.quota, self.m, self.sh
+        )
+        return kernel.consider(
+            query[0][mine],
+            query[1][mine],
+            kernel.Head(*kept, self.pool.state[row], self.gap[queue]),
+            asked,
+            self._sums,
+            self._true,
+        )
+
+    def _turn(self, step: int, newest: int, now: int) -> memory.Turn:
+        slot = -(-self.shape.slot_bytes // self.d.timing.tier_bytes)
+        return memory.Turn(self.pages, self.frames, slot, self.d.table, newest, step + 1, int(now))
+
+    def attend(self, step: int, layer: int, position: int, q, query, guess) -> np.ndarray:
+        """A layer of a step: query and the next layer's guess in block form [heads, lines]."""
+        d, shape, run = self.d, self.shape, self.run
+        newest, tokens = position // shape.page_tokens, position % shape.page_tokens + 1
+        begun, start = self.now, self.now + d.compute
+        first = layer * shape.kv_heads
+        if tokens == 1:
+            for queue in range(first, first + shape.kv_heads):
+                memory.opened(self.pool, self._turn(step, newest, start), queue)
+        self.pool.held[:] = False
+        engine = start + d.timing.written(shape) + d.timing.asked(shape)
+        heads, out = [], np.empty_like(q)
+        for head in range(shape.kv_heads):
+            cycles, count = self._select(step, layer, head, query, newest, tokens, engine)
+            engine += cycles
+            heads.append((cycles, d.timing.page_lines(shape, count, tokens)))
+            mine = slice(head * shape.group, (head + 1) * shape.group)
+            keys = self.k[layer, head], self.v[layer, head]
+            _attend(q[mine], *keys, self._chosen, position, shape.page_tokens, out[mine])
+        if guess is not None and d.guess and d.table and self.frames < self.queues * self.pages:
+            self._early(layer + 1, guess, self._turn(step, newest, engine), tokens)
+        self.now = start + d.timing.layer(shape, heads, d.most)
+        run.cycles[step] += self.now - begun
+        asked = shape.kv_heads * (d.timing.asked(shape) + d.timing.told(d.most))
+        asked += d.timing.written(shape)
+        if guess is not None and d.guess:
+            asked += shape.kv_heads * d.timing.asked(shape)
+        useful = 64 * sum(lines for _, lines in heads)
+        run.useful[step] += useful
+        run.link[step] += useful + 64 * asked
+        return out
+
+    def _select(self, step, layer, head, query, newest, tokens, now) -> tuple[int, int]:
+        """SELECT of a KV head at a time: its cycles and how many pages it chose."""
+        d, shape, s, run = self.d, self.shape, self.pool, self.run
+        queue = layer * shape.kv_heads + head
+        keys = slice(queue * self.pages, (queue + 1) * self.pages)
+        target = round(d.target * ONE) * shape.group
+        memory.land(s, now)
+        turn = self._turn(step, newest, now)
+
+        def choose():
+            return kernel.choose(
+                self._sums, s.state[keys], newest, target, d.most, self._chosen, self._wanted
+            )
+
+        candidates, absent = self._consider(layer, head, query, turn, tokens)
+        missing = choose()
+        gone = s.state[keys][: newest + 1] != memory.RESIDENT
+        true = self._true[: newest + 1][gone].sum()
+        run.missing[step, layer, head] = missing, true, candidates, absent
+        wait = 0
+        if missing > d.wait_above * ONE * shape.group and self._wanted.any():
+            run.waits[step, layer] = True
+            s.held[keys] = self._chosen
+            wait = max(0, memory.demand(s, turn, queue, self._wanted, True) - now)
+            memory.land(s, now + wait)
+            self._consider(layer, head, query, turn, tokens)
+            choose()
+        run.chosen[step, layer, head] = self._chosen
+        s.held[keys] = self._chosen
+        count = int(self._chosen.sum())
+        did = Choice(pages=newest + 1, candidates=candidates, chosen=count, tokens=tokens)
+        cycles = wait + d.timing.select(shape, did, d.quota)
+        turn = self._turn(step, newest, now + cycles)
+        memory.turn_over(s, turn, queue, self._chosen | self._wanted)
+        memory.demand(s, turn, queue, self._wanted, False)
+        return cycles, count
+
+    def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
+        for head in range(self.shape.kv_heads):
+            # What the guess teaches of a page's gap is not kept.
+            queue = layer * self.shape.kv_heads + head
+            gap = self.gap[queue].copy()
+            self._consider(layer, head, guess, turn, tokens)
+            self.gap[queue] = gap
+            mass = np.minimum(self._sums // self.shape.group, 65535)
+            memory.early(self.pool, turn, queue, mass, self._sums > 0)
+
+    def step_over(self, step: int) -> None:
+        s, run = self.pool, self.run
+        run.reads[step], run.early[step] = s.at[memory.READS], s.at[memory.EARLY]
+        run.lru[step] = s.at[memory.LRU_MISSES]
+        s.at[[memory.READS, memory.EARLY, memory.LRU_MISSES]] = 0
+
+
+@one_thread()
+def decode(
+    model: Llama,
+    tokens: np.ndarray,
+    first: int,
+    devices: list[Device],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[Run]:
+    """The text from token ``first`` on, of each device; dense before."""
+    heads, kv_heads = model.config["num_attention_heads"], model.kv_heads
+    shape = Shape(kv_heads=kv_heads, group=heads // kv_heads, lines=-(-model.head_dim // 32))
+    keys = []
+
+    def keep(_layer, kv):
+        kv = kv.astype(np.float32)
+        keys.append(kv)
+        return kv
+
+    model.losses(tokens[: first + 1], keep)
+    k, v = (np.stack([layer[half][:, :first] for layer in keys]) for half in (0, 1))
+    hosts = [_Host(d, model, shape, (k, v), len(tokens), first) for d in devices]
+    count = len(hosts)
+    for step, position in enumerate(range(first, len(tokens) - 1)):
+        turn = model.turn(np.array([position]))
+        x = np.repeat(model.embedded(tokens[position : position + 1]), count, axis=0)
+        for layer in range(model.layers):
+            q, k, v = model.project(layer, x, turn)
+            # The next layer's query, from this layer's input; after the last layer none is known.
+            after = layer + 1 < model.layers
+            guess = model.query(layer + 1, x, turn) if after else None
+            kv = np.stack([k, v]).astype(np.float16).astype(np.float32)
+            rows = np.concatenate([q, k] + ([guess] if after else []))
+            found = _blocks(rows.reshape(-1, rows.shape[-1]))
+            bx = found.x.reshape(*rows.shape[:2], shape.lines, 32).astype(np.int8)
+            be = found.e.reshape(*rows.shape[:2], shape.lines).astype(np.int16)
+            out = np.empty_like(q)
+            for n, host in enumerate(hosts):
+                host.write(
+                    layer, position, kv[0][:, n], kv[1][:, n],
+                    (bx[heads : heads + kv_heads, n], be[heads : heads + kv_heads, n]),
+                )  # fmt: skip
+                out[:, n] = host.attend(
+                    step,
+                    layer,
+                    position,
+                    np.ascontiguousarray(q[:, n]),
+                    (np.ascontiguousarray(bx[:heads, n]), np.ascontiguousarray(be[:heads, n])),
+                    (np.ascontiguousarray(bx[-heads:, n]), np.ascontiguousarray(be[-heads:, n]))
+                    if after
+                    else None,
+                )
+            x = model.after(layer, x, out)
+        nats = model.nats(x, np.repeat(tokens[position + 1], count))
+        for n, host in enumerate(hosts):
+            host.run.nats[step] = nats[n]
+            host.step_over(step)
+        if progress is not None:
+            progress(step + 1)
+    for host in hosts:
+        for name in ("nats", "chosen", "cycles", "waits", "reads", "early", "lru", "missing",
+                     "link", "useful"):  # fmt: skip
+            setattr(host.run, name, getattr(host.run, name)[:-1])
+    return [host.run for host in hosts]

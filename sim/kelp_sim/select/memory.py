@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""One pool of frames with a clock, behind a device that chooses: what is resident, what the tier is
+bringing, what gives way, and policy 2 (docs/select.md, "Policy 2").
+
+Integers throughout; a key is queue · pages + page. Times are cycles of 1 ns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from kelp_spec import policy2 as p2
+
+__all__ = ["Pool", "Turn", "demand", "early", "land", "new_pool", "opened", "turn_over"]
+
+ABSENT, RESIDENT, FLYING = 0, 1, 2
+# Numbers of the pool, in `at`:
+USED, HEAD, TAIL, TIER, CREDIT, SHADOW, READS, EARLY, LRU_MISSES = range(9)
+
+
+class Pool(NamedTuple):
+    state: np.ndarray  #: [keys]
+    value: np.ndarray  #: of every page, 16 bits: how likely it is read in its next turn
+    post: np.ndarray  #: the same without the guess
+    fast: np.ndarray
+    slow: np.ndarray
+    last: np.ndarray  #: the step in which it was last wanted; −1: never
+    seen: np.ndarray  #: the step to which fast and slow are folded
+    profile: np.ndarray  #: [queues, pages]: times that the page at a distance was wanted, fading
+    before: np.ndarray  #: the entry of V that the page was in after its last turn; −1: none
+    guessed: np.ndarray  #: the entry of T that the page was in when its turn began; −1: none
+    v: np.ndarray  #: [queues, V entries]
+    t: np.ndarray  #: [queues, T entries]
+    shadow: np.ndarray  #: [keys] bool: resident under LRU over one pool
+    flying: np.ndarray  #: keys that the tier brings, a ring in order of landing
+    lands: np.ndarray  #: when each does
+    held: np.ndarray  #: [keys] bool: pages that may not go
+    at: np.ndarray  #: numbers, see above
+
+
+class Turn(NamedTuple):
+    """When something is asked of a pool, and what the pool is."""
+
+    pages: int  #: of a queue
+    frames: int
+    slot: int  #: cycles that the tier takes for a page
+    table: bool  #: policy 2; otherwise LRU
+    newest: int  #: page
+    step: int
+    now: int  #: cycles
+
+
+def new_pool(queues: int, pages: int, frames: int) -> Pool:
+    keys = queues * pages
+    v, t = p2.start_of_v(), p2.start_of_t()
+
+    def zeros(count=keys, kind=np.int64):
+        return np.zeros(count, kind)
+
+    return Pool(
+        state=zeros(kind=np.uint8),
+        value=zeros(),
+        post=zeros(),
+        fast=zeros(),
+        slow=zeros(),
+        last=np.full(keys, -1),
+        seen=zeros(),
+        profile=np.zeros((queues, pages), np.int64),
+        before=np.full(keys, -1),
+        guessed=np.full(keys, -1),
+        v=np.tile(np.array(v, np.int64), (queues, 1)),
+        t=np.tile(np.array(t, np.int64), (queues, 1)),
+        shadow=zeros(kind=np.bool_),
+        flying=zeros(keys + 1),
+        lands=zeros(keys + 1),
+        held=zeros(kind=np.bool_),
+        at=zeros(9),
+    )
+
+
+@numba.njit(cache=True)
+def land(s, now):
+    """What the tier has brought by now is resident."""
+    while s.at[HEAD] != s.at[TAIL] and s.lands[s.at[HEAD]] <= now:
+        s.state[s.flying[s.at[HEAD]]] = RESIDENT
+        s.at[HEAD] = (s.at[HEAD] + 1) % len(s.flying)
+
+
+@numba.njit(cache=True)
+def _victim(s, turn, asks):
+    """The page of least value of all that may go, and that value; −1 where there is none. Of LRU
+    the value is the step of the last read."""
+    pages, newest, table = turn.pages, turn.newest, turn.table
+    found, least, queues = -1, np.int64(1) << 60, len(s.v)
+    for queue in range(queues):
+        # A queue whose turn comes late waits longer for its next read.
+        factor = p2.LATER[((queue - asks) % queues) * p2.LATER_STEPS // queues]
+        for page in range(newest):
+            key = queue * pages + page
+            if s.state[key] != RESIDENT or s.held[key]:
+                continue
+            value = s.value[key] * factor if table else s.last[key]
+            if value < least:
+                found, least = key, value
+    return found, least >> 8 if table else least
+
+
+@numba.njit(cache=True)
+def _fetch(s, turn, key):
+    """Asks the tier for a page, in the frame that is free."""
+    start = max(turn.now, s.at[TIER])
+    s.at[TIER] = start + turn.slot
+    s.state[key] = FLYING
+    s.flying[s.at[TAIL]] = key
+    s.lands[s.at[TAIL]] = s.at[TIER] + 25_000
+    s.at[TAIL] = (s.at[TAIL] + 1) % len(s.flying)
+    s.at[USED] += 1
+    s.at[READS] += 1
+    s.at[CREDIT] -= 1
+
+
+@numba.njit(cache=True)
+def _busy(s, turn):
+    """The tier has enough to do: what is asked for now would land late, in frames that are needed
+    now."""
+    flying = (s.at[TAIL] - s.at[HEAD]) % len(s.flying)
+    late = s.at[TIER] - turn.now > p2.BACKLOG * turn.slot
+    return late or flying * p2.FLYING_SHARE >= turn.frames
+
+
+@numba.njit(cache=True)
+def demand(s, turn, queue, wanted, must):
+    """Pages of a queue that its choice wanted and did not find: fetched for later, or, where the
+    layer waits (``must``), for now. Returns when the last of them lands."""
+    latest = turn.now
+    for page in range(turn.newest):
+        key = queue * turn.pages + page
+        if not wanted[page] or s.state[key] == RESIDENT:
+            continue
+        if s.state[key] == ABSENT:
+            if not must and _busy(s, turn):
+                continue
+            if s.at[USED] >= turn.frames:
+                victim, worth = _victim(s, turn, queue)
+                if victim < 0:
+                    continue
+                if turn.table and not must and worth * p2.ADMIT > s.value[key] << 8:
+                    continue
+                s.state[victim] = ABSENT
+                s.at[USED] -= 1
+            _fetch(s, turn, key)
+        if must:
+            at = s.at[HEAD]
+            while s.flying[at] != key:
+                at = (at + 1) % len(s.flying)
+            latest = max(latest, s.lands[at])
+    return latest
+
+
+@numba.njit(cache=True)
+def _log2(x):
+    """⌊log2 x⌋ of x ≥ 1."""
+    found = 0
+    while x > 1:
+        x >>= 1
+        found += 1
+    return found
+
+
+@numba.njit(cache=True)
+def _bucket(v, top, n):
+    """0 for 0; the highest bucket from the power of two `top` on, one less for each halving."""
+    return 0 if v == 0 else min(max(0, n - 1 - (top - _log2(v))), n - 1)
+
+
+@numba.njit(cache=True)
+def _guess_place(post, mass):
+    """The entry of T for a value (16 bits) and a guessed mass (16 bits), in octaves."""
+    i1 = min(max(_log2(max(post, 1)) - 16 + p2.T_SIDE, 0), p2.T_SIDE - 1)
+    i2 = min(max(_log2(max(mass, 1)) - 16 + p2.T_SIDE, 0), p2.T_SIDE - 1)
+    return i1 * p2.T_SIDE + i2
+
+
+@numba.njit(cache=True)
+def turn_over(s, turn, queue, read):
+    """The turn of a queue in this step is over: ``read`` are the pages that its choice took or
+    wanted. The tables learn, and every page of the queue has a new value; LRU's shadow counts."""
+    pages, newest, step = turn.pages, turn.newest, turn.step
+    row = queue * pages
+    if step & p2.PROFILE_STEPS - 1 == 0:
+        for distance in range(pages):
+            s.profile[queue, distance] >>= 1
+    for page in range(newest + 1):
+        key = row + page
+        idle = min(step - s.seen[key], p2.FOLDED)
+        s.seen[key] = step
+        s.fast[key] = s.fast[key] * p2.FAST_FOLD[idle] >> 16
+        s.slow[key] = s.slow[key] * p2.SLOW_FOLD[idle] >> 16
+        if read[page]:
+            s.fast[key] += (4095 - s.fast[key]) * p2.FAST + 128 >> 8
+            s.slow[key] += (4095 - s.slow[key]) * p2.SLOW + 128 >> 8
+            s.profile[queue, newest - page] = min(127, s.profile[queue, newest - page] + 1)
+            if not s.shadow[key]:
+                if s.last[key] >= 0 or s.seen[key] > 0:
+                    s.at[LRU_MISSES] += 1
+                    s.at[CREDIT] = min(s.at[CREDIT] + 1, p2.CREDIT_MOST)
+                s.shadow[key] = True
+                s.at[SHADOW] += 1
+            s.last[key] = step
+    while s.at[SHADOW] > turn.frames:
+        oldest, when = -1, np.int64(1) << 60
+        for key in range(len(s.last)):
+            if s.shadow[key] and s.last[key] < when:
+                oldest, when = key, s.last[key]
+        s.shadow[oldest] = False
+        s.at[SHADOW] -= 1
+    for page in range(newest + 1):
+        key = row + page
+        place = (
+            _bucket(s.fast[key], 8, 4) * 64
+            + _bucket(s.slow[key], 11, 8) * 8
+            + _bucket(s.profile[queue, newest - page], 6, 8)
+        )
+        if page < newest:
+            at = s.before[key]
+            if at >= 0:
+                aim = p2.ONE if read[page] else s.v[queue, place] * p2.LATER_READ >> 8
+                s.v[queue, at] += aim - s.v[queue, at] >> p2.V_SHIFT
+            if s.guessed[key] >= 0:
+                at, aim = s.guessed[key], p2.ONE if read[page] else 0
+                s.t[queue, at] += aim - s.t[queue, at] >> p2.T_SHIFT
+        s.guessed[key] = -1
+        s.before[key] = place
+        s.post[key] = s.v[queue, place]
+        s.value[key] = s.post[key]
+
+
+@numba.njit(cache=True)
+def early(s, turn, queue, mass, scored):
+    """A guessed query of a queue whose turn is next: ``mass`` [pages], 16 bits, of the pages
+    ``scored``. Values are renewed, and the pages most likely to be read are fetched."""
+    row, newest = queue * turn.pages, turn.newest
+    for page in range(newest):
+        key = row + page
+        at = _guess_place(s.post[key], mass[page] if scored[page] else 0)
+        s.guessed[key] = at
+        s.value[key] = s.t[queue, at] + ((p2.ONE - s.t[queue, at]) * s.post[key] >> 16) * 205 // 256
+    for _ in range(p2.EARLY_MOST):
+        if s.at[CREDIT] <= 0 or _busy(s, turn):
+            break
+        threshold = p2.THRESHOLD - s.at[CREDIT] * p2.THRESHOLD_CREDIT
+        best, likely = -1, np.int64(threshold)
+        for page in range(newest):
+            key = row + page
+            if s.state[key] == ABSENT and s.t[queue, s.guessed[key]] > likely:
+                best, likely = key, s.t[queue, s.guessed[key]]
+        if best < 0:
+            break
+        if s.at[USED] >= turn.frames:
+            victim, worth = _victim(s, turn, queue)
+            if victim < 0 or worth * p2.ADMIT > min(s.value[best], likely) << 8:
+                break
+            s.state[victim] = ABSENT
+            s.at[USED] -= 1
+        _fetch(s, turn, best)
+        s.at[EARLY] += 1
+
+
+@numba.njit(cache=True)
+def opened(s, turn, queue):
+    """The newest page, written for the first time, takes a frame."""
+    key, step = queue * turn.pages + turn.newest, turn.step
+    if s.at[USED] >= turn.frames:
+        victim, _ = _victim(s, turn, queue)
+        if victim < 0:
+            return
+        s.state[victim] = ABSENT
+        s.at[USED] -= 1
+    s.state[key] = RESIDENT
+    s.at[USED] += 1
+    s.last[key] = step
+    s.seen[key] = step
+    if not s.shadow[key]:
+        s.shadow[key] = True
+        s.at[SHADOW] += 1

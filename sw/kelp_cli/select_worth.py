@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp select TRACE…``: what a choice near memory is worth with little memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kelp_spec.files import whole_file, write_whole
+
+from .output import UserError, console, progress_bar, write_json
+
+__all__ = ["Asked", "worth"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; None: not said."""
+
+    model: Path
+    traces: list[Path]
+    tokens: int | None
+    first: int | None
+    residency: str
+    wait_above: float
+    policy: str
+    guess: bool
+    warm: int
+
+
+def worth(asked: Asked, quota: int, most: int, json, lists, page) -> None:
+    """Measure, and show or write what was asked for."""
+    from kelp_sim.lab.recorder import RecorderError
+    from kelp_sim.quality.llama import ModelError
+    from kelp_sim.quality.tokens import TokenizerError
+    from kelp_sim.select import worth as study
+    from kelp_sim.select.decode import Device
+    from kelp_sim.trace.trace import TraceError
+
+    residencies = _residencies(asked.residency)
+    if asked.policy not in ("table", "lru"):
+        raise UserError(f"--policy {asked.policy!r} is unknown; legal: table, lru")
+    for path in asked.traces:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; a recording (.npz) or a text is expected")
+    try:
+        loaded, documents = study.given(
+            asked.model, asked.traces, asked.tokens or 0, -1 if asked.first is None else asked.first
+        )
+    except (ModelError, TokenizerError, TraceError, RecorderError, ValueError) as error:
+        raise UserError(str(error)) from None
+    shortest = min(len(ids) - 1 - first for _, ids, first in documents)
+    if asked.warm >= shortest:
+        raise UserError(
+            f"--warm {asked.warm} of {shortest} steps leaves none to judge by; legal: 0 to "
+            + f"{shortest - 1}"
+        )
+    device = Device(
+        quota=quota,
+        most=most,
+        wait_above=asked.wait_above,
+        table=asked.policy == "table",
+        guess=asked.guess,
+    )
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1000)
+        found = study.worth(
+            loaded,
+            documents,
+            residencies,
+            device=device,
+            warm=asked.warm,
+            progress=lambda what, share: bar.update(
+                task, description=what, completed=int(1000 * share)
+            ),
+        )
+    over, over_100us = study.summary(found.rows), study.summary(found.rows_100us)
+    what = (
+        f"model {asked.model}; {len(documents)} documents; quota {quota}, at most {most} pages, "
+        + f"wait above {asked.wait_above:g}, policy {asked.policy}, "
+        + f"{'with' if asked.guess else 'without'} the guessed query, {asked.warm} warm-up steps"
+    )
+    if lists is not None:
+        _lists(lists, found.lists)
+    if page is not None:
+        from kelp_sim.select import worth_page
+
+        pictures = worth_page.plots(found)
+        page.mkdir(parents=True, exist_ok=True)
+        for name, image in pictures.items():
+            write_whole(page / name, image)
+        write_whole(page / "select.html", worth_page.page(found, pictures, what))
+    if json is not None:
+        write_json(
+            json,
+            "select_worth",
+            {
+                "what": what,
+                "rows": found.rows,
+                "rows_100us": found.rows_100us,
+                "summary": over,
+                "summary_100us": over_100us,
+                "cycles": found.cycles,
+                "missing": found.missing,
+            },
+        )
+        if str(json) == "-":
+            return
+    _show(over, "no host compute")
+    _show(over_100us, "100 µs of compute a layer")
+    if page is not None:
+        console.print(f"{page / 'select.html'} written", soft_wrap=True)
+
+
+def _residencies(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+        if not all(0 < share <= 1 for share in found):
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--residency {text!r} is not shares above 0 and at most 1 with commas between, such "
+            + "as 0.125,0.25"
+        ) from None
+    return found
+
+
+def _lists(path: Path, lists: dict) -> None:
+    import numpy as np
+
+    with whole_file(path) as file:
+        np.savez_compressed(file, **lists)
+
+
+def _show(rows: list[dict], what: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=f"A choice near memory with little memory, {what}",
+        title_justify="left",
+        title_style="bold",
+        caption="here: resident; time 0, 100 µs: of a token, without compute and with 100 µs a "
+        + "layer, over\nplain reads of the ideal reader's pages, everything resident; layers, "
+        + "tokens: that wait;\nchoice: its loss of perplexity; loss, worst: what little memory "
+        + "adds, of all documents and of\none; flash: reads over pooled LRU's of the ideal's "
+        + "pages; link: bytes over the pages'",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in (
+        *("reader", "here", "time 0", "100 µs", "layers", "tokens"),
+        *("choice", "loss", "worst", "flash", "link"),
+    ):
+        left = heading == "reader"
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["reader"],
+            f"{row['residency']:.1%}",
+            f"{row['token_time_0']:.2f}",
+            f"{row['token_time_100us']:.3f}",
+            f"{row['layers_wait']:.1%}",
+            f"{row['tokens_wait']:.1%}",
+            f"{row['choice_loss']:+.2%}",
+            f"{row['residency_loss']:+.2%}",
+            f"{row['worst_residency_loss']:+.2%}",
+            f"{row['flash_over_lru']:.2f}",
+            f"{row['link_over_chosen']:.2f}",
+        )
+    console.print(table)

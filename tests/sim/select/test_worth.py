@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Decoding with little resident: with everything there it is the batch study, who waits waits, and
+rows have what they promise."""
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from kelp_sim.select import rivals, study, worth, worth_page
+from kelp_sim.select.decode import Device, decode
+from kelp_sim.select.readers import Device as Batch
+from kelp_sim.select.readers import Ideal
+from kelp_sim.select.timing import RTL, Choice, Shape
+
+FIRST, TOKENS = 240, 300
+
+
+@pytest.fixture(scope="module")
+def small():
+    model, [(_, ids)] = study.documents(ROOT / "data" / "model", 1, TOKENS)
+    return model, ids
+
+
+def test_everything_resident_is_the_batch_study(small):
+    model, ids = small
+    row = study.measure(
+        model, "text", ids, Batch(quota=4, most=6), Ideal(most=6), first=FIRST
+    )  # fmt: skip
+    [run] = decode(model, ids, FIRST, [Device(quota=4, most=6)])
+    assert run.nats.sum() == pytest.approx(row.nats, rel=1e-4)
+    assert run.chosen.sum(axis=-1).mean() == pytest.approx(row.pages, rel=0.01)
+    assert not run.reads.any() and not run.waits.any() and not run.missing[..., 0].any()
+
+
+def test_little_resident(small):
+    model, ids = small
+    late, waits = decode(
+        model,
+        ids,
+        FIRST,
+        [
+            Device(quota=4, most=4, residency=0.5),
+            Device(quota=4, most=4, residency=0.5, wait_above=0.02),
+        ],
+    )
+    assert not late.waits.any() and waits.waits.any()
+    assert late.reads.sum() and waits.cycles.sum() > 2 * late.cycles.sum()
+    assert late.missing[..., 0].sum() > waits.missing[..., 0].sum()
+    assert (late.chosen.sum(axis=-1) <= 6).all()
+
+
+def test_rows_of_all_readers(small):
+    model, ids = small
+    found = worth.worth(
+        model, [("text", ids, FIRST)], [0.5], device=Device(quota=4, most=4), warm=8
+    )
+    assert [row["reader"] for row in found.rows] == [*rivals.NAMES, "kelp"]
+    assert all(tuple(row) == worth.KEYS for row in found.rows + found.rows_100us)
+    by = {row["reader"]: row for row in found.rows}
+    assert by["ideal"]["token_time_0"] > 1 and by["ideal"]["nll"] == by["ideal"]["nll_ideal"]
+    assert by["dense"]["chosen_bytes_per_token"] > by["ideal"]["chosen_bytes_per_token"]
+    assert by["quest"]["link_bytes_per_token"] > by["quest"]["chosen_bytes_per_token"]
+    assert by["ideal"]["flash_per_layer"] == by["kelp"]["lru_flash_per_layer"]
+    assert by["kelp"]["layers_wait"] == 0
+    assert set(found.lists) == {f"{r}|text|1.0" for r in [*rivals.NAMES, "kelp"]} | {
+        "kelp|text|0.5"
+    }
+    pictures = worth_page.plots(found)
+    assert all(image.startswith(b"\x89PNG") for image in pictures.values())
+    assert "infinigen" in worth_page.page(found, pictures, "a test")
+
+
+def test_a_rivals_guess_is_asked_ahead(small):
+    model, ids = small
+    guess = rivals.read(model, ids, FIRST, "infinigen", Ideal(most=4))
+    assert guess.late[:, 0].all() and not guess.late[:, 1:].any()
+    shape = Shape(kv_heads=2, group=4, lines=1)
+    missed = np.zeros(guess.late.shape, int)
+    missed[:, 1:] = 1
+    for compute, waits in ((0, True), (worth.HOST, False)):
+        _, at = rivals.time(guess, FIRST, missed, shape, RTL, compute)
+        assert at[:, 1:].all() == waits and not at[:, 0].any()
+
+
+def test_a_choice_costs_what_its_passes_cost():
+    shape = Shape(kv_heads=1, group=2, lines=2, page_tokens=2)
+    few, many = (
+        RTL.select(shape, Choice(pages=p, candidates=c, chosen=6, tokens=2), 4)
+        for p, c in ((12, 8), (20, 9))
+    )
+    assert many - few == 8 * 2 + (2 + 1) * 2 + 2 * 2 + 1
+    slow = RTL.layer(shape, [(1000, 100)] * 2, 4) - RTL.layer(shape, [(900, 100)] * 2, 4)
+    assert slow == 200, "one head's choice after the other's"
