@@ -208,14 +208,15 @@ class Endpoint(wiring.Component):
     def _requests_and_answers(self, m: Module) -> None:
         s = m.submodules
         host = self._coherence(m) if self.config.coherence else flipped(self)
-        request, access = host.m2s_req, s.router.o_register
+        request, write, access = host.m2s_req, host.m2s_rwd, s.router.o_register
         answer, served = s.data_path.o, s.registers.o
         if self.config.select:
             self._choice(m, request, access, answer, served)
-            request, access = s.select.o_request, s.select.o_access
+            connect(m, write, s.select.i_write)
+            request, write, access = s.select.o_request, s.select.o_write, s.select.o_access
             answer, served = s.select.o_answer, s.select.o_served
         connect(m, request, s.ingress.m2s_req)
-        connect(m, host.m2s_rwd, s.ingress.m2s_rwd)
+        connect(m, write, s.ingress.m2s_rwd)
         connect(m, s.ingress.o_request, s.tracker.i_request)
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)

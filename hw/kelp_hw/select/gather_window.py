@@ -46,6 +46,8 @@ class GatherWindow(wiring.Component):
     Members
     -------
     i, o : streams of M2SReq
+    hold : in
+        No message is taken in this cycle.
     squeue, slot : in
         Of the rows that are read and written: `session | queue`, as in an address.
     read : in
@@ -71,6 +73,7 @@ class GatherWindow(wiring.Component):
             {
                 "i": In(message),
                 "o": Out(message),
+                "hold": In(1),
                 "squeue": In(self.queue_bits),
                 "slot": In(c.slot_bits),
                 "read": In(1),
@@ -147,7 +150,7 @@ class GatherWindow(wiring.Component):
         moves = ~valid | self.o.ready
         slots, rows = copies[0]
         m.d.comb += [
-            self.i.ready.eq(moves),
+            self.i.ready.eq(moves & ~self.hold),
             slots.read_en.eq(self.i.valid & moves),
             slots.read_address.eq(Cat(asks.slot, asks.squeue)),
             rows.read_en.eq(self.i.valid & moves),
@@ -158,7 +161,7 @@ class GatherWindow(wiring.Component):
         ]
         with m.If(moves):
             m.d.sync += [
-                valid.eq(self.i.valid),
+                valid.eq(self.i.valid & ~self.hold),
                 held.eq(self.i.p),
                 gathers.eq(address[parts.size :] == Region.GATHER),
             ]
@@ -180,6 +183,7 @@ class GatherWindow(wiring.Component):
                 used(slots.fault, valid & gathers),
                 used(rows.fault, valid & gathers),
                 used(copies[1][1].fault, was_read),
+                used(copies[1][0].fault, was_read & (self.slot < self.found_queue.count)),
             ),
         )
         return m

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The choice of pages near memory, as the endpoint has it (docs/select.md): what lies between the
 host's requests, the tracker and the data path. A request, an op or an answer that is not its own
-passes in the same cycle; a request to the KV aperture or the GATHER window is a cycle later."""
+passes in the same cycle; what comes on M2S Req is a cycle later, and no M2S RwD overtakes it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class Select(wiring.Component):
     -------
     i_request, o_request : streams of M2SReq
         From the host to ingress.
+    i_write, o_write : streams of M2SRwD
+        The same. A message waits while a request that was taken before it is inside, and while
+        one waits no other request is taken.
     i_access, o_access : streams of register_access
         From the router: those of the SELECT region stay, the others go on to the registers.
     i_served, o_served : streams of window_answer
@@ -65,6 +68,8 @@ class Select(wiring.Component):
             {
                 "i_request": In(stream.Signature(request)),
                 "o_request": Out(stream.Signature(request)),
+                "i_write": In(stream.Signature(MESSAGES["M2SRwD"])),
+                "o_write": Out(stream.Signature(MESSAGES["M2SRwD"])),
                 "i_access": In(stream.Signature(access)),
                 "o_access": Out(stream.Signature(access)),
                 "i_served": In(stream.Signature(layouts.window_answer)),
@@ -95,6 +100,7 @@ class Select(wiring.Component):
         m.submodules.control = control = SelectControl(config=c, parts=parts)
         connect(m, flipped(self.i_request), gather.i)
         connect(m, gather.o, flipped(self.o_request))
+        self._order(m, gather)
         self._accesses(m, window)
         self._ops(m, reader, control)
         self._pages(m, control)
@@ -109,6 +115,18 @@ class Select(wiring.Component):
         ]
         gather_blocks(m, self.fault, gather.fault, window.fault, reader.fault, parts.engine.fault)
         return m
+
+    def _order(self, m, gather):
+        """Messages reach ingress in the order in which they were taken; of two taken in one cycle
+        the RwD first. While an RwD waits, no other request is taken, so it waits for one at
+        most."""
+        held = gather.o.valid
+        m.d.comb += [
+            self.o_write.valid.eq(self.i_write.valid & ~held),
+            self.o_write.p.eq(self.i_write.p),
+            self.i_write.ready.eq(self.o_write.ready & ~held),
+            gather.hold.eq(self.i_write.valid & ~self.i_write.ready),
+        ]
 
     def _accesses(self, m, window):
         """The region's accesses, and the registers'."""

@@ -101,6 +101,8 @@ class EndpointLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.length += new
+        if cache.chooses(self, new):
+            return cache.offer(self.index, key_states, value_states)
         return cache.read(self.index, first, self.length, key_states, value_states)
 
     def _first_visible(self) -> int:
@@ -152,6 +154,8 @@ class EndpointCache(Cache):
         With ``score="pushed"``, the default, masses come from the attention implementation PROBE;
         without it, choose ``"observed"``.
     page_tokens : int, optional
+    sparse : hf_sparse.Sparse, optional
+        After the prompt, attend to the pages that the device chooses, alone.
     """
 
     def __init__(
@@ -163,6 +167,7 @@ class EndpointCache(Cache):
         max_tokens: int | None = None,
         policy: Policy = Policy(score="pushed", mass_gain=4),
         page_tokens: int | None = None,
+        sparse=None,
     ):
         instance("device", device, Device, "a device (cxl_kv.open makes one)")
         instance("policy", policy, Policy, "a Policy")
@@ -175,7 +180,8 @@ class EndpointCache(Cache):
         super().__init__(
             layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)]
         )
-        self.device, self.config, self.policy = device, config, policy
+        self.device, self.config, self.policy, self.sparse = device, config, policy, sparse
+        self._offered: int | None = None  # the layer that waits for its query
         self.closed = False
         self._shape_changes = dict(formats=formats, page_tokens=page_tokens)
         self._max_tokens = max_tokens
@@ -249,11 +255,36 @@ class EndpointCache(Cache):
                 + "a device stores layers of one size"
             )
 
+    def chooses(self, layer: EndpointLayer, new: int) -> bool:
+        """Whether a layer attends to `new` tokens by the device's choice."""
+        if self.sparse is None or layer.is_sliding or new != 1 or layer.length == 1:
+            return False
+        text = self.config.get_text_config(decoder=True)
+        return self.sparse.fits(layer.index, getattr(text, "_attn_implementation", None))
+
+    def offer(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
+        """Keys and values that stand for what the layer's query will choose."""
+        self._offered = layer
+        _given.latest = _Given(weakref.ref(self), layer, weakref.ref(keys))
+        return keys, values
+
+    def offers(self, layer: int) -> bool:
+        """Whether that is what `update` has given."""
+        return self._offered == layer
+
+    def attended(self, layer: int) -> None:
+        """A layer's query has chosen; with the last layer the step advances."""
+        self._offered = None
+        if layer == len(self.layers) - 1:
+            for session in self.rows:
+                session.advance()
+
     def read(
         self, layer: int, first: int, last: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions first … last − 1 of every row, as the device gives them, of the types and sizes
         of `keys` and `values`."""
+        self._offered = None
         if layer == len(self.layers) - 1 and not self.probed:
             for session in self.rows:
                 session.advance()
@@ -348,6 +379,7 @@ class EndpointCache(Cache):
             **self._shape_changes,
             max_tokens=self._max_tokens,
             policy=self.policy,
+            sparse=self.sparse,
         )
         memo[id(self)] = other
         other._shape, other._sizes, other._most = self._shape, self._sizes, self._most
@@ -420,6 +452,8 @@ class EndpointCache(Cache):
                 + "sent to flash"
             )
             lines.append(f"  layer {layer}: {accesses:>6,} accesses, {rate}, {where}")
+            if self.sparse is not None:
+                lines[-1] += f", {self.sparse.report(layer)}"
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -487,12 +521,20 @@ def _probe(module, query, key, value, attention_mask, **kwargs):
     """The model's own eager attention, with its sinks and soft-caps, whose weights are pushed to
     the cache that gave `key`; to none where that came from elsewhere."""
     output, weights = _eager_of(module)(module, query, key, value, attention_mask, **kwargs)
-    given, _given.latest = getattr(_given, "latest", None), None
-    if given is not None and given.keys() is key:
-        cache = given.cache()
-        if cache is not None and not cache.closed:
-            cache.push(given.layer, weights)
+    cache, layer = given_by(key)
+    if cache is not None:
+        cache.push(layer, weights)
     return output, weights
+
+
+def given_by(key: torch.Tensor) -> tuple[EndpointCache | None, int]:
+    """The cache, still open, and the layer from which this thread's `key` comes; it is asked
+    once."""
+    given, _given.latest = getattr(_given, "latest", None), None
+    if given is None or given.keys() is not key:
+        return None, -1
+    cache = given.cache()
+    return (cache, given.layer) if cache is not None and not cache.closed else (None, -1)
 
 
 def _eager_of(module):

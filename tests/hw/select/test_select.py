@@ -5,8 +5,10 @@ region."""
 
 import pytest
 from select_room import CONFIG, Room, compare, device, pins, queries
+from streams import Ends, pump
 
 from kelp_golden.select_region import SelectRegion
+from kelp_hw.select.select import Select
 from kelp_spec.address import AddressMap, KvAddress, Region
 from kelp_spec.select import (
     ANSWER_FIELDS,
@@ -52,3 +54,27 @@ def test_gather():
 
     room.run(host)
     assert opened and not pins(made)
+
+
+@pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (1.0, 0.3), (0.3, 0.6), (0.6, 1.0)])
+def test_reads_and_writes_reach_ingress_in_the_order_in_which_they_were_taken(offer, take):
+    """Of two in one cycle the write first; neither channel starves the other."""
+    sends = {
+        "i_request": [{"tag": n} for n in range(60)],
+        "i_write": [{"tag": n} for n in range(60)],
+    }
+    ends = Ends(sends=sends, takes=("o_request", "o_write"), offer=offer, take=take)
+    seen = pump(Select(config=CONFIG.with_(protect=False)), ends, cycles=int(400 / offer / take))
+
+    def order(prefix):
+        writes, reads = seen[prefix + "_write"], seen[prefix + "_request"]
+        both = [(t.taken, 0, n) for n, t in enumerate(writes)]
+        both += [(t.taken, 1, n) for n, t in enumerate(reads)]
+        return [(channel, n) for _, channel, n in sorted(both)]
+
+    assert len(order("o")) == 120 and order("o") == order("i")
+    assert [t.item.tag for t in seen["o_request"]] == list(range(60))
+    taken = [t.taken for t in seen["i_write"]]
+    assert max(b - a for a, b in zip(taken, taken[1:], strict=False)) < 40 / offer / take
+    if offer == take == 1.0:  # two messages in two cycles
+        assert len({t.taken for name in ("i_request", "i_write") for t in seen[name]}) <= 122

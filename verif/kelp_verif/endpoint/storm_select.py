@@ -252,11 +252,30 @@ class Choices:
                 self._answered(tenant, group, bell)
         self.last.clear()
         self.rung.clear()
+        self._quiet()
         asks = []
         for (session, queue), (generation, pages) in self.chosen.items():
             asks += self._slots(self.storm.tenants[session], queue, generation, pages)
         if asks:
             self.storm._ask(asks)
+
+    def _quiet(self) -> None:
+        """A SELECT of each tenant, of pages that were read just before."""
+        rng, storm = self.storm.rng, self.storm
+        for tenant in storm.tenants:
+            group = int(rng.integers(storm.config.select_groups))
+            *queries, ring = self._select(tenant, group)
+            bell = record(BELL_FIELDS, ring.data)
+            if ring.opcode == WRITE and not ring.poison and bell["queue"] < tenant.queues:
+                places = [
+                    (tenant, bell["queue"], page, 0, line)
+                    for page in range(min(bell["newest"] + 1, 6))
+                    for line in range(tenant.shape.used_lines)
+                ]
+                storm._ask(storm._plain(READ, places))
+            storm._ask([*queries, ring])
+            self._answered(tenant, group, self.last.pop((tenant.session, group)))
+            self.rung.clear()
 
     def _answered(self, tenant, group, bell):
         storm, first = self.storm, self.map.bell(tenant.session, group)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""transformers' attention over the pages that the device chooses (docs/select.md).
+
+::
+
+    from cxl_kv.connectors.hf import EndpointCache
+    from cxl_kv.connectors.hf_sparse import Sparse, use_sparse
+
+    use_sparse(model)
+    with EndpointCache(device, model.config, sparse=Sparse(mass=0.9, dense=(0,))) as cache:
+        model.generate(**inputs, past_key_values=cache)
+
+A prompt is attended to whole. From then on each layer's query chooses pages of its own, all heads
+of a KV head together, and attends to these alone; layers in `dense`, and those with a sliding
+window, attend to everything that they see. The device knows of no padding: in a row that begins
+with padding the first page is chosen all the same, and what the padding's keys seem to weigh is
+missing from the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+from ..arguments import integer, real
+from ..errors import UnsupportedError
+from .hf import _HOST, EndpointCache, _eager_of, _to_numpy, _to_torch, given_by
+
+__all__ = ["SPARSE", "Sparse", "use_sparse"]
+
+SPARSE = "kelp_sparse"  #: attention implementation that asks the device which pages to attend to
+
+
+@dataclass
+class Sparse:
+    """How an :class:`EndpointCache` chooses.
+
+    Parameters
+    ----------
+    pages : int, optional
+        Of each KV head at most, beside the first and the newest; as many as there are slots for
+        when left out.
+    mass : float
+        Share of the attention after which no more pages are taken.
+    fetch : bool
+        Pages that were looked at and not resident are fetched for a later step.
+    dense : tuple of int
+        Layers that attend to everything.
+
+    Attributes
+    ----------
+    counts : dict
+        By layer: choices (one for each step and row), pages chosen, pages there were, and pages
+        looked at that were not resident, over all KV heads.
+    """
+
+    pages: int | None = None
+    mass: float = 0.9
+    fetch: bool = True
+    dense: tuple[int, ...] = ()
+    counts: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        real("mass", self.mass, 0.0, 1.0)
+        if self.pages is not None:
+            integer("pages", self.pages, 0)
+
+    def fits(self, layer: int, implementation: str | None) -> bool:
+        """Whether a layer's next token is attended to by choice. UnsupportedError where the model
+        would not ask."""
+        if layer in self.dense:
+            return False
+        if implementation != SPARSE:
+            raise UnsupportedError(
+                f"a sparse cache under attention implementation {implementation!r} is refused; "
+                + "call cxl_kv.connectors.hf_sparse.use_sparse(model)"
+            )
+        return True
+
+    def report(self, layer: int) -> str:
+        """What a layer has chosen so far, for people."""
+        choices, chosen, there, absent = self.counts.get(layer, (0, 0, 0, 0))
+        if not choices:
+            return "dense"
+        return (
+            f"{chosen / choices:.1f} of {there / choices:.1f} pages a step, "
+            + f"{absent / choices:.1f} absent"
+        )
+
+
+def _attend(cache: EndpointCache, layer: int, query, values, attention_mask, scaling):
+    """[batch, 1, heads, value elements] of query [batch, heads, 1, head_dim]."""
+    sparse, length = cache.sparse, cache.layers[layer].length
+    rows = []
+    for row, session in enumerate(cache.rows):
+        asked = _to_numpy(query[row, :, 0], session.shape.head_dim)
+        chosen = session.select(
+            layer,
+            asked,
+            tokens=length,
+            pages=sparse.pages,
+            mass=sparse.mass,
+            scale=scaling,
+            fetch=sparse.fetch,
+        )
+        k, v, positions = session.gather(chosen, dtype=_HOST[query.dtype])
+        heads = len(positions)
+        counts = sparse.counts.setdefault(layer, [0, 0, 0, 0])
+        there = heads * (1 + (length - 1) // session.page_tokens)
+        for n, more in enumerate((1, chosen.page_count, there, sum(chosen.absent))):
+            counts[n] += more
+        k, v = _to_torch(k, query), _to_torch(v, values)
+        at = torch.from_numpy(positions).to(query.device)
+        scores = query[row, :, 0].reshape(heads, -1, query.shape[-1]) @ k.transpose(1, 2)
+        scores = (scores * scaling).float()
+        hidden = (at < 0)[:, None]
+        if attention_mask is not None:
+            mask = attention_mask[min(row, len(attention_mask) - 1), 0, -1]
+            seen = mask[at.clamp(min=0)][:, None]
+            if mask.dtype == torch.bool:
+                hidden = hidden | ~seen
+            else:
+                scores = scores + seen
+        weights = scores.masked_fill(hidden, torch.finfo(torch.float32).min).softmax(dim=-1)
+        rows.append((weights.to(v.dtype) @ v).reshape(1, query.shape[1], -1))
+    return torch.stack(rows)
+
+
+def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Attention to what the device chooses where `key` comes from a cache that has it choose; else
+    the model's own eager attention."""
+    cache, layer = given_by(key)
+    if cache is None or not cache.offers(layer):
+        return _eager_of(module)(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(
+                f"attention with {name} is not chosen for; name every layer in Sparse.dense"
+            )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = _attend(cache, layer, query, value, attention_mask, scaling)
+    cache.attended(layer)
+    return out, None
+
+
+def use_sparse(model) -> None:
+    """Give `model` the attention implementation SPARSE.
+
+    UnsupportedError for a model that has attention layers without an eager attention, which
+    prompts and dense layers take.
+    """
+    for module in model.modules():
+        if hasattr(module, "layer_idx") and hasattr(module, "scaling") and not _eager_of(module):
+            raise UnsupportedError(
+                f"{type(module).__name__} has no eager_attention_forward to be dense with"
+            )
+    AttentionInterface.register(SPARSE, _sparse)
+    AttentionMaskInterface.register(SPARSE, eager_mask)
+    model.set_attn_implementation(SPARSE)

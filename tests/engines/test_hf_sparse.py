@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""generate() over the pages that the device chooses: the very tokens of DynamicCache where it
+chooses all of them, and else attention to the chosen ones."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import cxl_kv
+from cxl_kv.connectors import hf_sparse
+from cxl_kv.connectors.hf import EndpointCache
+from cxl_kv.connectors.hf_sparse import Sparse, use_sparse
+from cxl_kv.errors import UnsupportedError
+from cxl_kv.session import Session
+
+torch.set_num_threads(1)  # these models are too small to gain by more
+
+SIZES = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=101,
+    head_dim=64,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "mistral with a window": (MistralConfig, MistralForCausalLM, {"sliding_window": 5}),
+}
+DEVICE = "golden:unit_select?frames=512,16,16,16"  # all pages fit
+#: Where every page is chosen, a device of plain memory and NumPy does as well.
+DEVICES = (DEVICE, "dax:{}/memory?config=unit_select&create=1")
+
+
+def model_of(name, seed=3):
+    config_class, model_class, changes = MODELS[name]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**(SIZES | changes)))
+    for parameter in model.parameters():  # sharp attention, logits far apart
+        parameter.data.mul_(3) if parameter.dim() > 1 else None
+    model = model.to(torch.float16).eval()
+    use_sparse(model)
+    return model
+
+
+def prompt(batch=1, tokens=6):
+    ids = torch.randint(3, 101, (batch, tokens), generator=torch.Generator().manual_seed(5))
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def generated(model, cache, tokens, **of):
+    return model.generate(
+        **prompt(**of), past_key_values=cache, max_new_tokens=tokens, do_sample=False
+    )
+
+
+def logits(model, cache, tokens):
+    """After a prompt of six tokens, then of each."""
+    steps = [tokens[:, :6], *tokens[:, 6:].split(1, dim=1)]
+    with torch.no_grad():
+        return torch.cat(
+            [model(input_ids=ids, past_key_values=cache).logits[:, -1:] for ids in steps], dim=1
+        ).float()
+
+
+@pytest.mark.parametrize("url", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_where_every_page_is_chosen_the_logits_are_those_of_a_dense_cache(
+    name, batch, url, tmp_path
+):
+    """Six pages of two tokens: each head names four. What has less than 2^-16 is left out."""
+    model = model_of(name)
+    tokens = generated(model, DynamicCache(), 6, batch=batch)
+    wanted = logits(model, DynamicCache(), tokens)
+    with cxl_kv.open(url.format(tmp_path)) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(mass=1.0)) as cache:
+            found = logits(model, cache, tokens)
+            report = cache.report()
+    assert (found - wanted).abs().max() < 0.01 * wanted.abs().max()
+    assert ("dense" in report) == ("window" in name)
+
+
+def test_layers_that_ask_for_it_are_dense():
+    model = model_of("llama")
+    with cxl_kv.open(DEVICE) as device:
+        sparse = Sparse(pages=1, mass=1.0, dense=(1,))
+        with EndpointCache(device, model.config, sparse=sparse) as cache:
+            generated(model, cache, 12)
+            assert set(sparse.counts) == {0}
+            choices, chosen, there, absent = sparse.counts[0]
+            assert choices == 11 and chosen <= 3 * 2 * choices < there and not absent
+            lines = cache.report().splitlines()
+    assert "pages a step" in lines[1] and lines[2].endswith("dense")
+
+
+def test_with_every_layer_dense_nothing_changes():
+    model = model_of("llama")
+    wanted = generated(model, DynamicCache(), 20)
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(dense=(0, 1))) as cache:
+            assert (generated(model, cache, 20) == wanted).all()
+
+
+def test_what_is_attended_to_is_what_was_chosen(monkeypatch):
+    """A step's attention output, over the positions that `select` names, by the model's own
+    attention with a mask for each KV head."""
+    model, seen = model_of("llama"), []
+    attended = hf_sparse._attend
+
+    def compared(cache, layer, query, values, mask, scaling):
+        output = attended(cache, layer, query, values, mask, scaling)
+        session = cache.rows[0]
+        k, v = session.read(layer, stop=cache.layers[layer].length, dtype=np.float16)
+        k, v = (torch.from_numpy(x).repeat_interleave(2, dim=0).float() for x in (k, v))
+        scores = (query[0].float() @ k.transpose(1, 2))[:, 0] * scaling
+        shown = torch.zeros(len(scores), k.shape[1], dtype=torch.bool)
+        for head, pages in enumerate(session.chosen.pages):
+            assert len(pages) <= 4
+            for page in pages.tolist():
+                shown[2 * head : 2 * head + 2, 2 * page : 2 * page + 2] = True
+        weights = scores.masked_fill(~shown, -torch.inf).softmax(dim=-1)
+        wanted = (weights[:, None] @ v)[:, 0]
+        torch.testing.assert_close(output[0, 0].float(), wanted, rtol=2e-2, atol=2e-2)
+        seen.append((layer, int(shown.sum())))
+        return output
+
+    class Noted(Session):
+        def select(self, *arguments, **options):
+            self.chosen = super().select(*arguments, **options)
+            return self.chosen
+
+    monkeypatch.setattr(hf_sparse, "_attend", compared)
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(pages=2)) as cache:
+            model(input_ids=prompt(tokens=30)["input_ids"], past_key_values=cache)
+            for session in cache.rows:
+                session.__class__ = Noted
+            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
+    assert [layer for layer, _ in seen] == [0, 1]
+    assert all(count < 4 * 31 for _, count in seen)
+
+
+def test_a_model_that_would_not_ask_is_refused():
+    model = model_of("llama")
+    model.set_attn_implementation("eager")
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse()) as cache:
+            with pytest.raises(UnsupportedError, match="use_sparse"):
+                generated(model, cache, 3)

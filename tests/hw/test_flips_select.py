@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Bits that flip in the memories of a choice, in an endpoint that chooses pages amid traffic
+(docs/protection.md, "Beside the endpoint"): each has a row there, and what a host reads is right or
+told to be in doubt."""
+
+import fnmatch
+import functools
+import re
+
+import pytest
+from paths import DOCS
+
+from kelp_hw.endpoint import Endpoint
+from kelp_spec.config import named
+from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, table
+from kelp_verif.endpoint.inventory import inventory
+
+UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
+BAD = {Outcome.SILENT, Outcome.BROKEN, Outcome.HANG}
+
+
+@functools.cache
+def design():
+    every = inventory(Endpoint(config=named("unit_select")))
+    return {name: cells for name, cells in every.items() if name.startswith("select.")}
+
+
+@functools.cache
+def rows():
+    page = (DOCS / "protection.md").read_text(encoding="utf-8")
+    lines = page.split("\n## Beside the endpoint\n")[1].split("\n## ")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = [(re.findall(r"`(select\.[^`]+)`", row[0]), row[1]) for row in cells if len(row) > 1]
+    return [row for row in found if row[0]]
+
+
+def checked(name):
+    """Whether the table promises check bits."""
+    return next("SECDED" in row[1] for row in rows() if any(map_(name, row[0])))
+
+
+def map_(name, patterns):
+    return (fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def test_each_memory_of_a_choice_is_in_the_table_once():
+    strays = [name for name in design() if sum(any(map_(name, row[0])) for row in rows()) != 1]
+    assert not strays, f"rows of docs/protection.md for each of these: {strays}"
+    wrong = [name for name, cells in design().items() if checked(name) != bool(cells.columns)]
+    assert not wrong, f"docs/protection.md says another thing of {wrong}"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(seed=11, select=True)
+
+
+def judge(result):
+    wrong = [
+        f"{name}: {bits} flipped, {outcome}"
+        for name, kinds in result["memories"].items()
+        for bits in ("1", "2")
+        for outcome in kinds.get(bits, {})
+        if outcome in BAD or bits == "1" and checked(name) and outcome not in UNSEEN
+    ]
+    assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])
+
+
+@pytest.mark.timeout(2400)  # the first test builds the model
+def test_bits_in_each_memory_of_a_choice(bench):
+    judge(campaign(each=1, only=list(design()), states=1, bench=bench))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_flips_in_every_memory_of_a_choice():
+    judge(campaign(each=12, only=list(design()), states=6, bench=Bench(seed=12, select=True)))
