@@ -28,6 +28,9 @@ __all__ = [
     "BOUND_MASS_BITS",
     "MASS_BITS",
     "RATIO_BITS",
+    "SEEN_BITS",
+    "SEEN_NEVER",
+    "SEEN_SHIFT",
     "RECIPROCAL_BITS",
     "SCORE_BITS",
     "SCORE_FRACTION",
@@ -65,6 +68,11 @@ SHARE_BITS = 16
 #: what pages without exact scores add to a mass, SHARE_BITS of it after the point; more counts as
 #: the most
 RATIO_BITS = 24
+
+#: log2 of the mass that a page had for a query head when it was scored last, signed, fewer places
+#: after the point than a score has; the least number is a page that was never scored
+SEEN_BITS, SEEN_SHIFT = 12, 4
+SEEN_NEVER = -(1 << SEEN_BITS - 1)
 
 #: log2 of the cycles after which slots are given back, at most
 HOLD_MOST = 24

@@ -26,6 +26,9 @@ from kelp_spec.select import (
     SCORE_FRACTION,
     SCORE_LEAST,
     SCORE_MOST,
+    SEEN_BITS,
+    SEEN_NEVER,
+    SEEN_SHIFT,
     SHARE_BITS,
     SUMMARY_BITS,
     WEIGHT_BITS,
@@ -49,6 +52,8 @@ __all__ = [
     "of_host",
     "of_stored",
     "page_masses",
+    "recall",
+    "remember",
     "scores",
     "select_pages",
     "summary",
@@ -205,6 +210,23 @@ def estimate(bound: np.ndarray, offset: int, tokens: int) -> tuple[np.ndarray, n
     """(e, z) of a page whose keys are not at hand: `tokens` of the weight bound − offset."""
     n, w = weight(np.clip(bound - offset, SCORE_LEAST, SCORE_MOST))
     return n, np.minimum(w << tokens.bit_length() - 1, (1 << MASS_BITS) - 1)
+
+
+def remember(e: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """What is kept of a page's mass (e, z) [...] for when it is absent: its log2, linear between
+    powers of two, in SEEN_BITS."""
+    z = np.maximum(z, 1)
+    whole = np.frexp(z.astype(np.float64))[1] - 1
+    log = (e + whole - (WEIGHT_BITS - 1) << SCORE_FRACTION) + (z << SCORE_FRACTION >> whole)
+    most = (1 << SEEN_BITS - 1) - 1
+    return np.clip(log - (1 << SCORE_FRACTION) >> SEEN_SHIFT, -most, most)
+
+
+def recall(seen: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(e, z) of absent pages: what they had when they were scored last; of those that never were
+    three quarters of their bound."""
+    score = np.where(seen == SEEN_NEVER, bound * 3 >> 2, seen << SEEN_SHIFT)
+    return weight(score)
 
 
 def unscored(bound: np.ndarray, named: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from .output import UserError, console, write_json
 __all__ = ["register"]
 
 _STYLE = {"reproduced": "green", "depends": "yellow", "refuted": "bold red"}
-_NAMES = "kv, wall, latency, endpoint, pipeline, serving, flash, cost, verdicts"
+_NAMES = "kv, wall, latency, endpoint, pipeline, serving, flash, cost, select, verdicts"
 
 
 def register(app: typer.Typer) -> None:

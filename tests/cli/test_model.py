@@ -44,6 +44,8 @@ def test_everything_at_once(tmp_path):
         "power",
         "tco",
         "break_even",
+        "choice",
+        "indexers",
     } == set(report["tables"])
     assert sum(report["verdicts"].values()) == len(report["findings"]) > 80
     named = ("hit_rate", "link_busy", "flash_busy", "idle_share", "residency")

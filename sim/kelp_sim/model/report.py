@@ -4,7 +4,7 @@ the inputs as shipped."""
 
 from __future__ import annotations
 
-from . import attention, cost, endpoint, flash, kv_size, latency, pipeline, serving, wall
+from . import attention, choice, cost, endpoint, flash, kv_size, latency, pipeline, serving, wall
 from .findings import Finding, Table
 from .inputs import Inputs
 
@@ -20,6 +20,7 @@ TOPICS = {
     "serving": serving,
     "flash": flash,
     "cost": cost,
+    "select": choice,
 }
 
 

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from kelp_golden import select as golden
+from kelp_spec.select import SEEN_NEVER
 
 from ..quality.llama import Llama
 from ..quality.threads import one_thread
@@ -122,7 +123,7 @@ class _Host:
             self.frames = self.pages * self.queues
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
-        self.gap = np.full((self.queues, self.pages), 48, np.uint8)
+        self.seen = np.full((self.queues, self.pages, shape.group), SEEN_NEVER, np.int16)
         self.now = self.layer_start = 0
         at = steps, self.layers
         self.run = Run(
@@ -185,7 +186,7 @@ class _Host:
         return kernel.consider(
             query[0][mine],
             query[1][mine],
-            kernel.Head(*kept, self.pool.state[row], self.gap[queue]),
+            kernel.Head(*kept, self.pool.state[row], self.seen[queue]),
             asked,
             self._sums,
             self._true,
@@ -266,11 +267,11 @@ class _Host:
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
         for head in range(self.shape.kv_heads):
-            # What the guess teaches of a page's gap is not kept.
+            # What a guess finds is not kept for the time when a page is absent.
             queue = layer * self.shape.kv_heads + head
-            gap = self.gap[queue].copy()
+            seen = self.seen[queue].copy()
             self._consider(layer, head, guess, turn, tokens)
-            self.gap[queue] = gap
+            self.seen[queue] = seen
             mass = np.minimum(self._sums // self.shape.group, 65535)
             memory.early(self.pool, turn, queue, mass, self._sums > 0)
 

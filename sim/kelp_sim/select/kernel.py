@@ -23,17 +23,29 @@ from kelp_spec.select import (
     SCORE_FRACTION,
     SCORE_LEAST,
     SCORE_MOST,
+    SEEN_BITS,
+    SEEN_NEVER,
+    SEEN_SHIFT,
     SHARE_BITS,
 )
 
-__all__ = ["GAP_SHIFT", "RESIDENT", "Asked", "Head", "choose", "consider"]
+__all__ = ["RESIDENT", "Asked", "Head", "choose", "consider"]
 
 RESIDENT = 1  #: `state` of a page that may be read
-#: A page's gap, by which its bound overstates it: log2, 8 − GAP_SHIFT bits after the point, 8 bits.
-GAP_SHIFT = 4
 _CLAMP = (1 << ALIGNED_BITS - 1) - 1
 _FRACTION = (1 << SCORE_FRACTION) - 1
 _MASS, _BOUND_MASS = (1 << MASS_BITS) - 1, (1 << BOUND_MASS_BITS) - 1
+
+
+@numba.njit(cache=True)
+def _remember(e, z):
+    whole, rest = 0, max(z, 1)
+    while rest > 1:
+        rest >>= 1
+        whole += 1
+    log = (e + whole - 15 << 8) + (max(z, 1) << 8 >> whole) - 256
+    most = (1 << SEEN_BITS - 1) - 1
+    return min(max(log >> SEEN_SHIFT, -most), most)
 
 
 class Head(NamedTuple):
@@ -45,7 +57,7 @@ class Head(NamedTuple):
     high: np.ndarray
     se: np.ndarray  #: [pages, lines]
     state: np.ndarray  #: [pages]
-    gap: np.ndarray  #: uint8 [pages]
+    seen: np.ndarray  #: int16 [pages, heads]: log2 of the mass that each had when scored last
 
 
 class Asked(NamedTuple):
@@ -151,11 +163,11 @@ def consider(qx, qe, head, asked, sums, true):
     """Stage one and two of a KV head: query qx [heads, lines, 32], qe [heads, lines].
 
     Into ``sums`` [newest + 1] the mass of each page, a sum of shares over heads, those of absent
-    pages estimated as `size` tokens of the weight bound − gap; into ``true`` the same with
-    everything resident. The gaps of resident candidates are renewed. Returns how many candidates
-    there are, how many of them absent.
+    pages estimated as what they were when they were scored last; into ``true`` the same with
+    everything resident. What was seen of resident candidates is renewed. Returns how many
+    candidates there are, how many of them absent.
     """
-    keys, ke, low, high, se, state, gap = head
+    keys, ke, low, high, se, state, seen = head
     newest, tokens, size, quota, m, sh = asked
     heads, pages = len(qx), newest + 1
     bound = np.full((heads, pages), SCORE_LEAST)
@@ -173,7 +185,6 @@ def consider(qx, qe, head, asked, sums, true):
     true[:pages] = 0
     e, z = np.zeros(pages, np.int64), np.zeros(pages, np.int64)
     exact_e, exact_z = np.zeros(pages, np.int64), np.zeros(pages, np.int64)
-    slack = np.zeros(pages, np.int64)
     for h in range(heads):
         for page in range(pages):
             if not counted[page]:
@@ -185,15 +196,13 @@ def consider(qx, qe, head, asked, sums, true):
             e[page] = exact_e[page] = at
             z[page] = exact_z[page] = found
             if named[page]:
-                # log2 of what `size` tokens at the bound weigh, over what the page does
-                whole = np.int64(np.log2(max(found, 1)) * 256)
-                slack[page] += (
-                    bound[h, page] + (int(np.log2(size)) << 8) - ((at << 8) + whole - (15 << 8))
-                )
-                if state[page] != RESIDENT:
-                    score = max(bound[h, page] - (np.int64(gap[page]) << GAP_SHIFT), SCORE_LEAST)
-                    e[page] = score >> SCORE_FRACTION
-                    z[page] = min(WEIGHTS[score & _FRACTION] * size, _MASS)
+                if state[page] == RESIDENT:
+                    seen[page, h] = _remember(at, found)
+                else:
+                    score = np.int64(seen[page, h]) << SEEN_SHIFT
+                    if seen[page, h] == SEEN_NEVER:
+                        score = bound[h, page] * 3 >> 2
+                    e[page], z[page] = score >> SCORE_FRACTION, WEIGHTS[score & _FRACTION]
         more = _more(bound[h], named)
         _shares(e, z, counted, named, more, sums)
         _shares(exact_e, exact_z, counted, named, more, true)
@@ -201,10 +210,7 @@ def consider(qx, qe, head, asked, sums, true):
     for page in range(pages):
         if named[page]:
             candidates += 1
-            if state[page] == RESIDENT:
-                gap[page] = min(max(slack[page] // heads, 0) >> GAP_SHIFT, 255)
-            else:
-                absent += 1
+            absent += state[page] != RESIDENT
     return candidates, absent
 
 

@@ -13,6 +13,7 @@ from trace_files import contents, save
 
 from kelp_sim.model import (
     attention,
+    choice,
     cost,
     endpoint,
     flash,
@@ -348,3 +349,19 @@ def test_a_run_of_bench_replaces_figures(inputs, tmp_path):
         file.write_text(text)
         with pytest.raises(InputError, match=fault):
             with_bench(inputs, file)
+
+
+def test_a_choice_at_70b(inputs):
+    one, five = (choice.Scale(inputs, "llama-3-70b", 131_072, n) for n in (1, 5))
+    # 8 KV heads · 8192 pages · 4 lines a token, a cycle of 1 ns each.
+    assert one.first_us == pytest.approx(262.144) and five.first_us == pytest.approx(262.144 / 4)
+    # 512 summaries of 16 pages, then the 16 pages of what 8 heads name 16 of.
+    assert one.level_us == pytest.approx(8 * 4 * (512 + 2048) / 1e3)
+    # 128 pages of 8 KB for each of 8 KV heads over 64 GB/s.
+    assert one.gather_us == pytest.approx(8 * 128 * 8192 / 64e3)
+    assert one.dram_bytes == 80 * 8 * (8192 + 130 * 17) * 4 * 64
+    assert choice.levels_from(inputs, "llama-3-70b", 1) == 3125 * 16
+    rows = {(r["model"], r["context"]): r for r in choice.index_rows(inputs)}
+    assert rows["DeepSeek-V3.2", 131_072]["scan_us"] == pytest.approx(262.144)
+    [found] = choice.findings(inputs)
+    assert found.verdict == "depends" and 16 < found.computed < 18

@@ -8,6 +8,7 @@ import pytest
 from kelp_golden import select as golden
 from kelp_sim.select import kernel
 from kelp_sim.select.readers import _blocks, scale_of
+from kelp_spec.select import SEEN_NEVER
 
 SIZE = 16
 
@@ -24,7 +25,11 @@ def case(seed):
     return rng, q, k, golden.summary(whole, np.ones(whole.e.shape, bool)), pages, tokens
 
 
-def considered(q, k, s, pages, tokens, quota, state, gap):
+def never(pages, q):
+    return np.full((pages, len(q.x)), SEEN_NEVER, np.int16)
+
+
+def considered(q, k, s, pages, tokens, quota, state, seen):
     """(masses, those with everything resident, (candidates, absent))."""
     m, sh = scale_of(32 * q.x.shape[1])
     sums, true = np.zeros((2, pages), np.int64)
@@ -32,7 +37,7 @@ def considered(q, k, s, pages, tokens, quota, state, gap):
     counts = kernel.consider(
         q.x.astype(np.int16),
         q.e,
-        kernel.Head(*kept, state, gap),
+        kernel.Head(*kept, state, seen),
         kernel.Asked(pages - 1, tokens, SIZE, quota, m, sh),
         sums,
         true,
@@ -51,7 +56,7 @@ def test_the_choice_is_the_golden_one(seed):
     target = round(0.9 * 65536) * len(q.x)
     want = golden.select_pages(q, keys, s, quota=quota, target=target, most=most, m=m, sh=sh)
     here = np.ones(pages, np.uint8)
-    sums, true, _ = considered(q, k, s, pages, tokens, quota, here, np.zeros(pages, np.uint8))
+    sums, true, _ = considered(q, k, s, pages, tokens, quota, here, never(pages, q))
     chosen, wanted = np.zeros((2, pages), bool)
     assert kernel.choose(sums, here, pages - 1, target, most, chosen, wanted) == 0
     assert set(np.flatnonzero(chosen)) == set(want.pages) and not wanted.any()
@@ -61,10 +66,11 @@ def test_the_choice_is_the_golden_one(seed):
 def test_an_absent_page_has_the_golden_estimate():
     _, q, k, s, pages, tokens = case(7)
     assert pages > 4
-    state, gap = np.ones(pages, np.uint8), np.full(pages, 20, np.uint8)
-    state[2] = 0
-    sums, true, (candidates, absent) = considered(q, k, s, pages, tokens, pages, state, gap)
-    assert candidates == pages - 2 and absent == 1
+    state, seen = np.ones(pages, np.uint8), never(pages, q)
+    state[2:4] = 0
+    seen[2] = -20
+    sums, true, (candidates, absent) = considered(q, k, s, pages, tokens, pages, state, seen)
+    assert candidates == pages - 2 and absent == 2
     m, sh = scale_of(32 * q.x.shape[1])
     bound = golden.bounds(q, s, m, sh)
     e, z = golden.page_masses(
@@ -76,10 +82,12 @@ def test_an_absent_page_has_the_golden_estimate():
     named = np.ones(pages, bool)
     named[[0, -1]] = False
     exact = golden.mass_sums(e, z, named | True, named, np.zeros(len(q.x), np.int64))
-    e[:, 2], z[:, 2] = golden.estimate(bound[:, 2], 20 << kernel.GAP_SHIFT, SIZE)
+    assert (seen[1] == golden.remember(e[:, 1], z[:, 1])).all(), "what is resident is remembered"
+    assert (seen[2] == -20).all() and (seen[3] == SEEN_NEVER).all(), "what is absent is not"
+    for page in (2, 3):
+        e[:, page], z[:, page] = golden.recall(seen[page].astype(np.int64), bound[:, page])
     guessed = golden.mass_sums(e, z, named | True, named, np.zeros(len(q.x), np.int64))
     assert (sums == guessed).all() and (true == exact).all()
-    assert gap[2] == 20 and (gap[[1, 3]] != 20).any(), "gaps of resident candidates alone"
 
 
 def test_what_is_absent_is_wanted_in_its_place():
