@@ -43,6 +43,7 @@ ARGUMENTS = {
     "LoadMeter": {"depth": 4, "most": 8},
     "Msix": {"vectors": 2},
     "Pmu": {"config": named_cxlio("recorded_pmu")},
+    "Chmu": {"config": named_cxlio("joined")},
     "RegisterBank": {"block": component_registers(IO)},
     "Sequencer": {"program": [0]},
     **dict.fromkeys(

@@ -4,36 +4,59 @@ endpoint, for every request; one request a cycle on each channel."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.hdl import Cat, Module
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config, ConfigError
-from kelp_spec.cxlio.config import CXL_VENDOR, named_cxlio
+from kelp_spec.cxlio.config import CXL_VENDOR, cxlio_of
 from kelp_spec.cxlio.pmu import GROUPS, VendorEvent, pmu_map
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import ScoreEvent
 
 from .cxlio.cxl_io import CxlIo
 from .cxlio.ras_log import signal_layout
 from .cxlio.signatures import AxiLiteSignature, message_layout
 from .endpoint import Endpoint, endpoint_signature
 from .layouts import MESSAGES
+from .lib.broadcast import broadcast
 from .lib.protected import BlockFault, gather_blocks
 from .media.decoded_channel import DecodedChannel
 from .media.event_records import EventRecords
+from .media.health_report import HealthReport
 from .media.load_meter import LoadMeter
 from .media.media_port import MediaPort
+from .media.monitor_events import MonitorEvents
+from .media.ras_errors import RasErrors
 
-__all__ = ["CxlDevice"]
+__all__ = ["CxlDevice", "device_signature"]
+
+_INNER = ("o_told", "o_counted")  #: ports of the endpoint's that are none of the device's
+
+
+def device_signature(config: Config) -> dict:
+    """The device's ports, which :class:`CxlDevice` explains."""
+    own = endpoint_signature(config)
+    for name in _INNER:
+        del own[name]
+    return {
+        **own,
+        "port": In(AxiLiteSignature()),
+        "messages": Out(stream.Signature(message_layout())),
+        "signals": Out(signal_layout()),
+        "temperature": In(16),
+        "io_fault": Out(BlockFault),
+    }
 
 
 class CxlDevice(wiring.Component):
     """`CxlIo` and the `Endpoint` as one device. A request carries a host address; the committed HDM
     decoders, or the DVSEC range, make the endpoint's of it. Outside every window a read is answered
     NXM and a write is dropped. The mailbox poisons and clears lines (`MediaPort`), the endpoint's
-    events become CXL event records (`EventRecords`), the performance monitor counts messages on the
-    channels, demand hits and misses, and each answer tells the load (`LoadMeter`). Range and media
-    are ready when the endpoint is.
+    events become CXL event records (`EventRecords`), errors of the RAS capability (`RasErrors`) and
+    the device's health (`HealthReport`); the performance monitor counts messages on the channels
+    and what the endpoint counts (`MonitorEvents`); the hotness monitor hears each score that an
+    access or a hint changes; and each answer tells the load (`LoadMeter`).
+    Range and media are ready when the endpoint is.
 
     Latency: `LATENCY` cycles more than the endpoint's, for requests; answers pass in the cycle.
     Interval: `INTERVAL`.
@@ -61,8 +84,8 @@ class CxlDevice(wiring.Component):
         MSI-X.
     signals : out
         ERR messages for a PCIe core.
-    knobs : out
-        Values of the vendor features.
+    temperature : in
+        Degrees Celsius of a sensor, signed; 0 without one.
     io_fault : out, BlockFault
         What CXL.io's memories have shown.
     """
@@ -75,20 +98,13 @@ class CxlDevice(wiring.Component):
             raise ConfigError(
                 f"configuration {config.name!r}: cxlio = '' is refused; legal: a name of one"
             )
-        self.config, self.io = config, named_cxlio(config.cxlio)
-        own = endpoint_signature(config)
-        del own["o_told"]
-        super().__init__(
-            {
-                **own,
-                "port": In(AxiLiteSignature()),
-                "messages": Out(stream.Signature(message_layout())),
-                "signals": Out(signal_layout()),
-                "knobs": Out(data.ArrayLayout(32, max(1, self.io.knobs))),
-                "io_fault": Out(BlockFault),
-            }
-        )
-        self._passed = [name for name in own if not name.startswith(("m2s_re", "m2s_rw", "s2m_"))]
+        self.config, self.io = config, cxlio_of(config)
+        super().__init__(device_signature(config))
+        self._passed = [
+            name
+            for name in endpoint_signature(config)
+            if name not in _INNER and not name.startswith(("m2s_re", "m2s_rw", "s2m_"))
+        ]
 
     def elaborate(self, platform):
         m = Module()
@@ -120,7 +136,10 @@ class CxlDevice(wiring.Component):
         connect(m, load.o_ndr, flipped(self.s2m_ndr))
         connect(m, io.requests, media.requests)
         connect(m, media.answers, io.answers)
-        connect(m, endpoint.o_told, records.i)
+        s.errors = errors = RasErrors(config=self.config)
+        s.health = health = HealthReport(config=self.config)
+        broadcast(m, endpoint.o_told, records.i, errors.i, health.i)
+        connect(m, errors.o, io.errors)
         connect(m, records.o, io.events)
         connect(m, flipped(self.port), io.port)
         connect(m, io.messages, flipped(self.messages))
@@ -130,17 +149,31 @@ class CxlDevice(wiring.Component):
             io.memory_ready.eq(endpoint.ready),
             io.device_line.ready.eq(1),
             media.quiescent.eq(endpoint.quiescent),
+            errors.injecting.eq(media.injecting),
+            health.counted.eq(endpoint.o_counted),
+            health.ready.eq(endpoint.ready),
+            health.temperature.eq(self.temperature),
+            io.health.eq(health.o),
             load.taken_req.valid.eq(media.i_req.valid & media.i_req.ready),
             load.taken_req.p.eq(media.i_req.p),
             load.taken_rwd.eq(media.i_rwd.valid & media.i_rwd.ready),
             media.result.valid.eq(endpoint.commit_result.valid),
             media.result.p.eq(endpoint.commit_result.p),
             self.signals.eq(io.signals),
-            self.knobs.eq(io.knobs),
         ]
         gather_blocks(m, self.io_fault, io.fault, records.fault)
         if self.io.pmu:
             self._count(m, io)
+        if self.io.hot_entries:
+            score = endpoint.commit_score
+            m.d.comb += [
+                io.heat.valid.eq(
+                    score.valid
+                    & ((score.p.kind == ScoreEvent.TOUCH) | (score.p.kind == ScoreEvent.MASS))
+                ),
+                io.heat.p.unit.eq(Cat(score.p.page, score.p.squeue)),
+                io.heat.p.score.eq(score.p.score),
+            ]
         return m
 
     def _pass(self, m, inner, name):
@@ -155,30 +188,10 @@ class CxlDevice(wiring.Component):
 
     def _count(self, m, io):
         """Events of this cycle for the monitor: messages that pass between `MediaPort` and the
-        host, what became of demand. The decoder is not told: 0."""
-        endpoint = m.submodules.endpoint
-        result = endpoint.commit_result
-        demand = Signal()
-        m.d.comb += demand.eq(
-            result.valid & ((result.p.op.kind == Op.READ) | (result.p.op.kind == Op.WRITE))
-        )
-        outcome = result.p.outcome
-        # A page that was used just now is hit before M3, so that two hits may show in a cycle: the
-        # second is told in a later one.
-        hits, owed, due = Signal(range(3)), Signal(8), Signal(9)
-        m.d.comb += [
-            hits.eq(
-                (demand & (outcome == Outcome.HIT))
-                + (endpoint.commit_frame.valid & endpoint.commit_hot)
-            ),
-            due.eq(owed + hits),
-        ]
-        m.d.sync += owed.eq(Mux(due == 0, 0, due - 1))
-        missed = (outcome == Outcome.MISSED) | (outcome == Outcome.PARKED)
-        happened = {
-            (self.io.vendor, VendorEvent.GROUP): (due != 0) << VendorEvent.HIT
-            | (demand & missed) << VendorEvent.MISS
-        }
+        host, and what the endpoint counts. The decoder is not told: 0."""
+        m.submodules.monitor = monitor = MonitorEvents(config=self.config)
+        m.d.comb += monitor.counted.eq(m.submodules.endpoint.o_counted)
+        happened = {(self.io.vendor, VendorEvent.GROUP): monitor.o}
         for group, channel in zip(
             GROUPS, (self.m2s_req, self.m2s_rwd, self.s2m_ndr, self.s2m_drs), strict=True
         ):

@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, Protected
+from kelp_spec.registers import COUNTERS
 
 from .coherence.host_port import CoherentHostPort
 from .control.events import told_ports
@@ -71,6 +72,7 @@ def endpoint_signature(config: Config) -> dict:
         "commit_hot": Out(1),
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
+        **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
     }
 
 
@@ -105,6 +107,8 @@ class Endpoint(wiring.Component):
         The time base.
     o_told : out, always-ready stream of event, with `Config.cxlio`
         Events, for CXL.io.
+    o_counted : out, with `Config.cxlio`
+        Bit i: entry i of `COUNTERS` counts one more, for its monitor.
 
     The others are for verification (spec §9); in hardware the inputs stay 0.
 
@@ -230,6 +234,7 @@ class Endpoint(wiring.Component):
         connect(m, s.data_path.axi, flipped(self.axi))
         if self.config.cxlio:
             connect(m, s.registers.o_told, flipped(self.o_told))
+            m.d.comb += self.o_counted.eq(s.telemetry.o_counted.pulses)
         if not self.config.coherence:
             # no BISnp is ever sent (HDM-H), so no BIRsp answers one
             m.d.comb += self.m2s_birsp.ready.eq(1)

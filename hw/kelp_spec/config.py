@@ -347,11 +347,12 @@ _UNIT = Config(
 )
 
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
-#: `unit_coherent` for a host that caches, `trace` fits the recordings of the small model, `smollm2`
-#: those of SmolLM2-135M, every page of which has a frame in each pool, `ulx3s` an ECP5-85F,
-#: `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the
-#: scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between its block RAMs
-#: and the registers behind them, where its clock has no room for them.
+#: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `trace` fits the
+#: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
+#: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64`
+#: and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders
+#: and decoders lie between its block RAMs and the registers behind them, where its clock has no
+#: room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -364,6 +365,7 @@ NAMED: dict[str, Config] = {
             write_slots=32,
             coherence=True,
         ),
+        _UNIT.with_(name="unit_cxl", cxlio="joined", codec_lanes=8),
         _UNIT.with_(
             name="unit_select",
             pages=64,

@@ -96,6 +96,8 @@ class Driver(Control):
     CHECKED = True
     #: C++ that includes the driver's and says more.
     BESIDE = None
+    #: Whether it is `CxlDevice` that is driven, the endpoint behind CXL.io.
+    DEVICE = False
 
     def __init__(
         self,
@@ -110,12 +112,14 @@ class Driver(Control):
         component=None,
     ):
         if component is None:
-            from kelp_hw.endpoint import endpoint_signature
-
             component, library = (
-                wiring.Signature(endpoint_signature(config)).create(),
+                wiring.Signature(self._signature(config)).create(),
                 endpoint_library(
-                    config, waves is not None, checked=self.CHECKED, beside=self.BESIDE
+                    config,
+                    waves is not None,
+                    checked=self.CHECKED,
+                    beside=self.BESIDE,
+                    device=self.DEVICE,
                 ),
             )
         else:
@@ -146,6 +150,13 @@ class Driver(Control):
         self._broken = False
         self.configure(memory=memory, flash=flash, pressure=pressure)
         self.reset()
+
+    @classmethod
+    def _signature(cls, config):
+        from kelp_hw.cxl_device import device_signature
+        from kelp_hw.endpoint import endpoint_signature
+
+        return (device_signature if cls.DEVICE else endpoint_signature)(config)
 
     def __del__(self):
         self.close()

@@ -221,9 +221,10 @@ def _own_sources():
     return {path.name: path.read_text(encoding="utf-8") for path in _SOURCES.glob("*.[ch]*")}
 
 
-def endpoint_library(config, waves, *, checked, beside=None):
-    """The endpoint's library, as `build` makes it. What its sources and `config` last led to is
-    noted, since elaboration alone takes half a minute."""
+def endpoint_library(config, waves, *, checked, beside=None, device=False):
+    """The library of the endpoint, or of the `device` round it, as `build` makes it. What its
+    sources and `config` last led to is noted, since elaboration alone takes half a minute."""
+    import kelp_hw.cxl_device
     import kelp_hw.endpoint
     import kelp_spec
 
@@ -238,8 +239,10 @@ def endpoint_library(config, waves, *, checked, beside=None):
     state = hashlib.sha256(repr((config, waves, checked, versions)).encode())
     for path in (*sources, *_BUILT_BY, *((beside,) if beside else ())):
         state.update(path.read_bytes())
-    note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
-    component = functools.partial(kelp_hw.endpoint.Endpoint, config=config)
+    kind = "device" if device else "endpoint"
+    note = tools.build_root() / "model" / f"{kind}-{config.name}-{state.hexdigest()[:12]}.library"
+    top = kelp_hw.cxl_device.CxlDevice if device else kelp_hw.endpoint.Endpoint
+    component = functools.partial(top, config=config)
     if max(path.stat().st_mtime for path in sources) >= _process_start():
         # What is loaded may be older than what has been read just now: build what is loaded.
         return build(component(), config, waves, checked=checked, beside=beside)

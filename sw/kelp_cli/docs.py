@@ -51,7 +51,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
         page = mark.join((before, f"\n{rows}\n", after))
     return {
         "registers.md": registers_markdown(config),
-        "cxl_registers.md": cxl_registers_markdown(named_cxlio("full")),
+        "cxl_registers.md": cxl_registers_markdown(named_cxlio("joined")),
         "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""``kelp verilog``: the endpoint for other tools."""
+"""``kelp verilog``: the endpoint, or the device round it, for other tools."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +16,14 @@ __all__ = ["register", "write_verilog"]
 
 
 def write_verilog(config: Config, directory: Path, *, external_macros: bool = False) -> list[Path]:
-    """Write the endpoint's Verilog and everything beside it into ``directory``; returns the
+    """Write the Verilog and everything beside it into ``directory``; returns the
     files."""
     import os
 
     from amaranth.back import verilog
 
     import kelp_hw
+    from kelp_hw.cxl_device import CxlDevice
     from kelp_hw.endpoint import Endpoint
     from kelp_hw.export.clean import (
         default_cases,
@@ -32,7 +33,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
         initial_constants,
         reduce_not,
     )
-    from kelp_hw.export.ports import endpoint_ports
+    from kelp_hw.export.ports import top_name, top_ports
     from kelp_hw.export.rtlil import to_rtlil
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
@@ -41,25 +42,26 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     from .config import describe
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    top = "kelp_endpoint"
-    text = explicit_widths(to_rtlil(Endpoint(config=config), name=top))
+    top = top_name(config)
+    device = CxlDevice(config=config) if config.cxlio else Endpoint(config=config)
+    text = explicit_widths(to_rtlil(device, name=top))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
     text = distinct_instances(
         drop_true_asserts(initial_constants(reduce_not(default_cases(drop_empty_wires(text))))), top
     )
     head = (
-        "// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, "
+        f"// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP {top[5:]}, "
         + f"configuration {config.name} ({config.digest}). Generated; do not edit.\n"
     )
     if not external_macros:
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             text += "\n" + macro.read_text(encoding="utf-8")
     files = {
-        "kelp_endpoint.v": head + text,
-        "kelp_endpoint_wrapper.sv": wrapper(config),
-        "kelp_endpoint_smoke.sv": smoke_bench(config),
+        f"{top}.v": head + text,
+        f"{top}_wrapper.sv": wrapper(config),
+        f"{top}_smoke.sv": smoke_bench(config),
     }
-    files["kelp.core"] = core_file(config, ["kelp_endpoint.v", "kelp_endpoint_wrapper.sv"])
+    files["kelp.core"] = core_file(config, [f"{top}.v", f"{top}_wrapper.sv"])
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_whole(directory / name, content)
@@ -70,11 +72,11 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
             "bits": p.bits,
             "fields": [{"name": n, "low": low, "bits": b} for n, low, b in p.fields],
         }
-        for p in endpoint_ports(config)
+        for p in top_ports(config)
     ]
     write_json(
-        directory / "kelp_endpoint.json",
-        "endpoint",
+        directory / f"{top}.json",
+        top[5:],
         {
             "top": top,
             "parameters": describe(config),
@@ -82,7 +84,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
             "ports": ports,
         },
     )
-    return [*(directory / name for name in files), directory / "kelp_endpoint.json"]
+    return [*(directory / name for name in files), directory / f"{top}.json"]
 
 
 def register(app: typer.Typer) -> None:
@@ -104,8 +106,8 @@ def verilog(
         ),
     ] = False,
 ) -> None:
-    """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core
-    file and a JSON description."""
+    """Write the endpoint's Verilog (of a configuration with CXL.io the device's), a wrapper with
+    flat ports, a smoke bench, a FuseSoC core file and a JSON description."""
     chosen = named(config)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; -o wants a directory")

@@ -77,8 +77,8 @@ ROOMS = {
 }
 # Files that may import more, and why.
 ROOM_ALSO = {
-    # lists the endpoint's ports
-    "export/ports.py": {"endpoint"},
+    # lists the ports of both tops
+    "export/ports.py": {"endpoint", "cxl_device"},
 }
 
 

@@ -19,7 +19,8 @@ def test_without_cxlio_there_is_no_device_and_no_port():
     with pytest.raises(ConfigError, match="cxlio = 'nothing' is refused"):
         UNIT.with_(cxlio="nothing")
     assert set(endpoint_signature(UNIT.with_(cxlio="joined"))) - set(endpoint_signature(UNIT)) == {
-        "o_told"
+        "o_told",
+        "o_counted",
     }
     assert UNIT.with_(cxlio="joined").digest != UNIT.digest
 
@@ -27,9 +28,9 @@ def test_without_cxlio_there_is_no_device_and_no_port():
 @pytest.mark.timeout(2400)
 def test_the_whole_device():
     seen = run_cocotb(
-        CxlDevice(config=UNIT.with_(cxlio="joined")),
+        CxlDevice(config=named("unit_cxl")),
         bench="kelp_verif.cxlio.device_bench",
-        params={"config": "joined", "endpoint": "unit", "pause": 0.2},
+        params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
         timeout_s=1200,
     ).records
     assert seen["cycles"] > 10_000

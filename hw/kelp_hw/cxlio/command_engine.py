@@ -53,8 +53,9 @@ class CommandEngine(wiring.Component):
     poison, clear and sanitize.
 
     A command takes as many cycles as its program (docs/cxl.md, "The mailbox"). A request to the
-    data path that is not answered within `config.patience` cycles after it was taken is lost: the
-    command answers "internal", and a later answer is dropped by its tag. Sanitize waits for ever,
+    data path that is not answered within `config.patience` cycles after it was offered is lost: the
+    command answers "internal", and a later answer is dropped by its tag; while it is still offered
+    the next one answers "retry". Sanitize waits for ever,
     in the background. Events wait while a command is carried out.
 
     A word of program, tables, store or payload that is beyond repair when the sequencer uses it is
@@ -268,6 +269,7 @@ class CommandEngine(wiring.Component):
 
     def _requests(self, m, shown, write):
         request, answered, code = self.requests.p, Signal(), Signal(2)
+        value_told = Signal(32)
         open_, late = Signal(), Signal()
         waited = Signal(range(self.config.patience + 1))
         m.d.comb += late.eq(waited == self.config.patience)
@@ -284,17 +286,24 @@ class CommandEngine(wiring.Component):
             m.d.sync += request.data.eq(Cat(request.data[32:], value))
         with m.If(self.requests.valid & self.requests.ready):
             m.d.sync += self.requests.valid.eq(0)
-        with m.If(open_ & ~late & ~answered & ~self.requests.valid):
+        with m.If(open_ & ~late & ~answered):
             m.d.sync += waited.eq(waited + 1)
         with m.If(self.answers.valid & open_ & (self.answers.p.tag == request.tag)):
             m.d.sync += [answered.eq(1), code.eq(self.answers.p.code)]
-        m.d.sync += Assert(~(go & open_), "a request before the answer to the last")
+            if self.config.wired:
+                m.d.sync += value_told.eq(self.answers.p.value)
+        m.d.sync += [
+            Assert(~(go & open_), "a request before the answer to the last"),
+            Assert(~(go & self.requests.valid), "a request in place of one that is offered"),
+        ]
         with m.If(go):
             m.d.sync += [self.requests.valid.eq(1), request.kind.eq(value)]
             m.d.sync += [open_.eq(1), waited.eq(0)]
         with m.If(take):
             m.d.sync += [open_.eq(0), answered.eq(0), request.tag.eq(request.tag + 1)]
         shown[IO.ANSWER] = code
+        if self.config.wired:
+            shown[IO.VALUE] = value_told
         self._late, self._answered = late & open_, answered
 
     def _rest(self, m, shown, write):
@@ -311,7 +320,7 @@ class CommandEngine(wiring.Component):
             self.exchange_word.p.eq(value),
             self.exchange_send.eq(send | m.submodules.sequencer.halted & self.exchange.valid),
         ]
-        for i in range(self.config.knobs):
+        for i in range(0 if self.config.wired else self.config.knobs):
             knob, value = write(IO.KNOB + 4 * i)
             with m.If(knob):
                 m.d.sync += self.knobs[i].eq(value)
@@ -321,5 +330,6 @@ class CommandEngine(wiring.Component):
             Work.EXCHANGE: self.exchange.valid,
             Work.ANSWER: self._answered,
             Work.LATE: self._late,
+            Work.OFFERED: self.requests.valid,
         }
         shown[IO.WORK] = Cat(waits[bit] for bit in Work)

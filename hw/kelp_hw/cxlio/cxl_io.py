@@ -9,11 +9,12 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.cxlio.component import HEADER_WORDS, Uncorrectable, component_registers
-from kelp_spec.cxlio.config import CxlIoConfig
+from kelp_spec.cxlio.config import CxlIoConfig, Space
 from kelp_spec.cxlio.device import PAYLOAD, device_registers
 from kelp_spec.cxlio.pci import MSIX_PENDING, MSIX_TABLE, configuration_space
 
 from ..lib.protected import BlockFault, gather_blocks
+from .chmu import Chmu, heat_layout
 from .command_engine import CommandEngine
 from .doe import Doe
 from .hdm_decode import LINE_BITS, HdmDecode, device_line_layout
@@ -75,6 +76,8 @@ class CxlIo(wiring.Component):
         For decodes beside this one: a channel of CXL.mem each (`DecodedChannel`).
     counted : in
         What the performance monitor counts, where there is one.
+    heat : In stream of heat_layout, always taken
+        What the hotness monitor hears, where there is one.
     knobs : out
         Values of the vendor features.
     fault : out, BlockFault
@@ -101,6 +104,11 @@ class CxlIo(wiring.Component):
                 "device_line": Out(stream.Signature(device_line_layout(config))),
                 "decoding": Out(decoding_layout(config)),
                 **({"counted": In(counted_layout(config))} if config.pmu else {}),
+                **(
+                    {"heat": In(stream.Signature(heat_layout(config), always_ready=True))}
+                    if config.hot_entries
+                    else {}
+                ),
                 "knobs": Out(data.ArrayLayout(32, max(1, config.knobs))),
                 "fault": Out(BlockFault),
             }
@@ -111,7 +119,7 @@ class CxlIo(wiring.Component):
         c = self.config
         # A word of a data object, beyond repair, was read in the cycle before.
         self._lost = Signal()
-        m.submodules.port = port = RegisterPort(spaces=3 if c.pmu else 2)
+        m.submodules.port = port = RegisterPort(spaces=3 if c.pmu else 2, chmu=bool(c.hot_entries))
         m.submodules.configuration = pci = RegisterBank(block=configuration_space(c))
         m.submodules.component = component = RegisterBank(block=component_registers(c))
         m.submodules.device = device = RegisterBank(block=device_registers(c))
@@ -153,6 +161,14 @@ class CxlIo(wiring.Component):
             m.d.comb += pmu.counted.eq(self.counted)
             read[2] = Mux(here, pmu.access.read_data, 0)
             interrupts = interrupts | (pmu.interrupt << c.pmu_vector)
+        if c.hot_entries:
+            m.submodules.chmu = chmu = Chmu(config=c)
+            here = Signal()
+            m.d.comb += here.eq((port.space == Space.CHMU >> 16) & (port.access.lane < 512))
+            self._joined(m, port, chmu.access, here)
+            wiring.connect(m, wiring.flipped(self.heat), chmu.i)
+            read[Space.CHMU >> 16] = Mux(here, chmu.access.read_data, 0)
+            interrupts = interrupts | (chmu.interrupt << c.chmu_vector)
         with m.Switch(port.space):
             for number, value in read.items():
                 with m.Case(number):

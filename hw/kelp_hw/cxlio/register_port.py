@@ -32,6 +32,8 @@ class RegisterPort(wiring.Component):
     ----------
     spaces : int
         How many of component, device, PMU there are.
+    chmu : bool
+        There is the hotness monitor's.
 
     Members
     -------
@@ -49,8 +51,8 @@ class RegisterPort(wiring.Component):
     LATENCY = 3
     INTERVAL = 4
 
-    def __init__(self, *, spaces: int = 3):
-        self.spaces = spaces
+    def __init__(self, *, spaces: int = 3, chmu: bool = False):
+        self.spaces, self.chmu = spaces, chmu
         self.address_bits = Space.ADDRESS_BITS
         super().__init__(
             {
@@ -70,6 +72,9 @@ class RegisterPort(wiring.Component):
         start_write, start_read = Signal(), Signal()
         configuration = Space.CONFIGURATION >> 16
         there, refused, code, good = Signal(), Signal(), Signal(2), Signal()
+        in_bar = self.space < min(self.spaces, configuration)
+        if self.chmu:
+            in_bar |= self.space == Space.CHMU >> 16
         m.d.comb += [
             self.space.eq(address >> 16),
             access.lane.eq(address[3:16]),
@@ -77,7 +82,7 @@ class RegisterPort(wiring.Component):
                 Mux(
                     self.space == configuration,
                     address[12:16] == 0,
-                    self.space < min(self.spaces, configuration),
+                    in_bar,
                 )
             ),
             refused.eq((self.space != configuration) & ~self.memory_enable),

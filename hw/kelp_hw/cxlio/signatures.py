@@ -117,13 +117,15 @@ def event_layout() -> data.StructLayout:
 
 def request_layout() -> data.StructLayout:
     """What the mailbox asks of the data path. `kind`: 1 inject poison, 2 write `data` and clear
-    poison, 3 sanitize. `line`: device address / 64. `tag` comes back with the answer."""
-    return data.StructLayout({"kind": 2, "tag": 4, "line": 46, "data": 512})
+    poison, 3 sanitize; 4 read vendor feature number `line`, 5 set it to the last 32 bits of `data`.
+    `line`: device address / 64. `tag` comes back with the answer."""
+    return data.StructLayout({"kind": 3, "tag": 4, "line": 46, "data": 512})
 
 
 def answer_layout() -> data.StructLayout:
-    """`code`: 0 done, 1 no such line (absent, closed), 2 try again, 3 failed."""
-    return data.StructLayout({"tag": 4, "code": 2})
+    """`code`: 0 done, 1 no such line (absent, closed), 2 try again, 3 failed. `value`: of a vendor
+    feature."""
+    return data.StructLayout({"tag": 4, "code": 2, "value": 32})
 
 
 def health_layout() -> data.StructLayout:

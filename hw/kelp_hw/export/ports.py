@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A component's ports as data: the endpoint's for docs/ports.md, the wrapper and the JSON beside
-the Verilog, other tops' for their tables."""
+"""A component's ports as data: the top's for docs/ports.md, the wrapper and the JSON beside the
+Verilog, other tops' for their tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from amaranth.lib import data, wiring
 
 from kelp_spec.config import Config
 
+from ..cxl_device import device_signature
 from ..endpoint import endpoint_signature
 
-__all__ = ["Port", "endpoint_ports", "ports_markdown", "ports_of", "ports_table"]
+__all__ = ["Port", "top_name", "top_ports", "ports_markdown", "ports_of", "ports_table"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,14 @@ def ports_of(signature: wiring.Signature) -> list[Port]:
     return ports
 
 
-def endpoint_ports(config: Config) -> list[Port]:
-    return ports_of(wiring.Signature(endpoint_signature(config)))
+def top_name(config: Config) -> str:
+    """The Verilog module: the endpoint's, or with `Config.cxlio` that of the device round it."""
+    return "kelp_device" if config.cxlio else "kelp_endpoint"
+
+
+def top_ports(config: Config) -> list[Port]:
+    signature = device_signature if config.cxlio else endpoint_signature
+    return ports_of(wiring.Signature(signature(config)))
 
 
 def _fields(shape, prefix: str = "", base: int = 0):
@@ -88,6 +95,6 @@ def ports_markdown(config: Config) -> str:
         + "[highest:lowest bit]. `commit_*`, `skip`, `lockstep`,",
         "`now` and `quiescent` are for verification.",
         "",
-        *ports_table(endpoint_ports(config)),
+        *ports_table(top_ports(config)),
     ]
     return "\n".join(lines) + "\n"

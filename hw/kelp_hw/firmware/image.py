@@ -36,6 +36,7 @@ class Work(IntEnum):
     EXCHANGE = 4
     ANSWER = 8
     LATE = 16
+    OFFERED = 32  #: a request stands that the data path has not taken
 
 
 class IO(IntEnum):
@@ -52,6 +53,7 @@ class IO(IntEnum):
     HEALTH = 0x3C
     TEMPERATURE = 0x40
     CORRECTED = 0x44
+    VALUE = 0x48  #: of a vendor feature, with the answer
     DONE = 0x80
     OUT_LENGTH = 0x84
     SET_TIME = 0x88
@@ -96,7 +98,7 @@ class Image:
             ("status", 1),
             ("alerts", 4),
             ("shutdown", 1),
-            ("knobs", c.knobs),
+            ("knobs", 0 if c.wired else c.knobs),
             ("lsa", c.lsa // 4),
         ):
             self._store[name] = STORE + 4 * self.store_words

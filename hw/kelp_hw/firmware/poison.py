@@ -19,6 +19,8 @@ COUNT, OVERFLOW, OVERFLOW_TIME, NEXT, NEXT_OFFSET, NEXT_LENGTH = 0, 4, 8, 16, 20
 HEADER_BYTES, ENTRY_BYTES = 0x20, 16
 INJECTED = 3  #: source of an entry
 _INJECT, _CLEAR, _SANITIZE = 1, 2, 3
+# What the data path answers; the last is for no answer.
+_NO_LINE, _AGAIN, _LATE = 1, 2, 4
 
 
 def routines(im: Image) -> None:
@@ -73,10 +75,15 @@ def routines(im: Image) -> None:
 
 
 def _request(im: Image) -> None:
-    """`poison_request`: kind J for line F:E; goes on at LINK when the data path has done it, else
-    ends the command."""
-    p = im.program
+    """`poison_request`: kind J for line F:E → J, the data path's code; `_LATE` when it says
+    nothing. One that still offers what came too late the last time is not asked again.
+    `poison_refused` ends the command by code J. `poison_gone`: the line leaves the list, if it is
+    listed, and the command ends by J."""
+    p, state = im.program, im.store("poison_state")
     p.label("poison_request")
+    p.lw(A, IOS, IO.WORK)
+    p.andi(B, A, Work.OFFERED)
+    p.bne(B, ZERO, "poison_retry")
     p.sw(E, IOS, IO.LINE)
     p.sw(F, IOS, IO.LINE_HIGH)
     p.sw(J, IOS, IO.REQUEST)
@@ -87,17 +94,37 @@ def _request(im: Image) -> None:
     p.andi(B, A, Work.LATE)
     p.beq(B, ZERO, "poison_wait")
     p.sw(ZERO, IOS, IO.ANSWER_TAKE)
-    p.jmp("internal")
-    p.label("poison_answer")
-    p.lw(A, IOS, IO.ANSWER)
-    p.sw(ZERO, IOS, IO.ANSWER_TAKE)
-    p.bne(A, ZERO, "poison_refused")
+    p.li(J, _LATE)
     p.jr()
+    p.label("poison_answer")
+    p.lw(J, IOS, IO.ANSWER)
+    p.sw(ZERO, IOS, IO.ANSWER_TAKE)
+    p.jr()
+    p.label("poison_gone")
+    p.call("poison_find")
+    p.beq(G, C, "poison_refused")
+    p.label("gone_close")
+    p.addi(A, G, 8)
+    p.beq(A, C, "gone_last")
+    p.lw(B, A)
+    p.sw(B, G)
+    p.lw(B, A, 4)
+    p.sw(B, G, 4)
+    p.mov(G, A)
+    p.jmp("gone_close")
+    p.label("gone_last")
+    p.lw(C, ZERO, state + COUNT)
+    p.addi(C, C, -1)
+    p.sw(C, ZERO, state + COUNT)
+    p.sw(ZERO, ZERO, state + NEXT)
+    p.sw(ZERO, ZERO, state + OVERFLOW)
     p.label("poison_refused")
-    p.li(B, 1)
-    p.beq(A, B, "bad_address")
-    p.li(B, 2)
-    p.bne(A, B, "internal")
+    p.beq(J, ZERO, "nothing")
+    p.li(B, _NO_LINE)
+    p.beq(J, B, "bad_address")
+    p.li(B, _AGAIN)
+    p.bne(J, B, "internal")
+    p.label("poison_retry")
     p.li(A, ReturnCode.RETRY)
     p.jmp("fail")
 
@@ -126,10 +153,12 @@ def _line(im: Image, name: str) -> None:
 
 
 def inject(im: Image) -> None:
+    """A line that is listed is asked for all the same: the host may have written it since. One that
+    the data path has not told of in time is listed: it may be poisoned."""
     p = im.program
     _line(im, "inject")
     p.call("poison_find")
-    p.bne(G, C, "nothing")
+    p.bne(G, C, "inject_place")
     p.li(B, im.store("poisons") + 8 * im.config.poisons)
     p.bne(G, B, "inject_place")
     p.li(A, ReturnCode.POISON_LIMIT)
@@ -137,14 +166,23 @@ def inject(im: Image) -> None:
     p.label("inject_place")
     p.li(J, _INJECT)
     p.call("poison_request")
+    p.mov(I, J)
+    p.beq(J, ZERO, "inject_listed")
+    p.li(B, _NO_LINE)
+    p.beq(J, B, "poison_gone")
+    p.li(B, _LATE)
+    p.bne(J, B, "poison_refused")
+    p.label("inject_listed")
     p.li(J, INJECTED)
     p.call("poison_add")
-    p.jmp("nothing")
+    p.mov(J, I)
+    p.jmp("poison_refused")
 
 
 def clear(im: Image) -> None:
-    """The data path writes the line that follows the address; then it leaves the list."""
-    p, state = im.program, im.store("poison_state")
+    """The data path writes the line that follows the address; then it leaves the list, as does one
+    that is there no more."""
+    p = im.program
     _line(im, "clear")
     p.li(A, PAYLOAD + 8)
     p.li(C, 16)
@@ -156,24 +194,9 @@ def clear(im: Image) -> None:
     p.bne(C, ZERO, "clear_data")
     p.li(J, _CLEAR)
     p.call("poison_request")
-    p.call("poison_find")
-    p.beq(G, C, "nothing")
-    p.label("clear_close")
-    p.addi(A, G, 8)
-    p.beq(A, C, "clear_last")
-    p.lw(B, A)
-    p.sw(B, G)
-    p.lw(B, A, 4)
-    p.sw(B, G, 4)
-    p.mov(G, A)
-    p.jmp("clear_close")
-    p.label("clear_last")
-    p.lw(C, ZERO, state + COUNT)
-    p.addi(C, C, -1)
-    p.sw(C, ZERO, state + COUNT)
-    p.sw(ZERO, ZERO, state + NEXT)
-    p.sw(ZERO, ZERO, state + OVERFLOW)
-    p.jmp("nothing")
+    p.li(B, _AGAIN)
+    p.bltu(J, B, "poison_gone")
+    p.jmp("poison_refused")
 
 
 def get(im: Image) -> None:
@@ -274,6 +297,9 @@ def sanitize(im: Image) -> None:
     p.li(A, ReturnCode.BUSY)
     p.jmp("fail")
     p.label("sanitize_idle")
+    p.lw(A, IOS, IO.WORK)
+    p.andi(B, A, Work.OFFERED)
+    p.bne(B, ZERO, "poison_retry")
     p.li(A, 1)
     p.sw(A, ZERO, im.store("background"))
     p.li(A, 0b111)

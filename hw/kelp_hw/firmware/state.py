@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kelp_spec.cxlio.commands import KNOB_BYTES, ReturnCode, knob_uuid
+from kelp_spec.cxlio.knobs import KNOBS
 
 from .image import IO, PAYLOAD, Image
 from .program import Reg
@@ -22,7 +23,8 @@ __all__ = [
 ]
 
 A, B, C, D, E, F, G, H = Reg.A, Reg.B, Reg.C, Reg.D, Reg.E, Reg.F, Reg.G, Reg.H
-I, IOS, ZERO = Reg.I, Reg.M, Reg.ZERO
+I, J, K, IOS, ZERO = Reg.I, Reg.J, Reg.K, Reg.M, Reg.ZERO
+_READ, _WRITE = 4, 5  #: requests to the data path, of a vendor feature
 #: Alerts that can be programmed: life used, over and under temperature, corrected errors.
 PROGRAMMABLE = 0x0F
 _FEATURE_BYTES, _VERSION = 48, 1
@@ -160,6 +162,11 @@ def supported_features(im: Image) -> None:
         for i in range(c.knobs)
     )
     im.add("features", entries)
+    if c.wired:
+        knobs = KNOBS[: c.knobs]
+        im.add("knob_defaults", b"".join(k.default.to_bytes(4, "little") for k in knobs))
+        masks = ((1 << k.bits) - 1 for k in knobs)
+        im.add("knob_masks", b"".join(mask.to_bytes(4, "little") for mask in masks))
     p.lw(E, ZERO, PAYLOAD)
     p.lh(F, ZERO, PAYLOAD + 4)
     p.li(B, 8)
@@ -222,7 +229,7 @@ def _knob(im: Image, name: str) -> None:
 
 
 def get_feature(im: Image) -> None:
-    """`count` bytes from `offset` on of the current value (selector 0) or the default (1), zero."""
+    """`count` bytes from `offset` on of the current value (selector 0) or the default (1)."""
     p = im.program
     _knob(im, "feature_get")
     p.lb(A, ZERO, PAYLOAD + 20)
@@ -238,13 +245,7 @@ def get_feature(im: Image) -> None:
     p.sub(B, B, E)
     p.bltu(B, C, "bad_input")
     p.beq(C, ZERO, "bad_input")
-    p.li(H, 0)
-    p.bne(A, ZERO, "feature_value")
-    p.shl(A, G, 2)
-    p.li(B, im.store("knobs"))
-    p.add(A, A, B)
-    p.lw(H, A)
-    p.label("feature_value")
+    _value(im)
     p.label("feature_shift")
     p.beq(E, ZERO, "feature_shifted")
     p.shr(H, H, 8)
@@ -263,8 +264,50 @@ def get_feature(im: Image) -> None:
     p.jmp("ok")
 
 
+def _value(im: Image) -> None:
+    """H: the value of feature G, the default where A says so."""
+    p = im.program
+    if not im.config.wired:
+        p.li(H, 0)
+        p.bne(A, ZERO, "feature_value")
+        p.shl(A, G, 2)
+        p.li(B, im.store("knobs"))
+        p.add(A, A, B)
+        p.lw(H, A)
+        p.label("feature_value")
+        return
+    p.beq(A, ZERO, "feature_asked")
+    p.shl(A, G, 2)
+    p.li(B, im.table("knob_defaults"))
+    p.add(A, A, B)
+    p.lw(H, A)
+    p.jmp("feature_value")
+    p.label("feature_asked")
+    p.mov(K, E)
+    _ask(im, "feature_get", _READ)
+    p.bne(J, ZERO, "poison_refused")
+    p.lw(H, IOS, IO.VALUE)
+    p.mov(E, K)
+    p.label("feature_value")
+
+
+def _ask(im: Image, name: str, kind: int) -> None:
+    """J: what the data path answers to request `kind` of feature G."""
+    p = im.program
+    p.lw(A, ZERO, im.store("background"))
+    p.beq(A, ZERO, name + "_asked")
+    p.li(A, ReturnCode.BUSY)
+    p.jmp("fail")
+    p.label(name + "_asked")
+    p.shl(E, G, 6)
+    p.li(F, 0)
+    p.li(J, kind)
+    p.call("poison_request")
+
+
 def set_feature(im: Image) -> None:
-    """A whole value in one transfer; the knob has it when the command ends."""
+    """A whole value in one transfer; the knob has it when the command ends. One that the register
+    has no bits for is refused."""
     p = im.program
     _knob(im, "feature_set")
     p.lw(A, ZERO, PAYLOAD + 16)
@@ -291,6 +334,16 @@ def set_feature(im: Image) -> None:
     p.bne(A, B, "bad_length")
     p.lw(H, ZERO, PAYLOAD + 32)
     p.shl(A, G, 2)
+    if im.config.wired:
+        p.li(B, im.table("knob_masks"))
+        p.add(B, B, A)
+        p.lw(A, B)
+        p.or_(B, A, H)
+        p.bne(A, B, "bad_input")
+        p.sw(H, IOS, IO.DATA)
+        _ask(im, "feature_set", _WRITE)
+        p.jmp("poison_refused")
+        return
     p.li(B, im.store("knobs"))
     p.add(B, B, A)
     p.sw(H, B)

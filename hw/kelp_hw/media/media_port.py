@@ -4,21 +4,26 @@ by requests to the endpoint when no other is under way. Messages of the host pas
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
+from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.cxlio.knobs import KNOBS
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
+from kelp_spec.registers import RegisterMap
 
 from ..cxlio.signatures import answer_layout, request_layout
 from ..layouts import MESSAGES, Layouts
 
 __all__ = ["MediaPort"]
 
-_INJECT, _CLEAR = 1, 2
-_DONE, _NO_LINE, _FAILED = 0, 1, 3
+_INJECT, _CLEAR, _READ, _SET = 1, 2, 4, 5
+_LOW_HALVES = sum(0xFFFF_FFFF << 64 * i for i in range(8))  #: of the registers in a line
+_DONE, _NO_LINE, _AGAIN, _FAILED = 0, 1, 2, 3
 
 
 class MediaPort(wiring.Component):
@@ -26,8 +31,11 @@ class MediaPort(wiring.Component):
     endpoint is quiescent, with both M2S channels held meanwhile; then the line is read, as LD-ID 0.
     A line that is none, of a session that is closed or another's, or of an absent page, is refused
     (code 1) and nothing changes. Otherwise it is written, with poison or with the data; a line that
-    is not poisoned is left alone by a clear. A sanitize is refused (code 3): the endpoint has no
-    such request.
+    is not poisoned is left alone by a clear. A vendor feature (`kelp_spec.cxlio.knobs`) is a
+    register of the endpoint's, read and written in the same way. A sanitize is refused (code 3):
+    the endpoint has no such request. Where the endpoint does not come to rest, or has not read the
+    line, within half the mailbox's patience, the answer is to try again (code 2), and nothing is
+    written.
 
     Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. A request takes as long
     as the endpoint needs for what is under way, a read and a write.
@@ -49,6 +57,8 @@ class MediaPort(wiring.Component):
     result : In stream of Layouts.result, always taken
         The endpoint's commit records: which page is absent.
     quiescent : in
+    injecting : out
+        The endpoint is being given poison that the mailbox asked for.
     """
 
     LATENCY = 0
@@ -56,6 +66,8 @@ class MediaPort(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
+        registers, base = RegisterMap(config).by_name, AddressMap(config).register_base
+        self._knobs = [base + registers[knob.register].offset for knob in KNOBS]
         super().__init__(
             {
                 "i_req": In(stream.Signature(MESSAGES["M2SReq"])),
@@ -70,6 +82,7 @@ class MediaPort(wiring.Component):
                 "answers": Out(stream.Signature(answer_layout(), always_ready=True)),
                 "result": In(stream.Signature(Layouts(config).result, always_ready=True)),
                 "quiescent": In(1),
+                "injecting": Out(1),
             }
         )
 
@@ -81,9 +94,16 @@ class MediaPort(wiring.Component):
         reading, writing = Signal(), Signal()
         absent, poisoned, code = Signal(), Signal(), Signal(2)
         still = Signal(3)
+        waited, late = self._patience(m)
         inject = request.kind == _INJECT
+        knob = (request.kind == _READ) | (request.kind == _SET)
         self._channels(m, request, own, held, busy, (reading, writing))
-        m.d.comb += [self.answers.p.tag.eq(request.tag), self.answers.p.code.eq(code)]
+        value = Signal(32)
+        m.d.comb += [
+            self.answers.p.tag.eq(request.tag),
+            self.answers.p.code.eq(code),
+            self.answers.p.value.eq(value),
+        ]
         demand = self.result.valid & (self.result.p.op.kind == Op.READ)
         with m.FSM():
             with m.State("IDLE"):
@@ -91,6 +111,7 @@ class MediaPort(wiring.Component):
                 m.d.sync += [
                     request.eq(self.requests.p),
                     still.eq(0),
+                    waited.eq(0),
                     absent.eq(0),
                     code.eq(_DONE),
                 ]
@@ -98,7 +119,10 @@ class MediaPort(wiring.Component):
                     m.next = "SORT"
             with m.State("SORT"):
                 m.next = "ANSWER"
-                with m.If((request.kind != _INJECT) & (request.kind != _CLEAR)):
+                with m.If(knob & (request.line < len(self._knobs))):
+                    m.d.sync += busy.eq(1)
+                    m.next = "DRAIN"
+                with m.Elif((request.kind != _INJECT) & (request.kind != _CLEAR)):
                     m.d.sync += code.eq(_FAILED)
                 with m.Elif((request.line >> lines).any()):
                     m.d.sync += code.eq(_NO_LINE)
@@ -110,6 +134,11 @@ class MediaPort(wiring.Component):
                 m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
                 with m.If(still == 7):
                     m.next = "READ"
+                    with m.If(request.kind == _SET):
+                        m.next = "WRITE"
+                with m.Elif(late):
+                    m.d.sync += code.eq(_AGAIN)
+                    m.next = "ANSWER"
             with m.State("READ"):
                 m.d.comb += [own.eq(1), reading.eq(1)]
                 with m.If(self.o_req.ready):
@@ -119,7 +148,10 @@ class MediaPort(wiring.Component):
                 with m.If(demand & (self.result.p.outcome == Outcome.ZERO)):
                     m.d.sync += absent.eq(1)
                 with m.If(self.i_drs.valid):
-                    m.d.sync += poisoned.eq(self.i_drs.p.poison)
+                    m.d.sync += [
+                        poisoned.eq(self.i_drs.p.poison),
+                        value.eq(self._lane(self.i_drs.p.data, request.line)),
+                    ]
                     m.next = "JUDGE"
                     with m.If(self.i_drs.p.opcode == S2MDRS.MEM_DATA_NXM):
                         m.d.sync += code.eq(_NO_LINE)
@@ -127,16 +159,20 @@ class MediaPort(wiring.Component):
             with m.State("JUDGE"):
                 m.d.comb += own.eq(1)
                 m.next = "ANSWER"
-                with m.If(absent):
+                with m.If(knob):
+                    pass
+                with m.Elif(absent):
                     m.d.sync += code.eq(_NO_LINE)
+                with m.Elif(late):
+                    m.d.sync += code.eq(_AGAIN)
                 with m.Elif(inject | poisoned):
                     m.next = "WRITE"
             with m.State("WRITE"):
-                m.d.comb += [own.eq(1), writing.eq(1)]
+                m.d.comb += [own.eq(1), writing.eq(1), self.injecting.eq(inject)]
                 with m.If(self.o_rwd.ready):
                     m.next = "CONFIRM"
             with m.State("CONFIRM"):
-                m.d.comb += own.eq(1)
+                m.d.comb += [own.eq(1), self.injecting.eq(inject)]
                 with m.If(self.i_ndr.valid):
                     m.next = "ANSWER"
             with m.State("ANSWER"):
@@ -149,9 +185,30 @@ class MediaPort(wiring.Component):
         ]
         return m
 
+    def _patience(self, m):
+        """A count of cycles, and that there have been too many."""
+        limit = named_cxlio(self.config.cxlio).patience // 2
+        waited, late = Signal(range(limit + 1)), Signal()
+        m.d.comb += late.eq(waited == limit)
+        with m.If(~late):
+            m.d.sync += waited.eq(waited + 1)
+        return waited, late
+
+    def _of_knobs(self, number, what):
+        """`what` of the byte address of the register that feature `number` is."""
+        values = [what(at) for at in self._knobs]
+        return Array(Const(v, max(values).bit_length()) for v in values)[number[:4]]
+
+    def _lane(self, line, number):
+        """The value in a register's line."""
+        parts = [line[8 * (at % 64) :][:32] for at in self._knobs]
+        return Array(parts)[number[:4]]
+
     def _channels(self, m, request, own, held, busy, offers):
         """The host's messages pass, but while they are held; our own, while `own` is on."""
         inject, (reading, writing) = request.kind == _INJECT, offers
+        setting = request.kind == _SET
+        line = Mux(request.kind[2], self._of_knobs(request.line, lambda at: at // 64), request.line)
         for k, (i, o, mine) in enumerate(
             ((self.i_req, self.o_req, reading), (self.i_rwd, self.o_rwd, writing))
         ):
@@ -167,13 +224,22 @@ class MediaPort(wiring.Component):
             m.d.comb += [
                 self.o_req.p.eq(0),
                 self.o_req.p.opcode.eq(M2SReq.MEM_RD),
-                self.o_req.p.address.eq(request.line),
+                self.o_req.p.address.eq(line),
                 self.o_rwd.p.eq(0),
-                self.o_rwd.p.opcode.eq(M2SRwD.MEM_WR),
-                self.o_rwd.p.address.eq(request.line),
+                self.o_rwd.p.opcode.eq(Mux(setting, M2SRwD.MEM_WR_PTL, M2SRwD.MEM_WR)),
+                self.o_rwd.p.address.eq(line),
                 self.o_rwd.p.poison.eq(inject),
-                self.o_rwd.p.byte_enable.eq(~0),
-                self.o_rwd.p.data.eq(Mux(inject, 0, request.data)),
+                self.o_rwd.p.bep.eq(setting),
+                self.o_rwd.p.byte_enable.eq(
+                    Mux(setting, self._of_knobs(request.line, lambda at: 0xFF << at % 64), ~0)
+                ),
+                self.o_rwd.p.data.eq(
+                    Mux(
+                        setting,
+                        request.data[480:].replicate(16) & _LOW_HALVES,
+                        Mux(inject, 0, request.data),
+                    )
+                ),
             ]
         for i, o in ((self.i_drs, self.o_drs), (self.i_ndr, self.o_ndr)):
             m.d.comb += [

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from .commands import COMMANDS, Opcode
+from .knobs import KNOBS
 
-__all__ = ["CXLIO", "CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "named_cxlio"]
+__all__ = ["CXLIO", "CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "cxlio_of", "named_cxlio"]
 
 CXL_VENDOR = 0x1E98  #: of the consortium: DVSECs, DOE
 UNIT_BYTES = 256 << 20  #: capacities, decoder bases and sizes are multiples of it
@@ -20,18 +21,22 @@ class Space:
     DEVICE = 0x1_0000  #: BAR2
     PMU = 0x2_0000  #: BAR4
     CONFIGURATION = 0x3_0000
+    CHMU = 0x4_0000  #: BAR4 + 64 KiB
     ADDRESS_BITS = 20
-    NAMES = ("component", "device", "pmu", "configuration")
+    NAMES = ("component", "device", "pmu", "configuration", "chmu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CxlIoConfig:
     """`capacity` in units of 256 MiB. `payload_bits`: 2^n bytes of mailbox payload. `events`:
     records of each log; `poisons`: entries of the poison list. `lsa`: bytes of label storage.
-    `knobs`: 32-bit vendor features. `period_ns`: nanoseconds of a clock cycle. `pmu` names a map of
-    the monitor's counters (kelp_spec.cxlio.pmu), "" none. `patience`: cycles
-    after which a request to the data path counts as lost. `latency_ns`, `bandwidth_gb`: of a hit,
-    as the CDAT says it: an integrator's figures at the clock that the device has. `protect`:
+    `knobs`: 32-bit vendor features; `wired`: they are registers of the data path's
+    (`kelp_spec.cxlio.knobs`), asked for with each command, not kept here. `period_ns`: nanoseconds
+    of a clock cycle. `pmu` names a map of the monitor's counters (kelp_spec.cxlio.pmu), "" none.
+    `patience`: cycles after which a request to the data path counts as lost. `latency_ns`,
+    `bandwidth_gb`: of a hit, as the CDAT says it: an integrator's figures at the clock that the
+    device has. `hot_entries`: of the hotness monitor's list, a power of two, 0 without the monitor;
+    `hot_unit`: log2 of the bytes of what it lists, a page. `protect`:
     memories carry check bits."""
 
     name: str
@@ -48,6 +53,7 @@ class CxlIoConfig:
     poisons: int = 32
     lsa: int = 0
     knobs: int = 0
+    wired: bool = False
     period_ns: int = 4
     patience: int = 1 << 16
     latency_ns: int = 80
@@ -58,6 +64,9 @@ class CxlIoConfig:
     doe: bool = False
     pmu: str = ""
     pmu_vector: int = 2
+    hot_entries: int = 0
+    hot_unit: int = 13
+    chmu_vector: int = 3
     commands: tuple[Opcode, ...] = tuple(COMMANDS)
 
     def __post_init__(self):
@@ -70,6 +79,9 @@ class CxlIoConfig:
             "vectors": (1, 16),
             "event_vector": (0, self.vectors - 1),
             "pmu_vector": (1 if self.pmu else 0, max(2, self.vectors - 1)),
+            "hot_entries": (0, 256),
+            "hot_unit": (8, 28),
+            "chmu_vector": (0, self.vectors - 1 if self.hot_entries else 15),
             "events": (1, 16),
             "poisons": (1, 64),
             "lsa": (0, 1024),
@@ -85,8 +97,16 @@ class CxlIoConfig:
                 raise ValueError(f"{name} = {value!r} is refused; legal: {least} … {most}")
         if self.pmu not in ("", "recorded", "full"):
             raise ValueError(f"pmu = {self.pmu!r} is refused; legal: '', recorded, full")
+        n = self.hot_entries
+        if n and (n < 4 or n & (n - 1) or not self.pmu or self.capacity > 64):
+            raise ValueError(
+                f"hot_entries = {n} is refused; legal: 0, or a power of two from 4 on, with pmu "
+                + "and a capacity of 64 at most"
+            )
         if self.decoders not in (1, 2, 4):
             raise ValueError(f"decoders = {self.decoders!r} is refused; legal: 1, 2, 4")
+        if self.wired and not 0 < self.knobs <= len(KNOBS):
+            raise ValueError(f"knobs = {self.knobs} is refused; legal with wired: 1 … {len(KNOBS)}")
         if len(self.firmware.encode()) > 16:
             raise ValueError(f"firmware = {self.firmware!r} is refused; legal: 16 bytes at most")
         missing = {Opcode.SUPPORTED_LOGS, Opcode.GET_LOG, Opcode.IDENTIFY} - set(self.commands)
@@ -150,7 +170,11 @@ _NAMED = {
     "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu="recorded"),
     "full": _FULL,
     "joined": _FULL.replace(
-        name="joined", commands=tuple(op for op in COMMANDS if op != Opcode.SANITIZE)
+        name="joined",
+        commands=tuple(op for op in COMMANDS if op != Opcode.SANITIZE),
+        hot_entries=64,
+        knobs=len(KNOBS),
+        wired=True,
     ),
 }
 #: Names of configurations.
@@ -160,7 +184,13 @@ CXLIO = tuple(_NAMED)
 def named_cxlio(name: str) -> CxlIoConfig:
     """A configuration by its name: `recorded` and `recorded_pmu` show what the stand-in behind the
     recordings of data/linux showed, `full` everything there is, `joined` what stands before the
-    endpoint: all but a sanitize, which the endpoint does not have."""
+    endpoint: all but a sanitize, which the endpoint does not have, and the hotness monitor."""
     if name not in _NAMED:
         raise ValueError(f"{name!r} is no configuration; there are {', '.join(_NAMED)}")
     return _NAMED[name]
+
+
+def cxlio_of(config) -> CxlIoConfig:
+    """CXL.io before a `kelp_spec.config.Config`'s endpoint: what it lists as hot is a page of
+    its."""
+    return named_cxlio(config.cxlio).replace(hot_unit=config.line_bits + 6)

@@ -6,8 +6,17 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ..metadata import Event
+from .component import Correctable, Uncorrectable
 
-__all__ = ["Kind", "Log", "RECORDS"]
+__all__ = [
+    "CORRECTABLE",
+    "HealthStatus",
+    "Kind",
+    "Log",
+    "MediaStatus",
+    "RECORDS",
+    "UNCORRECTABLE",
+]
 
 
 class Log(IntEnum):
@@ -40,3 +49,30 @@ RECORDS = {
     Event.NO_VICTIM: (Log.WARNING, Kind.VENDOR),
     Event.FATAL: (Log.FATAL, Kind.VENDOR),
 }
+
+#: Event → the bit of the RAS capability's status that it sets. What is left out sets none.
+UNCORRECTABLE = {
+    Event.UNCORRECTED: Uncorrectable.CACHE_DATA_ECC,
+    Event.FETCH_FAILED: Uncorrectable.MEM_DATA_ECC,
+    Event.MEMORY_READ_FAILED: Uncorrectable.MEM_DATA_ECC,
+    Event.MEMORY_WRITE_FAILED: Uncorrectable.MEM_DATA_ECC,
+    Event.UNKNOWN_OPCODE: Uncorrectable.RESERVED_ENCODING,
+    Event.POISON_RECEIVED: Uncorrectable.POISON_RECEIVED,
+    Event.FATAL: Uncorrectable.INTERNAL,
+}
+CORRECTABLE = {Event.CORRECTED: Correctable.CACHE_DATA_ECC}
+
+
+class HealthStatus(IntEnum):
+    """Bits of the health status (Get Health Info)."""
+
+    MAINTENANCE = 0
+    DEGRADED = 1
+    REPLACEMENT = 2
+
+
+class MediaStatus(IntEnum):
+    NORMAL = 0
+    NOT_READY = 1
+    WRITES_LOST = 2
+    ALL_DATA_LOST = 3

@@ -52,9 +52,10 @@ def _header(c: CxlIoConfig):
     yield constant("class_revision", 0x08, 4, 0x0502_1000, "CXL memory device, revision 0")
     yield Register("cache_line", 0x0C, 1, (Field("value", 0, 8, RW),), "no effect")
     for index in range(3 if c.pmu else 2):
+        bits = 17 if index == 2 and c.hot_entries else 16
         low = (
             Field("type", 0, 4, reset=4, doc="64 bits, not prefetchable"),
-            Field("base", 16, 16, RW, doc="64 KiB"),
+            Field("base", bits, 32 - bits, RW, doc=f"{1 << bits - 10} KiB"),
         )
         yield Register(f"bar{2 * index}", 0x10 + 8 * index, 4, low, "base address")
         high = (Field("value", 0, 32, RW),)
@@ -124,11 +125,15 @@ def _extended(c: CxlIoConfig):
     following = dict(zip(at, [*at[1:], 0], strict=True))
     yield from _dvsec(DVSEC_DEVICE, following, number=0, revision=1, length=0x38)
     yield from _device(c)
-    yield from _dvsec(_LOCATOR, following, number=8, revision=0, length=0x24)
-    blocks = [(0, 1), (2, 3), (4, 4) if c.pmu else (0, 0)]
-    for i, (bar, block) in enumerate(blocks):
+    # BAR, block id, 64 KiB units into the BAR.
+    blocks = [(0, 1, 0), (2, 3, 0), (4, 4, 0) if c.pmu else (0, 0, 0)]
+    blocks += [(4, 5, 1)] if c.hot_entries else []
+    length = 0x0C + 8 * len(blocks)
+    yield from _dvsec(_LOCATOR, following, number=8, revision=0, length=length)
+    for i, (bar, block, offset) in enumerate(blocks):
         where = _LOCATOR + 0x0C + 8 * i
-        yield constant(f"locator{i}", where, 4, bar | block << 8, "BAR and block id")
+        value = bar | block << 8 | offset << 16
+        yield constant(f"locator{i}", where, 4, value, "BAR and block id")
         yield constant(f"locator{i}_high", where + 4, 4, 0)
     yield constant("serial_header", _SERIAL, 4, 3 | 1 << 16 | following[_SERIAL] << 20)
     yield constant("serial_low", _SERIAL + 4, 4, c.serial & 0xFFFF_FFFF, "serial number")

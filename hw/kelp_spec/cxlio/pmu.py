@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
+from ..metadata import PrefetchSource
 from .config import CXL_VENDOR, CxlIoConfig
 from .fields import Access, Block, Field, Register, constant
 
@@ -17,6 +18,7 @@ __all__ = [
     "GROUPS",
     "NO_FILTER",
     "PmuMap",
+    "VENDOR_COUNTERS",
     "VendorEvent",
     "pmu_map",
     "pmu_registers",
@@ -38,6 +40,17 @@ class VendorEvent:
     HIT, MISS, EVICTION, PREFETCH_USEFUL, PREFETCH_LATE = range(5)
     #: Of the recording's stand-in.
     RECORDED_LOAD, RECORDED_REFUSED = range(2)
+
+
+_SOURCES = tuple(s.name.lower() for s in PrefetchSource if s)
+#: Event of the vendor's group → the counters (`kelp_spec.registers.COUNTERS`) that it counts with.
+VENDOR_COUNTERS = {
+    VendorEvent.HIT: ("hits",),
+    VendorEvent.MISS: ("misses",),
+    VendorEvent.EVICTION: ("evictions",),
+    VendorEvent.PREFETCH_USEFUL: tuple(f"prefetch_useful_{s}" for s in _SOURCES),
+    VendorEvent.PREFETCH_LATE: tuple(f"prefetch_late_{s}" for s in _SOURCES),
+}
 
 
 @dataclass(frozen=True)

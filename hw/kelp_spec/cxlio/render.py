@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .chmu import CHMU_LIST, chmu_registers
 from .component import component_registers
 from .config import CxlIoConfig, Space
 from .device import PAYLOAD, device_registers
@@ -31,13 +32,16 @@ def cxl_registers_markdown(c: CxlIoConfig) -> str:
         ("Component registers, BAR0", component_registers(c), Space.COMPONENT),
         ("Device registers, BAR2", device_registers(c), Space.DEVICE),
         ("Performance monitor, BAR4", pmu_registers(c), Space.PMU),
+        *((("Hotness monitor, BAR4", chmu_registers(c), Space.CHMU),) if c.hot_entries else ()),
     ):
         lines += ["", f"## {title}", "", f"At {base:#x} of the register port.", "", *_table(block)]
     lines += [
         "",
         f"Beside them: the payload at {PAYLOAD:#x}, {c.payload} bytes; the MSI-X table at "
         + f"{MSIX_TABLE:#x}, {c.vectors} vectors of 16 bytes; its pending bits at "
-        + f"{MSIX_PENDING:#x}, 8 bytes.",
+        + f"{MSIX_PENDING:#x}, 8 bytes"
+        + (f"; the hot list at {CHMU_LIST:#x} of its monitor" if c.hot_entries else "")
+        + ".",
     ]
     return "\n".join(lines) + "\n"
 

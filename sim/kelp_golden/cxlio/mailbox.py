@@ -18,6 +18,7 @@ from kelp_spec.cxlio.commands import (
     knob_uuid,
 )
 from kelp_spec.cxlio.config import CxlIoConfig
+from kelp_spec.cxlio.knobs import KNOBS
 
 __all__ = ["Event", "Mailbox"]
 
@@ -78,8 +79,12 @@ class Mailbox:
         self.enabled, self.alerts = 0, [0, 0, 0, 0]
         self.shutdown = 0
         self.labels = bytearray(config.lsa)
-        self.knobs = [0] * config.knobs
+        self.defaults = [k.default if config.wired else 0 for k in KNOBS[: config.knobs]]
+        self.defaults += [0] * (config.knobs - len(self.defaults))
+        self.knobs = list(self.defaults)
         self.sanitizing = False
+        #: The data path has not taken a request that is too late already.
+        self.offered = False
 
     @property
     def event_status(self) -> int:
@@ -276,36 +281,45 @@ class Mailbox:
             raise Refused(ReturnCode.ADDRESS)
         return address
 
-    def _ask(self, kind: int, address: int, data: bytes) -> None:
-        code = self.ask(kind, address // 64, data)
-        if code:
-            raise Refused(
-                {1: ReturnCode.ADDRESS, 2: ReturnCode.RETRY}.get(code, ReturnCode.INTERNAL)
-            )
-        if code is None:
-            raise Refused(ReturnCode.INTERNAL)
-
-    def inject_poison(self, given: bytes) -> bytes:
-        address = self._line(given)
-        if address in (a for a, _ in self.poisons):
-            return b""
-        if len(self.poisons) == self.config.poisons:
-            raise Refused(ReturnCode.POISON_LIMIT)
-        self._ask(1, address, b"")
-        self._list(address, 3)
-        return b""
-
-    def clear_poison(self, given: bytes) -> bytes:
-        address = self._line(given)
-        self._ask(2, address, given[8:])
+    def _unlist(self, address: int) -> None:
         left = [each for each in self.poisons if each[0] != address]
         if len(left) < len(self.poisons):
             self.poisons, self.poison_more, self.poison_lost = left, None, None
-        return b""
+
+    @staticmethod
+    def _answer(code: int | None) -> bytes:
+        if code == 0:
+            return b""
+        raise Refused({1: ReturnCode.ADDRESS, 2: ReturnCode.RETRY}.get(code, ReturnCode.INTERNAL))
+
+    def inject_poison(self, given: bytes) -> bytes:
+        address = self._line(given)
+        listed = address in (a for a, _ in self.poisons)
+        if not listed and len(self.poisons) == self.config.poisons:
+            raise Refused(ReturnCode.POISON_LIMIT)
+        if self.offered:
+            raise Refused(ReturnCode.RETRY)
+        code = self.ask(1, address // 64, b"")
+        if code == 1:
+            self._unlist(address)
+        if code in (0, None):
+            self._list(address, 3)
+        return self._answer(code)
+
+    def clear_poison(self, given: bytes) -> bytes:
+        address = self._line(given)
+        if self.offered:
+            raise Refused(ReturnCode.RETRY)
+        code = self.ask(2, address // 64, given[8:])
+        if code in (0, 1):
+            self._unlist(address)
+        return self._answer(code)
 
     def sanitize(self, given: bytes) -> bytes:
         if self.sanitizing:
             raise Refused(ReturnCode.BUSY)
+        if self.offered:
+            raise Refused(ReturnCode.RETRY)
         self.sanitizing = True
         raise Refused(ReturnCode.BACKGROUND)
 
@@ -341,7 +355,9 @@ class Mailbox:
             raise Refused(ReturnCode.FEATURE_SELECTOR)
         if not count or offset + count > KNOB_BYTES:
             raise Refused(ReturnCode.INPUT)
-        value = 0 if selector else self.knobs[knob]
+        if self.config.wired and not selector:
+            self._answer(self._asked_knob(4, knob, b""))
+        value = self.defaults[knob] if selector else self.knobs[knob]
         return value.to_bytes(KNOB_BYTES, "little")[offset : offset + count]
 
     def set_feature(self, given: bytes) -> bytes:
@@ -357,5 +373,17 @@ class Mailbox:
             raise Refused(ReturnCode.INPUT)
         if len(given) != 32 + KNOB_BYTES:
             raise Refused(ReturnCode.LENGTH)
-        self.knobs[knob] = int.from_bytes(given[32:], "little")
+        value = int.from_bytes(given[32:], "little")
+        if self.config.wired:
+            if value >> KNOBS[knob].bits:
+                raise Refused(ReturnCode.INPUT)
+            self._answer(self._asked_knob(5, knob, given[32:]))
+        self.knobs[knob] = value
         return b""
+
+    def _asked_knob(self, kind: int, knob: int, data: bytes) -> int | None:
+        if self.sanitizing:
+            raise Refused(ReturnCode.BUSY)
+        if self.offered:
+            raise Refused(ReturnCode.RETRY)
+        return self.ask(kind, knob, data)

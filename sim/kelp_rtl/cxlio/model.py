@@ -22,30 +22,21 @@ from kelp_hw.cxlio.signatures import (
     message_layout,
     request_layout,
 )
-from kelp_spec.cxlio.config import CxlIoConfig, Space
+from kelp_spec.cxlio.config import CxlIoConfig
 
 from ..build import verilator, verilog
 from ..build.packing import Packing
 from ..library import Array, with_module
 from ..timing import DriverError
+from .registers import RegisterAccess
 
 __all__ = ["RegisterModel"]
 
 _SOURCE = Path(__file__).with_name("model.cpp")
 _ARRAY = re.compile(r"^(  reg (?:\[\d+:0\] )?\\?\w+ +\[\d+:0\]);$", re.M)
-_BASES = {
-    "component": Space.COMPONENT,
-    "device": Space.DEVICE,
-    "pmu": Space.PMU,
-    "configuration": Space.CONFIGURATION,
-}
-_READY = (0x200, 0x10)  #: register and bit of the mailbox' readiness
-_BOOT_CYCLES = 30_000
-_COMMAND, _STATUS, _CONTROL, _PAYLOAD = 0x1008, 0x1010, 0x1004, 0x1020
-_DOORBELL_CYCLES = 60_000
 
 
-class RegisterModel:
+class RegisterModel(RegisterAccess):
     """CXL.io's RTL, out of reset, the mailbox ready and memory enable off.
 
     Parameters
@@ -139,14 +130,7 @@ class RegisterModel:
     def reset(self) -> None:
         """Reset, and wait until the mailbox is ready."""
         self._call.cxlio_reset(self._model)
-        self.write("configuration", 4, 2, 2)
-        for _ in range(_BOOT_CYCLES // 50):
-            if self.read("device", _READY[0], 8)[0] & _READY[1]:
-                break
-            self.clock(50)
-        else:
-            raise DriverError("the mailbox is never ready", self.cycles)
-        self.write("configuration", 4, 2, 0)
+        self.wait_for_mailbox()
 
     def clock(self, cycles: int) -> None:
         """Let cycles pass; requests that leave are answered, messages kept."""
@@ -167,48 +151,14 @@ class RegisterModel:
                         self.answer(kept[-1], code)
 
     # - the host's side ----------------------------------------------------------------------------
-    def read(self, space: str, offset: int, size: int) -> tuple[int, int]:
-        """(value, answer code) of an access that lies in 8 aligned bytes."""
-        data = ctypes.c_uint64()
-        code = self._call.cxlio_access(
-            self._model, _BASES[space] + offset, 0, ctypes.byref(data), 0
-        )
-        self._answered(code, space, offset)
-        return data.value >> 8 * (offset % 8) & (1 << 8 * size) - 1, code
-
-    def write(self, space: str, offset: int, size: int, value: int) -> int:
-        """The answer's code of an access that lies in 8 aligned bytes."""
-        data = ctypes.c_uint64(value << 8 * (offset % 8) & (1 << 64) - 1)
-        strobe = ((1 << size) - 1) << offset % 8
-        code = self._call.cxlio_access(
-            self._model, _BASES[space] + offset, 1, ctypes.byref(data), strobe
-        )
-        self._answered(code, space, offset)
-        return code
-
-    def _answered(self, code, space, offset):
+    def access(self, address: int, write: bool, data: int, strobe: int) -> tuple[int, int]:
+        """(data, answer code) of one transfer on the register port."""
+        lane = ctypes.c_uint64(data)
+        code = self._call.cxlio_access(self._model, address, write, ctypes.byref(lane), strobe)
         self._follow()
         if code < 0:
-            raise DriverError(f"no answer to an access of {space} {offset:#x}", self.cycles)
-
-    def command(self, opcode: int, payload: bytes = b"", poll: int = 16) -> tuple[int, bytes]:
-        """(return code, answer) of a mailbox command as a driver sends it."""
-        for i in range(0, len(payload), 4):
-            word = payload[i : i + 4]
-            self.write("device", _PAYLOAD + i, len(word), int.from_bytes(word, "little"))
-        self.write("device", _COMMAND, 8, opcode | len(payload) << 16)
-        self.write("device", _CONTROL, 4, 1)
-        started = self.cycles
-        while self.read("device", _CONTROL, 4)[0] & 1:
-            self.clock(poll)
-            if self.cycles - started > _DOORBELL_CYCLES:
-                raise DriverError(f"command {opcode:04x} hangs", self.cycles)
-        code = self.read("device", _STATUS, 8)[0] >> 32 & 0xFFFF
-        length = self.read("device", _COMMAND, 8)[0] >> 16
-        answer = b""
-        for i in range(0, length, 8):
-            answer += self.read("device", _PAYLOAD + i, 8)[0].to_bytes(8, "little")
-        return code, answer[:length]
+            raise DriverError(f"no answer to an access of {address:#x}", self.cycles)
+        return lane.value, code
 
     def decode(self, address: int) -> int | None:
         """The device's address of a host's, None where no window has it."""

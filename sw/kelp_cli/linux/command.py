@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ..output import console
+from kelp_spec.config import named
+
+from ..output import UserError, console
 
 __all__ = ["register"]
 
@@ -18,9 +20,8 @@ def register(app: typer.Typer) -> None:
     @app.command(name="linux")
     def boot(
         config: Annotated[
-            str, typer.Option(help="Configuration of CXL.io: full, recorded_pmu or recorded.")
-        ] = "full",
-        endpoint: Annotated[str, typer.Option(help="Configuration of the endpoint.")] = "unit",
+            str, typer.Option(help="Named configuration, one that has CXL.io (kelp config).")
+        ] = "unit_cxl",
         seconds: Annotated[float, typer.Option(help="For the boot, at most.")] = 300.0,
         perf: Annotated[
             bool, typer.Option(help="Build the kernel's CXL PMU driver and count with it.")
@@ -42,7 +43,10 @@ def register(app: typer.Typer) -> None:
         def say(text: str) -> None:
             console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {text}", markup=True)
 
-        folder, report = run(config, endpoint, seconds, perf, verbose, say)
+        chosen = named(config)
+        if not chosen.cxlio:
+            raise UserError(f"configuration {config!r} has no CXL.io; unit_cxl has")
+        folder, report = run(chosen, seconds, perf, verbose, say)
         path = folder / "report.json"
         if report["bound"] is None:
             console.print(f"not booted: {report['missing']}", markup=False)

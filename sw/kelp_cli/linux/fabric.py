@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """The second PCI segment: a host bridge and a root port, which are the host's and plain Python, and
-below them the device, which is RTL: registers by `CxlIo`, memory by the endpoint."""
+below them the device, which is RTL: `CxlDevice`, registers and memory alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from collections import Counter
 
 import numpy as np
 
-from kelp_rtl.cxlio.model import RegisterModel
-from kelp_rtl.device import Driver
-from kelp_rtl.program import PARTIAL, POISON, READ, WRITE, Program, Response
-from kelp_spec.cxlio.config import CxlIoConfig
-from kelp_spec.cxlio.pmu import pmu_map
-from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
+from kelp_rtl.cxlio.joined import JoinedDriver
+from kelp_rtl.program import PARTIAL, READ, Program, Response
 
 from .places import BRIDGE_BYTES, ECAM_BYTES, MMIO_BYTES, WINDOW_BYTES, Places
 
@@ -24,10 +20,7 @@ __all__ = ["Fabric"]
 _BARS = {0x10: "component", 0x18: "device", 0x20: "pmu"}
 _BAR_SIZES = {"component": 64 << 10, "device": 64 << 10, "pmu": 64 << 10}
 _PORT_WINDOW = 2 << 20  #: of the MMIO window, from here on, is the root port's
-_ACCESS_CYCLES = 64  #: of the registers' clock that pass with each access
-_POISON_EVENT = {"log": 0, "kind": 0, "flags": 1, "word": 0x20001}
-_INJECT, _CLEAR, _SANITIZE = 1, 2, 3
-_DONE, _NO_LINE = 0, 1
+_ACCESS_CYCLES = 64  #: of the device's clock that pass with each access of a register
 
 
 class RootPort:
@@ -67,30 +60,24 @@ class Fabric:
 
     Parameters
     ----------
-    config : CxlIoConfig
-    driver : Driver
-        The endpoint.
+    device : JoinedDriver
     places : Places
     """
 
-    def __init__(self, config: CxlIoConfig, driver: Driver, places: Places):
-        self.places, self.driver = places, driver
-        self.registers = RegisterModel(config)
-        self.registers.decide = self._decide
+    def __init__(self, device: JoinedDriver, places: Places):
+        self.places, self.device = places, device
         self.port = RootPort(places)
         self.counts: Counter = Counter()
-        self.map = pmu_map(config)
         # What a firmware does before the kernel: BARs.
         for i, (at, space) in enumerate(_BARS.items()):
             address = places.mmio + _PORT_WINDOW + i * _BAR_SIZES[space]
-            self.registers.write("configuration", at, 4, address)
-            self.registers.write("configuration", at + 4, 4, 0)
+            self.device.write("configuration", at, 4, address)
+            self.device.write("configuration", at + 4, 4, 0)
         self._placed = self._bars()
 
     def _bars(self) -> dict[str, int]:
         return {
-            space: self.registers.read("configuration", at, 4)[0] & ~0xF
-            for at, space in _BARS.items()
+            space: self.device.read("configuration", at, 4)[0] & ~0xF for at, space in _BARS.items()
         }
 
     def _place(self, address: int):
@@ -104,7 +91,7 @@ class Fabric:
         ones, p = (1 << 8 * size) - 1, self.places
         if p.window <= address < p.window + WINDOW_BYTES:
             return self._load(address, size)
-        self.registers.clock(_ACCESS_CYCLES)
+        self.device.clock(_ACCESS_CYCLES)
         if p.ecam <= address < p.ecam + ECAM_BYTES:
             bus, at = address - p.ecam >> 12, (address - p.ecam) & 0xFFF
             if bus == 0:
@@ -121,95 +108,52 @@ class Fabric:
         if p.window <= address < p.window + WINDOW_BYTES:
             self._store(address, size, value)
             return
-        self.registers.clock(_ACCESS_CYCLES)
+        self.device.clock(_ACCESS_CYCLES)
         if p.ecam <= address < p.ecam + ECAM_BYTES:
             bus, at = address - p.ecam >> 12, (address - p.ecam) & 0xFFF
             if bus == 0:
                 self.port.write(at, size, value)
             elif bus == 256:
                 self.counts["register writes"] += 1
-                self.registers.write("configuration", at, size, value)
+                self.device.write("configuration", at, size, value)
                 if 0x10 <= at < 0x28:
                     self._placed = self._bars()
         elif where := self._place(address):
             self.counts["register writes"] += 1
-            self.registers.write(*where, size, value)
+            self.device.write(*where, size, value)
 
     def _register(self, space: str, at: int, size: int) -> int:
         self.counts["register reads"] += 1
-        return self.registers.read(space, at, size)[0]
+        return self.device.read(space, at, size)[0]
 
-    def pump(self, cycles: int = 2000) -> None:
+    def pump(self, cycles: int = 500) -> None:
         """Time that passes without an access."""
-        self.registers.clock(cycles)
+        self.device.clock(cycles)
 
     # - memory -------------------------------------------------------------------------------------
-    def _happens(self, *events: tuple[int, int]) -> None:
-        """For the monitor: (group, event) of one cycle, of decoder 0."""
-        value = 0
-        for i, (_, group, there) in enumerate(self.map.capabilities):
-            bits = sum(1 << event for of, event in events if of == group)
-            value |= (bits & there) << 36 * i
-        if value:
-            self.registers.happen(value)
-
     def _load(self, address: int, size: int) -> int:
-        at = self.registers.decode(address)
+        """A load is a MemRd of its line; what has no data reads ones."""
         self.counts["loads"] += 1
-        if at is None:
-            self.counts["loads of no window"] += 1
-            return (1 << 8 * size) - 1
-        result = self.driver.run(Program(opcode=READ, address=[at & ~63]))
-        response = result.response[0]
-        data = response == Response.DATA
-        self._happens(
-            (0x20, M2SReq.MEM_RD),
-            (0x25, S2MDRS.MEM_DATA if response != Response.NXM else S2MDRS.MEM_DATA_NXM),
-        )
-        self.counts[f"loads answered {Response(response).name}"] += 1
-        if not data:
+        result = self.device.run(Program(opcode=READ, address=[address & ~63]))
+        response = Response(result.response[0])
+        self.counts[f"loads answered {response.name}"] += 1
+        if response != Response.DATA:
             return (1 << 8 * size) - 1
         line = result.data[0].tobytes()
-        return int.from_bytes(line[at % 64 : at % 64 + size], "little")
+        return int.from_bytes(line[address % 64 : address % 64 + size], "little")
 
     def _store(self, address: int, size: int, value: int) -> None:
-        at = self.registers.decode(address)
+        """A store is a MemWrPtl."""
         self.counts["stores"] += 1
-        if at is None:
-            self.counts["stores of no window"] += 1
-            return
         line = np.zeros((1, 64), np.uint8)
-        line[0, at % 64 : at % 64 + size] = np.frombuffer(value.to_bytes(size, "little"), np.uint8)
-        enable = ((1 << size) - 1) << at % 64
-        self.driver.run(
-            Program(opcode=PARTIAL, address=[at & ~63], data=line, byte_enable=[enable])
+        at = address % 64
+        line[0, at : at + size] = np.frombuffer(value.to_bytes(size, "little"), np.uint8)
+        enable = ((1 << size) - 1) << at
+        self.device.run(
+            Program(opcode=PARTIAL, address=[address & ~63], data=line, byte_enable=[enable])
         )
-        self._happens((0x21, M2SRwD.MEM_WR_PTL), (0x24, S2MNDR.CMP))
-
-    def _decide(self, request: dict) -> int:
-        """What the mailbox asks of the memory: poison by a write that carries it."""
-        if request["kind"] == _SANITIZE:
-            return _DONE
-        address = request["line"] * 64
-        there = self.driver.run(Program(opcode=READ, address=[address])).response[0]
-        if there == Response.NXM:
-            return _NO_LINE
-        inject = request["kind"] == _INJECT
-        data = np.frombuffer(request["data"].to_bytes(64, "little"), np.uint8)
-        self.driver.run(
-            Program(
-                opcode=WRITE,
-                address=[address],
-                data=np.zeros((1, 64), np.uint8) if inject else data,
-                flags=POISON if inject else 0,
-            )
-        )
-        self.counts["poisoned" if inject else "cleared"] += 1
-        if inject:
-            self.registers.event(**_POISON_EVENT, dpa=address)
-        return _DONE
 
     def take_messages(self) -> list[dict]:
         """Interrupts since the last call."""
-        messages, self.registers.messages = self.registers.messages, []
+        messages, self.device.messages = self.device.messages, []
         return messages

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kelp_rtl.build import tools as rtl_tools
-from kelp_rtl.device import Driver
-from kelp_spec.config import named
-from kelp_spec.cxlio.config import named_cxlio
+from kelp_rtl.cxlio.joined import JoinedDriver
+from kelp_spec.config import Config
+from kelp_spec.cxlio.cdat import cdat_entries
 
 from ..output import write_json
 from .fabric import Fabric
@@ -30,7 +30,7 @@ _NUMBERS = ("words", "words_differing", "interrupts")
 
 
 def run(
-    config: str, endpoint: str, seconds: float, perf: bool, verbose: bool, say: Callable
+    config: Config, seconds: float, perf: bool, verbose: bool, say: Callable
 ) -> tuple[Path, dict]:
     """The folder and the report."""
     folder = rtl_tools.build_root() / "linux"
@@ -45,20 +45,19 @@ def run(
         "events": 0,
         "pmu_exact": None,
         "registers": "rtl",
-        "configuration": config,
-        "endpoint": endpoint,
+        "configuration": config.name,
+        "digest": config.digest,
         "failed": [],
     }
-    io, memory = named_cxlio(config), named(endpoint)
     try:
-        report |= _boot(folder, io, memory, seconds, perf, verbose, say, report)
+        report |= _boot(folder, config, seconds, perf, verbose, say, report)
     except Missing as missing:
         report["missing"] = str(missing)
     write_json(folder / "report.json", "linux", report)
     return folder, report
 
 
-def _boot(folder, io, memory, seconds, perf, verbose, say, report) -> dict:
+def _boot(folder, config, seconds, perf, verbose, say, report) -> dict:
     packages = Packages(folder, say)
     packages.lists()
     kernel = packages.kernel()
@@ -66,14 +65,14 @@ def _boot(folder, io, memory, seconds, perf, verbose, say, report) -> dict:
     image = packages.unpack(kernel, kernel)
     machine = Machine(tools, folder)
     say(f"{kernel}; emulator {machine.version}")
-    driver = Driver(memory)
     places = machine.places()
-    say("the register file's RTL" if not verbose else f"windows at {places}")
-    fabric = Fabric(io, driver, places)
+    say("the device's RTL" if not verbose else f"windows at {places}")
+    device = JoinedDriver(config)
+    fabric = Fabric(device, places)
     tables = write_tables(folder, places, tools / "usr/bin/iasl", machine.env)
     initrd = folder / "initramfs"
-    pmu = _pmu(packages, kernel, machine, say) if perf and io.pmu else None
-    _initramfs(folder, image, tools, machine, driver, pmu, initrd)
+    pmu = _pmu(packages, kernel, machine, say) if perf and device.io.pmu else None
+    _initramfs(folder, image, tools, machine, device, pmu, initrd)
     (vmlinuz,) = image.glob("boot/vmlinuz-*")
     found = Found()
     say("boots")
@@ -87,11 +86,11 @@ def _boot(folder, io, memory, seconds, perf, verbose, say, report) -> dict:
                 elif verbose:
                     say(line)
     return found.report(report) | {
-        "verilog": fabric.registers.verilog,
+        "verilog": device.verilog,
         "package": kernel,
         "emulator": machine.version,
         "counts": dict(fabric.counts),
-        "faults": fabric.registers.faults(),
+        "cdat": _cdat(found, device.io),
     }
 
 
@@ -105,13 +104,21 @@ def _pmu(packages, kernel, machine, say) -> Path | None:
         return None
 
 
+def _cdat(found, io) -> dict:
+    """Bytes of the CDAT as the kernel has read them by DOE, and whether they are the device's: its
+    header has a length and a checksum, then come the entries."""
+    seen = bytes.fromhex("".join(found.all("cdat")))
+    wanted = b"".join(cdat_entries(io)) if io.doe else b""
+    return {"bytes": len(seen), "same": seen == wanted}
+
+
 def _initramfs(folder, image, tools, machine, driver, pmu, to):
     archive = Initramfs()
     busybox = (tools / "bin/busybox").read_bytes()
     archive.file("bin/busybox", busybox)
     for applet in (
         *("sh", "mount", "insmod", "sleep", "seq", "ls", "cat", "sed", "grep", "tail", "head"),
-        *("dmesg", "uname", "awk", "poweroff", "tr", "wc"),
+        *("dmesg", "uname", "awk", "poweroff", "tr", "wc", "hexdump"),
     ):
         archive.link(f"bin/{applet}", "busybox")
     archive.program(tools / "usr/bin/cxl", machine.env, "bin/cxl")

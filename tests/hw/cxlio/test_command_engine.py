@@ -15,11 +15,12 @@ from kelp_golden.cxlio.mailbox import Event, Mailbox
 from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_spec.cxlio.commands import CEL_UUID, COMMANDS, Opcode, ReturnCode, cel, knob_uuid
 from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.cxlio.knobs import KNOBS
 
 FULL = named_cxlio("full").replace(name="short", patience=300)
 SMALL = FULL.replace(payload_bits=8)
 LIMIT = 20_000
-SANITIZE = 3  #: kind of a request
+SANITIZE, READ, SET = 3, 4, 5  #: kinds of requests
 
 
 class Host:
@@ -33,17 +34,20 @@ class Host:
         self.golden.interrupt = lambda vector: self.told.append(1 << vector)
         self.golden.set_now = lambda value: setattr(self, "time", value)
         self.golden.now = lambda: self.time
-        self.code = 0
+        self.code, self.stalls = 0, False
+        #: Of the data path: vendor features.
+        self.registers = dict(enumerate(self.golden.knobs))
 
     def _expect(self, kind, line, data):
-        self.expected.append((kind, line, int.from_bytes(data, "little")))
+        if not self.stalls:
+            self.expected.append((kind, line, int.from_bytes(data, "little")))
         return self.code
 
     async def tick(self, ctx, cycles=1):
         """The data path answers after a few cycles with `code`; None: never."""
         dut = self.dut
         for _ in range(cycles):
-            ctx.set(dut.requests.ready, 1)
+            ctx.set(dut.requests.ready, not self.stalls)
             ctx.set(dut.answers.valid, 0)
             if self.codes:
                 self.codes[0][0] -= 1
@@ -52,12 +56,17 @@ class Host:
                     ctx.set(dut.answers.valid, 1)
                     ctx.set(dut.answers.p.tag, tag)
                     ctx.set(dut.answers.p.code, code)
-            if ctx.get(dut.requests.valid):
+            if ctx.get(dut.requests.valid) and not self.stalls:
                 p = dut.requests.p
                 kind, line = ctx.get(p.kind), ctx.get(p.line)
                 data = ctx.get(p.data) if kind == 2 else 0
                 if kind != SANITIZE:
                     self.asked.append((kind, line, data))
+                if kind in (READ, SET):
+                    self.asked[-1] = kind, line, ctx.get(p.data) >> 480 if kind == SET else 0
+                    if kind == SET and self.code == 0:
+                        self.registers[line] = ctx.get(p.data) >> 480
+                    ctx.set(dut.answers.p.value, self.registers.get(line, 0))
                 if self.code is not None and kind != SANITIZE:
                     self.codes.append([5, ctx.get(p.tag), self.code])
                 self.tag = ctx.get(p.tag)
@@ -291,6 +300,53 @@ def test_a_data_path_that_does_not_answer():
         # The answer to the lost request comes with its old tag while the next one waits.
         host.codes.append([1, late, 1])
         assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
+        # What was not told of may be poisoned: it is listed.
+        _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 4))
+        assert answer[10] == 2
+
+    play(FULL, script)
+
+
+def test_a_data_path_that_takes_nothing():
+    """The request stands, the command does not: the next ones say so until it is taken."""
+
+    async def script(ctx, host):
+        clear = line(0) + bytes(64)
+        host.stalls, host.code = True, None
+        assert (await host.command(ctx, Opcode.CLEAR_POISON, clear))[0] == ReturnCode.INTERNAL
+        host.golden.offered = True
+        for opcode, given in (
+            (Opcode.INJECT_POISON, line(64)),
+            (Opcode.CLEAR_POISON, clear),
+            (Opcode.SANITIZE, b""),
+        ):
+            assert (await host.command(ctx, opcode, given))[0] == ReturnCode.RETRY
+        host.stalls, host.golden.offered = False, False
+        await host.tick(ctx, 3)
+        host.expected.append((2, 0, 0))
+        host.code = 0
+        assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
+
+    play(FULL, script)
+
+
+def test_the_list_follows_the_data_path():
+    """A listed line is poisoned again where the host has written it; one that is there no more
+    leaves the list, and its place is free."""
+
+    async def script(ctx, host):
+        await host.command(ctx, Opcode.INJECT_POISON, line(64))
+        asked = len(host.asked)
+        await host.command(ctx, Opcode.INJECT_POISON, line(64))
+        assert len(host.asked) == asked + 1
+        for opcode in (Opcode.INJECT_POISON, Opcode.CLEAR_POISON):
+            host.code = 0
+            await host.command(ctx, Opcode.INJECT_POISON, line(128))
+            host.code = 1
+            given = line(128) + (bytes(64) if opcode is Opcode.CLEAR_POISON else b"")
+            assert (await host.command(ctx, opcode, given))[0] == ReturnCode.ADDRESS
+            _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 4))
+            assert answer[10] == 1
 
     play(FULL, script)
 
@@ -418,6 +474,38 @@ def test_the_clock_runs_from_when_it_is_set():
     assert now < first < now + 1600 * FULL.period_ns
     # 402 cycles from one to the next, give or take a turn of the sequencer's loop.
     assert abs((second - first) / FULL.period_ns - 402) < 30
+
+
+def test_features_are_the_data_paths_registers():
+    """With `wired` each command asks; what has no place in the register, and what the data path
+    refuses, changes nothing."""
+    config = FULL.replace(name="wired", knobs=len(KNOBS), wired=True)
+
+    async def script(ctx, host):
+        def get(i, selector=0, offset=0, count=4):
+            return knob_uuid(i) + bytes([offset, 0, count, 0, selector])
+
+        def put(i, value):
+            head = knob_uuid(i) + bytes(6) + bytes([1]) + bytes(9)
+            return head + value.to_bytes(4, "little")
+
+        for i, knob in enumerate(KNOBS):
+            for selector in (0, 1):
+                code, value, _ = await host.command(ctx, Opcode.GET_FEATURE, get(i, selector))
+                assert not code and int.from_bytes(value, "little") == knob.default
+            value = (1 << knob.bits) - 2
+            assert not (await host.command(ctx, Opcode.SET_FEATURE, put(i, value)))[0]
+            assert host.registers[i] == value
+            if knob.bits < 32:
+                code = (await host.command(ctx, Opcode.SET_FEATURE, put(i, 1 << knob.bits)))[0]
+                assert code == ReturnCode.INPUT
+            await host.command(ctx, Opcode.GET_FEATURE, get(i, offset=1, count=2))
+        host.code = 2
+        for opcode, given in ((Opcode.GET_FEATURE, get(0)), (Opcode.SET_FEATURE, put(0, 1))):
+            assert (await host.command(ctx, opcode, given))[0] == ReturnCode.RETRY
+        return len(host.asked)
+
+    assert play(config, script) == 3 * len(KNOBS) + 2
 
 
 def test_cycles_are_those_of_the_page():

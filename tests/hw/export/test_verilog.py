@@ -17,12 +17,19 @@ from kelp_spec.config import NAMED, named
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Of eight codec lanes, which are a third of the Verilog of 32."""
+@pytest.fixture(scope="module", params=["unit", "unit_cxl"])
+def written(request, tmp_path_factory):
+    """The endpoint, and the device round it, of eight codec lanes, which are a third of the Verilog
+    of 32."""
     directory = tmp_path_factory.mktemp("verilog")
-    write_verilog(named("unit").with_(codec_lanes=8), directory)
+    write_verilog(named(request.param).with_(codec_lanes=8), directory)
     return directory
+
+
+def top_of(directory):
+    """The module that is described there."""
+    (described,) = directory.glob("*.json")
+    return json.loads(described.read_text(encoding="utf-8"))["top"]
 
 
 def verilator(directory, *arguments):
@@ -36,15 +43,16 @@ def verilator(directory, *arguments):
 
 
 def lint(directory):
+    top = top_of(directory)
     return verilator(
         directory,
         "--lint-only",
         "-Wall",
         *WAIVED,
         "--top-module",
-        "kelp_endpoint_wrapper",
-        "kelp_endpoint.v",
-        "kelp_endpoint_wrapper.sv",
+        f"{top}_wrapper",
+        f"{top}.v",
+        f"{top}_wrapper.sv",
     )
 
 
@@ -70,6 +78,7 @@ def test_wires_of_no_bits_are_dropped():
 
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
+    top = top_of(written)
     built = verilator(
         written,
         "--binary",
@@ -84,14 +93,14 @@ def test_smoke_bench_passes(written):
         "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O0 OPT_SLOW=-O0",
         "-fno-table",  # as in kelp_rtl.build.verilator
         "--top-module",
-        "kelp_endpoint_smoke",
-        "kelp_endpoint.v",
-        "kelp_endpoint_wrapper.sv",
-        "kelp_endpoint_smoke.sv",
+        f"{top}_smoke",
+        f"{top}.v",
+        f"{top}_wrapper.sv",
+        f"{top}_smoke.sv",
     )
     assert built.returncode == 0, built.stderr[-3000:]
     ran = subprocess.run(
-        [written / "obj_dir" / "Vkelp_endpoint_smoke"], capture_output=True, text=True, timeout=300
+        [written / "obj_dir" / f"V{top}_smoke"], capture_output=True, text=True, timeout=300
     )
     assert "PASS" in ran.stdout and "FAIL" not in ran.stdout, ran.stdout[-2000:]
 
@@ -102,9 +111,11 @@ def test_no_path_and_complete_description(written):
             assert os.sep + "work" not in file.read_text(encoding="utf-8") and str(
                 written
             ) not in file.read_text(encoding="utf-8")
-    described = json.loads((written / "kelp_endpoint.json").read_text(encoding="utf-8"))
-    assert described["schema"] == "kelp.endpoint" and described["parameters"]["name"] == "unit"
-    text = (written / "kelp_endpoint.v").read_text(encoding="utf-8")
+    top = top_of(written)
+    described = json.loads((written / f"{top}.json").read_text(encoding="utf-8"))
+    name = {"kelp_endpoint": "unit", "kelp_device": "unit_cxl"}[top]
+    assert described["schema"] == top.replace("_", ".") and described["parameters"]["name"] == name
+    text = (written / f"{top}.v").read_text(encoding="utf-8")
     for port in described["ports"]:
         assert port["name"] in text
 

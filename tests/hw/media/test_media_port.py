@@ -11,13 +11,16 @@ from simulation import simulate
 from timing import changes
 
 from kelp_hw.media.media_port import MediaPort
+from kelp_spec.address import AddressMap
 from kelp_spec.config import named
+from kelp_spec.cxlio.knobs import KNOBS
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
+from kelp_spec.registers import RegisterMap
 
 UNIT = named("unit").with_(cxlio="joined")
 LINES = 1 << UNIT.aperture_bits - 6
-INJECT, CLEAR, SANITIZE = 1, 2, 3
+INJECT, CLEAR, SANITIZE, READ, SET = range(1, 6)
 ABSENT, CLOSED = 100, 101  #: lines that there are not
 OUTSIDE = LINES + 5
 
@@ -29,10 +32,13 @@ class Bench:
         self.rng, self.dut = random.Random(seed), MediaPort(config=UNIT)
         # Behind the KV map something answers, too: the hint window, registers.
         self.lines = {i: (i, 0) for i in range(16)} | {OUTSIDE: (0, 1)}
+        # Eight registers of 64 bits in each line of the window.
+        base = AddressMap(UNIT).register_base // 64
+        self.registers = {base + i: self.rng.getrandbits(512) for i in range(4)}
         self.standing = {}
         self.pending, self.writes = deque(), []
         self.host = {"sent": 0, "got": [], "tags": []}
-        self.answers, self.result = [], None
+        self.answers, self.values = [], []
 
     def serve(self, ctx):
         """The endpoint's side of one cycle, before the edge."""
@@ -49,8 +55,15 @@ class Bench:
             line, tag = ctx.get(port.p.address), ctx.get(port.p.tag)
             due = self.cycle + rng.randrange(3, 30)
             if name == "o_rwd":
-                assert ctx.get(port.p.opcode) == M2SRwD.MEM_WR
-                if line in self.lines:
+                partial = ctx.get(port.p.opcode) == M2SRwD.MEM_WR_PTL
+                assert partial or ctx.get(port.p.opcode) == M2SRwD.MEM_WR
+                if line in self.registers:
+                    assert partial and ctx.get(port.p.bep) and not ctx.get(port.p.poison)
+                    enable, data = ctx.get(port.p.byte_enable), ctx.get(port.p.data)
+                    mask = sum(0xFF << 8 * i for i in range(64) if enable >> i & 1)
+                    kept = self.registers[line] & ~mask
+                    self.registers[line] = kept | data & mask
+                elif line in self.lines:
                     self.lines[line] = ctx.get(port.p.data), ctx.get(port.p.poison)
                     self.writes.append(line)
                 self.pending.append((due, "ndr", tag, None))
@@ -94,8 +107,8 @@ class Bench:
                     _, _, tag, line = self.pending[0]
                     fields = {"tag": tag}
                     if name == "drs":
-                        data, poison = self.lines.get(line, (0, 0))
-                        nxm = line not in self.lines and line != ABSENT
+                        data, poison = self.lines.get(line, (self.registers.get(line, 0), 0))
+                        nxm = line not in {*self.lines, *self.registers, ABSENT}
                         fields |= {"data": data, "poison": poison}
                         fields["opcode"] = S2MDRS.MEM_DATA_NXM if nxm else S2MDRS.MEM_DATA
                     ctx.set(port.p, fields)
@@ -125,6 +138,7 @@ class Bench:
             if ctx.get(dut.answers.valid):
                 assert ctx.get(dut.answers.p.tag) == 3
                 self.answers.append(ctx.get(dut.answers.p.code))
+                self.values.append(ctx.get(dut.answers.p.value))
                 waiting = False
             await ctx.tick()
             if taken:
@@ -166,6 +180,36 @@ def test_lines_are_poisoned_and_cleared_beside_traffic(seed):
     missing = set(bench.host["tags"]) - set(bench.host["got"])
     assert len(missing) <= len(bench.pending) + 1
     assert len(bench.host["got"]) == len(set(bench.host["got"]))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_features_are_the_endpoints_registers(seed):
+    names = RegisterMap(UNIT).by_name
+    places = [names[knob.register].offset for knob in KNOBS]
+    requests = [(READ, i, 0) for i in range(len(KNOBS))]
+    requests += [(SET, i, (0x100 + i) << 480) for i in range(len(KNOBS))]
+    requests += [(READ, len(KNOBS), 0), (SET, 1 << 20, 0)]
+    bench, before = play(requests, seed), Bench(seed).registers
+    base = min(before)
+    assert bench.answers == [0] * (2 * len(KNOBS)) + [3, 3]
+
+    def lane(registers, at):
+        return registers[base + at // 64] >> 8 * (at % 64) & (1 << 64) - 1
+
+    low = (1 << 32) - 1
+    assert bench.values[: len(KNOBS)] == [lane(before, at) & low for at in places]
+    for at in range(0, 256, 8):
+        wanted = 0x100 + places.index(at) if at in places else lane(before, at)
+        assert lane(bench.registers, at) == wanted, hex(at)
+
+
+def test_features_are_registers_of_one_field():
+    for knob in KNOBS:
+        register = RegisterMap(UNIT).by_name[knob.register]
+        assert register.offset < 256 and min(f.low for f in register.fields) == 0
+        assert max(f.low + f.bits for f in register.fields) == knob.bits
+        reset = sum(f.reset << f.low for f in register.fields)
+        assert reset == knob.default, knob
 
 
 def test_latency_is_none():

@@ -8,13 +8,14 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from kelp_hw.datapath.datapath import axi_signature
-from kelp_hw.layouts import MESSAGES
+from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_rtl.control import Control, Descriptor, QueueParameters
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
 from kelp_spec.cxlio.commands import Opcode
-from kelp_spec.cxlio.pmu import pmu_map
+from kelp_spec.cxlio.component import Uncorrectable
+from kelp_spec.cxlio.pmu import VendorEvent, pmu_map
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 from kelp_spec.registers import RegisterMap, SessionCommand
@@ -40,7 +41,7 @@ class TB(PortTB):
 
     def __init__(self, dut):
         super().__init__(dut)
-        self.kelp = named(bench_params()["endpoint"]).with_(cxlio=self.config.name)
+        self.kelp = named(bench_params()["endpoint"])
         self.values = Values(self.kelp)
         self.addresses, self.names = self.values.addresses, self.values.registers
         self.req, self.rwd = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"])
@@ -64,7 +65,7 @@ class TB(PortTB):
             getattr(dut, name + "__ready").value = 0
         for name in ("axi__ar", "axi__aw", "axi__w"):
             getattr(dut, name + "__ready").value = 0
-        dut.skip.value = dut.lockstep.value = 0
+        dut.skip.value = dut.lockstep.value = dut.temperature.value = 0
         dut.s2m_bisnp__ready.value = 1
         await start_clock(dut)
         for _ in range(4):
@@ -109,7 +110,7 @@ class TB(PortTB):
             return "nxm"
         return "poison" if answer["poison"] else answer["data"].to_bytes(64, "little")
 
-    async def store(self, address, data, enable=(1 << 64) - 1):
+    async def store(self, address, data, enable=(1 << 64) - 1, poison=0):
         self.tag += 1
         whole = enable == (1 << 64) - 1
         message = self.rwd.pack(
@@ -117,6 +118,7 @@ class TB(PortTB):
             tag=self.tag,
             address=address >> 6,
             byte_enable=enable,
+            poison=poison,
             data=int.from_bytes(data, "little"),
         )
         offered = cocotb.start_soon(self._offer("m2s_rwd", message))
@@ -161,6 +163,28 @@ class TB(PortTB):
         """What a fixed counter of the monitor shows."""
         counters = pmu_map(self.config).counters
         return (await self.read("pmu", 0xC00 + 8 * counters.index(which), 8))[0]
+
+
+async def errors_and_health(tb, line):
+    """RAS and health follow the endpoint's events."""
+    zeros = bytes(64)
+    # RAS: what the mailbox poisons is no error, what a host sends poisoned is the first one.
+    assert (await tb.read("component", 0x1080, 4))[0] == 0
+    await tb.write("component", 0x1084, 4, 0)
+    await tb.store(BASE + line, zeros, poison=1)
+    await tb.idle(50)
+    assert (await tb.read("component", 0x1080, 4))[0] == 1 << Uncorrectable.POISON_RECEIVED
+    assert (await tb.read("component", 0x1094, 4))[0] & 0x3F == Uncorrectable.POISON_RECEIVED
+    header = (await tb.read("component", 0x1098, 8))[0]
+    assert Packing(Layouts(tb.kelp).event).unpack(header)["code"] == Event.POISON_RECEIVED
+    assert await tb.load(BASE + line) == "poison"
+    await tb.store(BASE + line, zeros)
+    # Health is the endpoint's: nothing lost; the temperature is the sensor's.
+    tb.dut.temperature.value = 41
+    code, health, _ = await tb.command(Opcode.HEALTH)
+    assert code == 0 and health[:4] == bytes(4) and health[4] == 41, health
+    corrected = int.from_bytes(health[0xA:0xE], "little")
+    assert corrected == await tb.read_register("count_corrected")
 
 
 @cocotb.test(timeout_time=30, timeout_unit="ms")
@@ -226,16 +250,26 @@ async def whole_device(dut):
         if len(records) > 0x20 + 128 * i + 0x38
     ]
     # What the monitor has counted is what went over the channels.
-    before = [await tb.counter(which) for which in ((1, 1), (1, 2), (2, 0), (3, 0), (4, 0))]
+    watched = (1, 1), (1, 2), (2, 0), (3, 0)
+    before = [await tb.counter(which) for which in watched]
     for _ in range(5):
         await tb.load(BASE + lines[2])
     for _ in range(3):
         await tb.store(BASE + lines[2], wanted[lines[2]])
     await tb.store(BASE + lines[3], zeros, 0xFF)
     await tb.idle(50)
-    after = [await tb.counter(which) for which in ((1, 1), (1, 2), (2, 0), (3, 0), (4, 0))]
+    after = [await tb.counter(which) for which in watched]
     counted = [b - a for a, b in zip(before, after, strict=True)]
-    assert counted == [3, 1, 4, 5, 9], counted
+    assert counted == [3, 1, 4, 5], counted
+    # Accesses, as the endpoint's own registers count them.
+    command = tb.values.pack("s0_command", command=SessionCommand.ADVANCE, argument=1)
+    for _ in range(3):
+        await tb.write_register("s0_command", command)
+        await tb.load(BASE + lines[2])
+    await tb.idle(50)
+    hits = await tb.counter((4, VendorEvent.HIT))
+    assert hits == await tb.read_register("count_hits") >= 3
+    await errors_and_health(tb, lines[3])
     # Decoded no more: nothing is there.
     await tb.write("component", 0x1130, 4, 0x1000)
     assert await tb.load(BASE + lines[0]) == "nxm"

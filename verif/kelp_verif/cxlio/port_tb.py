@@ -32,6 +32,7 @@ SPACES = {
     "device": Space.DEVICE,
     "pmu": Space.PMU,
     "configuration": Space.CONFIGURATION,
+    "chmu": Space.CHMU,
 }
 ACCESS_LIMIT, COMMAND_LIMIT = 200, 60_000
 

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The hot list against the golden model; overflow, fill, ranges, registers while scores come."""
+
+import random
+
+import pytest
+from simulation import simulate
+from timing import changes
+
+from kelp_golden.cxlio.chmu import HotList
+from kelp_hw.cxlio.chmu import Chmu
+from kelp_spec.cxlio.chmu import CHMU_LIST, Mode, unit_bits
+from kelp_spec.cxlio.config import named_cxlio
+
+ENTRIES, LENGTH = 8, 6
+CONFIG = named_cxlio("joined").replace(name="hot", hot_entries=ENTRIES, period_ns=1000)
+CAPABILITY, CONFIGURE, HOW, FILL, STATUS, HEAD, RANGES = 0x10, 0x50, 0x58, 0x60, 0x70, 0x78, 0x80
+ENABLE, RESET, OVERFLOW_IRQ, FILL_IRQ, ALL = 1 << 16, 1 << 17, 1 << 9, 1 << 10, 3
+
+
+class Host:
+    def __init__(self, seed=1):
+        self.dut, self.rng = Chmu(config=CONFIG), random.Random(seed)
+        self.told = 0
+
+    async def tick(self, ctx, heat=None):
+        dut = self.dut
+        ctx.set(dut.i.valid, heat is not None)
+        if heat:
+            ctx.set(dut.i.p, {"unit": heat[0], "score": heat[1]})
+        await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        self.told += ctx.get(dut.interrupt)
+
+    async def write(self, ctx, at, value, size=8):
+        access = self.dut.access
+        ctx.set(access.lane, at // 8)
+        ctx.set(access.strobe, ((1 << size) - 1) << at % 8)
+        ctx.set(access.write_data, value << 8 * (at % 8))
+        ctx.set(access.write, 1)
+        await self.tick(ctx)
+        ctx.set(access.write, 0)
+
+    async def read(self, ctx, at, size=8):
+        ctx.set(self.dut.access.lane, at // 8)
+        await self.tick(ctx)
+        return ctx.get(self.dut.access.read_data) >> 8 * (at % 8) & (1 << 8 * size) - 1
+
+    async def start(self, ctx, *, mode, threshold, fill=ENTRIES, length=0, ranges=1):
+        await self.write(ctx, RANGES, ranges)
+        await self.write(ctx, HOW, mode << 40 | 1 << 48 | length << 52)
+        await self.write(ctx, FILL, fill)
+        await self.write(ctx, CONFIGURE, ALL | OVERFLOW_IRQ | FILL_IRQ | ENABLE | threshold << 32)
+        while not await self.read(ctx, STATUS) & 1:
+            assert await self.read(ctx, STATUS) >> 16 & 0xFFFF in (0, 1)
+
+    async def ended(self, ctx):
+        """A cycle; whether an epoch ends with it."""
+        over = ctx.get(self.dut.over)
+        await self.tick(ctx)
+        return over
+
+    async def listed(self, ctx):
+        """What waits, and the head behind it."""
+        head, tail = await self.read(ctx, HEAD, 2), await self.read(ctx, HEAD + 2, 2)
+        found = []
+        while head != tail:
+            found.append(await self.read(ctx, CHMU_LIST + 8 * head))
+            head = (head + 1) % ENTRIES
+        await self.write(ctx, HEAD, head, 2)
+        return found
+
+
+@pytest.mark.parametrize("mode", [Mode.EPOCH, Mode.ALWAYS])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_list_is_the_golden_models(mode, seed):
+    host = Host(seed)
+    rng = host.rng
+    golden = HotList(ENTRIES, always=mode == Mode.ALWAYS, threshold=600, fill=3)
+    seen = {}
+
+    async def bench(ctx):
+        await host.start(ctx, mode=mode, threshold=600, fill=3, length=LENGTH)
+        for epoch in range(5):
+            # An epoch has 600 cycles, from where the last ended; what comes is over before.
+            for _ in range(rng.randrange(60, 400)):
+                if rng.random() < 0.3:
+                    await host.tick(ctx)
+                    continue
+                unit = rng.choice((rng.randrange(6), rng.randrange(1 << unit_bits(CONFIG))))
+                heat = unit, rng.randrange(1000)
+                golden.heat(*heat)
+                await host.tick(ctx, heat)
+            while not await host.ended(ctx):
+                pass
+            golden.end()
+            for _ in range(2 * ENTRIES):
+                await host.tick(ctx)
+            status = await host.read(ctx, STATUS)
+            assert (status >> 40 & 1, status >> 41 & 1) == (golden.overflow, golden.filled), epoch
+            assert await host.listed(ctx) == golden.entries
+            golden.entries.clear()
+            await host.write(ctx, STATUS, 3 << 40)
+            golden.overflow = golden.filled = False
+        seen["told"] = host.told
+
+    simulate(host.dut, bench)
+    assert seen["told"] == golden.told > 0
+
+
+def test_nothing_is_listed_that_is_not_asked_for():
+    """Disabled; another kind of request; a range that is not chosen; a threshold beyond any score;
+    an epoch that never ends. Reset empties what waits."""
+    host = Host()
+
+    async def bench(ctx):
+        async def tried(unit=3, **how):
+            await host.start(ctx, **{"mode": Mode.ALWAYS, "threshold": 5} | how)
+            await host.tick(ctx, (unit, 900))
+            for _ in range(4):
+                await host.tick(ctx)
+            return await host.listed(ctx)
+
+        await host.tick(ctx, (3, 900))
+        assert await tried() == [3 << 16 | 900]
+        assert await tried(ranges=2) == []
+        assert await tried(threshold=1 << 16) == []
+        assert await tried(mode=Mode.EPOCH) == []
+        await host.write(ctx, CONFIGURE, 2 | ENABLE)
+        await host.tick(ctx, (4, 900))
+        await host.write(ctx, CONFIGURE, ALL)
+        await host.tick(ctx, (5, 900))
+        assert await host.listed(ctx) == []
+        await host.start(ctx, mode=Mode.ALWAYS, threshold=5)
+        for unit in range(5):
+            await host.tick(ctx, (unit, 9))
+        await host.write(ctx, CONFIGURE, ALL | ENABLE | RESET)
+        assert (await host.read(ctx, HEAD, 2), await host.read(ctx, HEAD + 2, 2)) == (0, 0)
+        # Accesses that no register has: read zero, change nothing.
+        for at in (0x30, 0x88, 0x7F8, CHMU_LIST + 8 * ENTRIES, 0xFF8):
+            await host.write(ctx, at, (1 << 64) - 1)
+            assert await host.read(ctx, at) == 0
+        assert await host.read(ctx, 0) == 0x101
+        assert await host.read(ctx, CAPABILITY) >> 48 == ENTRIES
+
+    simulate(host.dut, bench)
+
+
+def test_latency_and_interval():
+    writes = {"access.write": 1, "access.strobe": 255}
+    before = [
+        writes | {"access.lane": at // 8, "access.write_data": value}
+        for at, value in (
+            (RANGES, 1),
+            (HOW, Mode.ALWAYS << 40),
+            (CONFIGURE, ALL | ENABLE),
+        )
+    ]
+    given = [{"i.valid": 1, "i.p.unit": unit, "i.p.score": 1} for unit in (1, 2, 3)]
+    dut = Chmu(config=CONFIG)
+    before += [{}] * (2 * ENTRIES)
+    seen = changes(dut, "tail", given, before=before)
+    assert seen == [dut.LATENCY + i * dut.INTERVAL for i in range(3)]
+
+
+def test_without_a_list_there_is_no_monitor():
+    with pytest.raises(ValueError, match="'full' has no hot list"):
+        Chmu(config=named_cxlio("full"))
+    for bad in (3, 2, 512):
+        with pytest.raises(ValueError, match=f"hot_entries = {bad} is refused"):
+            named_cxlio("joined").replace(hot_entries=bad)
