@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config, ConfigError
 from kelp_spec.cxlio.config import CXL_VENDOR, cxlio_of
-from kelp_spec.cxlio.pmu import GROUPS, VendorEvent, pmu_map
+from kelp_spec.cxlio.pmu import BI_GROUPS, GROUPS, VendorEvent, pmu_map
 from kelp_spec.metadata import ScoreEvent
 
 from .cxlio.cxl_io import CxlIo
@@ -27,6 +27,7 @@ from .media.load_meter import LoadMeter
 from .media.media_port import MediaPort
 from .media.monitor_events import MonitorEvents
 from .media.ras_errors import RasErrors
+from .media.snoop_address import SnoopAddress
 
 __all__ = ["CxlDevice", "device_signature"]
 
@@ -56,7 +57,8 @@ class CxlDevice(wiring.Component):
     the device's health (`HealthReport`); the performance monitor counts messages on the channels
     and what the endpoint counts (`MonitorEvents`); the hotness monitor hears each score that an
     access or a hint changes; and each answer tells the load (`LoadMeter`).
-    Range and media are ready when the endpoint is.
+    Range and media are ready when the endpoint is. With `Config.coherence` BISnp carry the host's
+    addresses (`SnoopAddress`), and nothing is granted before the host enables back-invalidate.
 
     Latency: `LATENCY` cycles more than the endpoint's, for requests; answers pass in the cycle.
     Interval: `INTERVAL`.
@@ -117,11 +119,21 @@ class CxlDevice(wiring.Component):
         # A request holds a place in a skid buffer of the front, the data path's order or the miss
         # table's park; twice that is out of reach.
         most = 2 * (self.config.parked + self.config.write_slots + 256)
-        s.load = load = LoadMeter(depth=self.config.parked, most=most)
+        s.load = load = LoadMeter(depth=self.config.parked, most=most, reads=self.config.coherence)
         s.records = records = EventRecords(config=self.config)
         for name in self._passed:
             self._pass(m, getattr(endpoint, name), name)
-        connect(m, endpoint.s2m_bisnp, flipped(self.s2m_bisnp))
+        if self.config.coherence:
+            s.snoops = snoops = SnoopAddress(config=self.io)
+            connect(m, endpoint.s2m_bisnp, snoops.i)
+            connect(m, snoops.o, flipped(self.s2m_bisnp))
+            m.d.comb += [
+                snoops.decoding.eq(io.decoding),
+                s.requests.back_invalidate.eq(io.back_invalidate),
+                s.writes.back_invalidate.eq(io.back_invalidate),
+            ]
+        else:
+            connect(m, endpoint.s2m_bisnp, flipped(self.s2m_bisnp))
         connect(m, flipped(self.m2s_req), s.requests.i)
         connect(m, flipped(self.m2s_rwd), s.writes.i)
         connect(m, s.requests.o, media.i_req)
@@ -192,9 +204,12 @@ class CxlDevice(wiring.Component):
         m.submodules.monitor = monitor = MonitorEvents(config=self.config)
         m.d.comb += monitor.counted.eq(m.submodules.endpoint.o_counted)
         happened = {(self.io.vendor, VendorEvent.GROUP): monitor.o}
-        for group, channel in zip(
-            GROUPS, (self.m2s_req, self.m2s_rwd, self.s2m_ndr, self.s2m_drs), strict=True
-        ):
+        channels = dict(
+            zip(GROUPS, (self.m2s_req, self.m2s_rwd, self.s2m_ndr, self.s2m_drs), strict=True)
+        )
+        if self.config.coherence:
+            channels |= zip(BI_GROUPS, (self.m2s_birsp, self.s2m_bisnp), strict=True)
+        for group, channel in channels.items():
             moves = channel.valid & channel.ready
             happened[CXL_VENDOR, group] = moves << channel.p.opcode
         for counted, (vendor, group, _) in zip(

@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
-from .cxlio.config import CXLIO
+from .cxlio.config import CXLIO, named_cxlio
 from .formats import Format, formats_of
 from .geometry import stored_lines
 
@@ -154,8 +154,8 @@ class Config:
             span("select_looks", 4, 256, True)
             need("codecs", self.codecs, "True: a choice looks at keys as int8")
             need("coherence", not self.coherence, "False with select")
-        need("cxlio", self.cxlio in ("", *CXLIO), ", ".join(("''", *CXLIO)))
-        need("cxlio", not (self.cxlio and self.coherence), "'' with coherence")
+        fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
+        need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
         for field in ("codecs", "wide_counters", "protect", "coherence"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
@@ -347,7 +347,8 @@ _UNIT = Config(
 )
 
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
-#: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `trace` fits the
+#: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
+#: with both, `trace` fits the
 #: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
 #: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64`
 #: and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders
@@ -366,6 +367,16 @@ NAMED: dict[str, Config] = {
             coherence=True,
         ),
         _UNIT.with_(name="unit_cxl", cxlio="joined", codec_lanes=8),
+        _UNIT.with_(
+            name="unit_cxl_coherent",
+            frames=(16, 12, 12, 12),
+            misses=32,
+            parked=64,
+            write_slots=32,
+            coherence=True,
+            cxlio="joined_coherent",
+            codec_lanes=8,
+        ),
         _UNIT.with_(
             name="unit_select",
             pages=64,

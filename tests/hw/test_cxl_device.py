@@ -25,6 +25,23 @@ def test_without_cxlio_there_is_no_device_and_no_port():
     assert UNIT.with_(cxlio="joined").digest != UNIT.digest
 
 
+def test_coherence_needs_a_cxlio_that_calls_lines_back():
+    for cxlio, coherence in (("joined", True), ("joined_coherent", False)):
+        with pytest.raises(ConfigError, match=f"cxlio = '{cxlio}' is refused"):
+            UNIT.with_(cxlio=cxlio, coherence=coherence)
+
+
+@pytest.mark.timeout(2400)
+def test_the_whole_coherent_device():
+    seen = run_cocotb(
+        CxlDevice(config=named("unit_cxl_coherent")),
+        bench="kelp_verif.cxlio.coherent_device_bench",
+        params={"config": "joined_coherent", "endpoint": "unit_cxl_coherent", "pause": 0.2},
+        timeout_s=1200,
+    ).records
+    assert seen["snooped"] >= 8
+
+
 @pytest.mark.timeout(2400)
 def test_the_whole_device():
     seen = run_cocotb(

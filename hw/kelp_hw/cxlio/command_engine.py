@@ -298,9 +298,9 @@ class CommandEngine(wiring.Component):
         ]
         with m.If(go):
             m.d.sync += [self.requests.valid.eq(1), request.kind.eq(value)]
-            m.d.sync += [open_.eq(1), waited.eq(0)]
+            m.d.sync += [open_.eq(1), waited.eq(0), request.tag.eq(request.tag + 1)]
         with m.If(take):
-            m.d.sync += [open_.eq(0), answered.eq(0), request.tag.eq(request.tag + 1)]
+            m.d.sync += [open_.eq(0), answered.eq(0)]
         shown[IO.ANSWER] = code
         if self.config.wired:
             shown[IO.VALUE] = value_told

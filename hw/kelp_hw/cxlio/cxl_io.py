@@ -74,6 +74,8 @@ class CxlIo(wiring.Component):
         Its device address / 64.
     decoding : out
         For decodes beside this one: a channel of CXL.mem each (`DecodedChannel`).
+    back_invalidate : out, with `config.coherent`
+        BISnp may leave, lines may be granted.
     counted : in
         What the performance monitor counts, where there is one.
     heat : In stream of heat_layout, always taken
@@ -103,6 +105,7 @@ class CxlIo(wiring.Component):
                 "host_line": In(stream.Signature(LINE_BITS)),
                 "device_line": Out(stream.Signature(device_line_layout(config))),
                 "decoding": Out(decoding_layout(config)),
+                **({"back_invalidate": Out(1)} if config.coherent else {}),
                 **({"counted": In(counted_layout(config))} if config.pmu else {}),
                 **(
                     {"heat": In(stream.Signature(heat_layout(config), always_ready=True))}
@@ -248,6 +251,8 @@ class CxlIo(wiring.Component):
                 component.locks[f"decoder{i}_held"].eq(state.held),
                 component.locks[f"decoder{i}_locked"].eq(state.locked),
             ]
+        if c.coherent:
+            m.d.comb += self.back_invalidate.eq(values.bi_control_enable)
         for i in range(HEADER_WORDS):
             m.d.comb += component.inputs[f"header{i}"].eq(ras.header[32 * i : 32 * (i + 1)])
         gather_blocks(m, self.fault, *self._faults)

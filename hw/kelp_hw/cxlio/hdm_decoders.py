@@ -25,7 +25,9 @@ class HdmDecoders(wiring.Component):
     A commit is refused, with `error`, unless: the decoder before is committed and none after; the
     size is not 0 and a multiple of the ways; ways and granularity are legal; the base is not below
     the end of the decoder before (no overlap) and base + size is an address; skip and size fit into
-    the device's memory behind the decoder before; host-only is 1, back-invalidate and UIO 0. The
+    the device's memory behind the decoder before; host-only is 1, back-invalidate and UIO 0. With
+    `config.coherent` it may be the other way round, host-only 0 and back-invalidate 1, and there
+    is one way: a snoop's address must be known from the device's alone. The
     error goes with the next write of the control register. A decoder whose commit bit is cleared is
     no longer committed, in any order; those after it stay as they are. Lock with commit: frozen
     until reset. Where the memory of decoder i begins is settled at its commit.
@@ -112,8 +114,7 @@ class HdmDecoders(wiring.Component):
                     ways.eq(control["ways"][index]),
                     granularity.eq(control["granularity"][index]),
                     legal.eq(
-                        control["host_only"][index]
-                        & ~control["back_invalidate"][index]
+                        self._model(control["host_only"][index], control["back_invalidate"][index])
                         & ~control["uio"][index]
                     ),
                     # Ones below the index, zeros from it on.
@@ -132,7 +133,7 @@ class HdmDecoders(wiring.Component):
                         legal
                         & order
                         & (size != 0)
-                        & (ways <= _MOST_WAYS)
+                        & (ways <= (0 if self.config.coherent else _MOST_WAYS))
                         & (granularity <= _MOST_GRANULARITY)
                         & (base >= end_before)
                     ),
@@ -167,6 +168,12 @@ class HdmDecoders(wiring.Component):
                 m.next = "IDLE"
         self._invariants(m)
         return m
+
+    def _model(self, host_only, back_invalidate):
+        """Whether the coherency model of a decoder is one of the device's."""
+        if self.config.coherent:
+            return host_only ^ back_invalidate
+        return host_only & ~back_invalidate
 
     def _invariants(self, m):
         """What a host can rely on of decoders that are committed."""

@@ -8,6 +8,7 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_spec.coherence import MetaField, MetaValue
 from kelp_spec.cxlio.config import CxlIoConfig
 
 from ..cxlio.hdm_decode import HdmDecode
@@ -19,7 +20,8 @@ __all__ = ["DecodedChannel"]
 class DecodedChannel(wiring.Component):
     """Messages in their order, each with its address decoded. One that is in no window gets the
     address of all ones, which is outside the endpoint's map: a read is answered NXM, a write is
-    dropped with Cmp.
+    dropped with Cmp. Of a coherent device (`config.coherent`) nothing is granted while
+    back-invalidate is off: a message then has MetaField No-Op and MetaValue Invalid.
 
     Latency: `LATENCY` cycles; interval: `INTERVAL`.
 
@@ -34,6 +36,8 @@ class DecodedChannel(wiring.Component):
     i, o : streams of message
     decoding : in
         Of `CxlIo`.
+    back_invalidate : in, with `config.coherent`
+        Of `CxlIo`.
     """
 
     LATENCY = HdmDecode.LATENCY
@@ -46,6 +50,7 @@ class DecodedChannel(wiring.Component):
                 "i": In(stream.Signature(message)),
                 "o": Out(stream.Signature(message)),
                 "decoding": In(decoding_layout(config)),
+                **({"back_invalidate": In(1)} if config.coherent else {}),
             }
         )
 
@@ -69,6 +74,12 @@ class DecodedChannel(wiring.Component):
         # What the decode does not carry moves as its two stages do.
         with m.If(decode.i.ready):
             m.d.sync += first.eq(self.i.p)
+            if self.config.coherent:
+                with m.If(~self.back_invalidate):
+                    m.d.sync += [
+                        first.meta_field.eq(MetaField.NO_OP),
+                        first.meta_value.eq(MetaValue.INVALID),
+                    ]
         with m.If(~decode.o.valid | decode.o.ready):
             m.d.sync += second.eq(first)
         return m

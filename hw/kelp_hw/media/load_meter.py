@@ -18,7 +18,8 @@ __all__ = ["LoadMeter"]
 class LoadMeter(wiring.Component):
     """Counts requests from when the endpoint takes them until their answers pass. Below a quarter
     of `depth` the load is light, below half of it optimal, below three quarters moderate, then
-    severe. An answer keeps the load that it was first offered with.
+    severe. With `reads` only requests that are answered by data count: a grant's completion comes
+    beside its data. An answer keeps the load that it was first offered with.
 
     Latency: `LATENCY` for answers, `LOAD_LATENCY` cycles from a request to the load. Interval:
     `INTERVAL`.
@@ -29,6 +30,7 @@ class LoadMeter(wiring.Component):
         Requests that may wait: a power of two, 4 and up.
     most : int
         Requests that may be under way at all.
+    reads : bool
 
     Members
     -------
@@ -45,10 +47,10 @@ class LoadMeter(wiring.Component):
     LOAD_LATENCY = 2
     INTERVAL = 1
 
-    def __init__(self, *, depth: int, most: int):
+    def __init__(self, *, depth: int, most: int, reads: bool = False):
         if depth < 4 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: powers of two from 4 on")
-        self.depth, self.most = depth, most
+        self.depth, self.most, self.reads = depth, most, reads
         super().__init__(
             {
                 "taken_req": In(stream.Signature(MESSAGES["M2SReq"], always_ready=True)),
@@ -66,10 +68,16 @@ class LoadMeter(wiring.Component):
         waiting = Signal(range(self.most + 1))
         asked, told = Signal(range(3)), Signal(range(3))
         one_way = self.taken_req.p.opcode == M2SReq.MEM_SPEC_RD
-        m.d.comb += [
-            asked.eq((self.taken_req.valid & ~one_way) + self.taken_rwd),
-            told.eq((self.o_drs.valid & self.o_drs.ready) + (self.o_ndr.valid & self.o_ndr.ready)),
-        ]
+        opcode = self.taken_req.p.opcode
+        data = (opcode == M2SReq.MEM_RD) | (opcode == M2SReq.MEM_RD_DATA)
+        served, done = self.o_drs.valid & self.o_drs.ready, self.o_ndr.valid & self.o_ndr.ready
+        if self.reads:
+            m.d.comb += [asked.eq(self.taken_req.valid & data), told.eq(served)]
+        else:
+            m.d.comb += [
+                asked.eq((self.taken_req.valid & ~one_way) + self.taken_rwd),
+                told.eq(served + done),
+            ]
         m.d.sync += [
             waiting.eq(waiting + asked - told),
             Assert(waiting + asked >= told, "an answer to no request"),

@@ -9,6 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.address import AddressMap
+from kelp_spec.coherence import MetaField
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
@@ -241,6 +242,13 @@ class MediaPort(wiring.Component):
                     )
                 ),
             ]
+            if self.config.coherence:
+                # Nothing is held by these, and nothing changes of what the host holds.
+                no_op = MetaField.NO_OP
+                m.d.comb += [
+                    self.o_req.p.meta_field.eq(no_op),
+                    self.o_rwd.p.meta_field.eq(no_op),
+                ]
         for i, o in ((self.i_drs, self.o_drs), (self.i_ndr, self.o_ndr)):
             m.d.comb += [
                 o.valid.eq(i.valid & ~own),

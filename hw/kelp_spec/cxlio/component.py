@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 CM = 0x1000  #: where the CXL.cachemem registers begin
-RAS, HDM = CM + 0x80, CM + 0x110
+RAS, HDM, BI = CM + 0x80, CM + 0x110, CM + 0x1C0
 HEADER_WORDS = 16  #: of 32 bits in the header log
 RW, W1C, DEVICE = Access.RW, Access.W1C, Access.DEVICE
 
@@ -54,19 +54,33 @@ class Correctable(IntEnum):
     PHYSICAL = 6
 
 
+_HOST_ONLY = ("must be 1: HDM-H", "1: HDM-H; 0: HDM-DB")
+_BACK_INVALIDATE = ("must be 0", "must be 1 for HDM-DB, 0 for HDM-H")
+
+
 def component_registers(c: CxlIoConfig) -> Block:
     registers = [
-        constant("cm_header", CM, 4, 1 | 1 << 16 | 1 << 20 | 2 << 24, "two capabilities"),
+        constant("cm_header", CM, 4, 1 | 1 << 16 | 1 << 20 | (2 + c.coherent) << 24, "how many"),
         constant("cm_ras", CM + 4, 4, 2 | 2 << 16 | (RAS - CM) << 20, "RAS, version 2"),
         constant("cm_hdm", CM + 8, 4, 5 | 1 << 16 | (HDM - CM) << 20, "HDM decoders, version 1"),
         *_ras(),
         *_hdm(c),
+        *(_back_invalidate() if c.coherent else ()),
     ]
     return Block("component", 1 << 16, registers)
 
 
 def _bits(enum, access: Access, reset: int = 0) -> tuple[Field, ...]:
     return tuple(Field(e.name.lower(), e, 1, access, reset) for e in enum)
+
+
+def _back_invalidate():
+    """The BI decoder of an endpoint, version 1, as QEMU's: nothing to commit."""
+    yield constant("cm_bi", CM + 0xC, 4, 12 | 1 << 16 | (BI - CM) << 20, "BI decoder, version 1")
+    yield constant("bi_capability", BI, 4, 0, "no explicit commit")
+    enable = (Field("enable", 1, 1, RW, doc="BISnp may leave; without it no line is granted"),)
+    yield Register("bi_control", BI + 4, 4, enable, "control")
+    yield constant("bi_status", BI + 8, 4, 0, "status of a commit: there is none")
 
 
 def _ras():
@@ -85,7 +99,8 @@ def _ras():
 
 
 def _hdm(c: CxlIoConfig):
-    capability = (0 if c.decoders == 1 else c.decoders // 2) | 3 << 8
+    models = 0b11 << 21 if c.coherent else 0  # device-coherent and host-only
+    capability = (0 if c.decoders == 1 else c.decoders // 2) | 3 << 8 | models
     yield constant("hdm_capability", HDM, 4, capability, "decoders; interleave at 256 B … 16 KiB")
     enable = (
         Field("poison", 0, 1, RW, doc="no effect: capability bit 10 is 0"),
@@ -93,10 +108,10 @@ def _hdm(c: CxlIoConfig):
     )
     yield Register("hdm_control", HDM + 4, 4, enable, "global control")
     for i in range(c.decoders):
-        yield from _decoder(i, HDM + 0x10 + 0x20 * i)
+        yield from _decoder(i, HDM + 0x10 + 0x20 * i, c.coherent)
 
 
-def _decoder(i: int, at: int):
+def _decoder(i: int, at: int, coherent: bool):
     p, locked, held = f"decoder{i}_", f"decoder{i}_locked", f"decoder{i}_held"
     low, high = (Field("value", 28, 4, RW),), (Field("value", 0, 32, RW),)
     yield Register(p + "base", at, 4, low, "multiple of 256 MiB", held)
@@ -114,8 +129,8 @@ def _decoder(i: int, at: int):
             Field("commit", 9, 1, RW, lock=locked),
             Field("committed", 10, 1, DEVICE),
             Field("error", 11, 1, DEVICE, doc="the last commit was refused"),
-            Field("host_only", 12, 1, RW, doc="must be 1: HDM-H"),
-            Field("back_invalidate", 13, 1, RW, doc="must be 0"),
+            Field("host_only", 12, 1, RW, doc=_HOST_ONLY[coherent]),
+            Field("back_invalidate", 13, 1, RW, doc=_BACK_INVALIDATE[coherent]),
             Field("uio", 14, 1, RW, doc="must be 0"),
         ),
         "control",

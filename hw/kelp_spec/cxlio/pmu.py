@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
+from ..messages import S2MDRS, S2MNDR, M2SBIRsp, M2SReq, M2SRwD, S2MBISnp
 from ..metadata import PrefetchSource
 from .config import CXL_VENDOR, CxlIoConfig
 from .fields import Access, Block, Field, Register, constant
 
 __all__ = [
+    "BI_GROUPS",
     "COUNTER_BITS",
     "EVENT_BITS",
     "GROUPS",
@@ -30,6 +31,8 @@ FIXED, CONFIGURABLE = 1, 2
 _REQUESTS, _WRITES, _RESPONSES, _DATA = 0x20, 0x21, 0x24, 0x25
 #: Of messages on M2S Req, M2S RwD, S2M NDR, S2M DRS.
 GROUPS = (_REQUESTS, _WRITES, _RESPONSES, _DATA)
+#: With HDM-DB: of messages on M2S BIRsp, S2M BISnp.
+BI_GROUPS = (0x22, 0x23)
 RW = Access.RW
 
 
@@ -85,6 +88,8 @@ def pmu_map(c: CxlIoConfig) -> PmuMap:
         M2SReq.MEM_INV_NT,
         M2SReq.MEM_CLN_EVCT,
     )
+    answers = (M2SBIRsp.I, S2MBISnp.INV)
+    snoops = tuple(zip(BI_GROUPS, answers, strict=True)) if c.coherent else ()
     vendor = (v.HIT, v.MISS, v.EVICTION, v.PREFETCH_USEFUL, v.PREFETCH_LATE)
     return PmuMap(
         (
@@ -93,6 +98,7 @@ def pmu_map(c: CxlIoConfig) -> PmuMap:
             (CXL_VENDOR, _RESPONSES, _bits(S2MNDR.CMP)),
             (CXL_VENDOR, _DATA, _bits(S2MDRS.MEM_DATA, S2MDRS.MEM_DATA_NXM)),
             (c.vendor, v.GROUP, _bits(*vendor)),
+            *((CXL_VENDOR, group, _bits(event)) for group, event in snoops),
         ),
         (
             None,
@@ -102,6 +108,7 @@ def pmu_map(c: CxlIoConfig) -> PmuMap:
             (2, S2MNDR.CMP),
             (3, S2MDRS.MEM_DATA),
             *((4, event) for event in vendor),
+            *((5 + i, event) for i, (_, event) in enumerate(snoops)),
         ),
     )
 

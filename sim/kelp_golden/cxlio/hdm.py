@@ -62,9 +62,11 @@ class HdmDecoders:
         base_before, dpa_before = self.ends[i - 1] if i else (0, 0)
         if [bool(w) for w in self.windows] != [j < i for j in range(self.config.decoders)]:
             return None
-        if control("ways") > 3 or control("granularity") > 6:
+        coherent = self.config.coherent
+        if control("ways") > (0 if coherent else 3) or control("granularity") > 6:
             return None
-        if not control("host_only") or control("back_invalidate") or control("uio"):
+        host_only, snooped = bool(control("host_only")), bool(control("back_invalidate"))
+        if control("uio") or host_only == snooped or (snooped and not coherent):
             return None
         ways = 1 << control("ways")
         dpa = dpa_before + skip

@@ -34,7 +34,7 @@ class Host:
         self.golden.interrupt = lambda vector: self.told.append(1 << vector)
         self.golden.set_now = lambda value: setattr(self, "time", value)
         self.golden.now = lambda: self.time
-        self.code, self.stalls = 0, False
+        self.code, self.stalls, self.standing = 0, False, None
         #: Of the data path: vendor features.
         self.registers = dict(enumerate(self.golden.knobs))
 
@@ -56,7 +56,12 @@ class Host:
                     ctx.set(dut.answers.valid, 1)
                     ctx.set(dut.answers.p.tag, tag)
                     ctx.set(dut.answers.p.code, code)
-            if ctx.get(dut.requests.valid) and not self.stalls:
+            offer = (
+                ctx.get(dut.requests.payload.as_value()) if ctx.get(dut.requests.valid) else None
+            )
+            assert self.standing in (None, offer), "an offer does not stand"
+            self.standing = offer if self.stalls else None
+            if offer is not None and not self.stalls:
                 p = dut.requests.p
                 kind, line = ctx.get(p.kind), ctx.get(p.line)
                 data = ctx.get(p.data) if kind == 2 else 0

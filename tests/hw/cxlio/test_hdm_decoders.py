@@ -4,6 +4,7 @@
 
 import random
 
+import pytest
 from simulation import simulate
 from timing import changes
 
@@ -16,10 +17,12 @@ from kelp_spec.cxlio.config import named_cxlio
 CONFIG = named_cxlio("full").replace(name="large", capacity=16, decoders=4)
 
 
-def test_random_commits():
+@pytest.mark.parametrize("coherent", [False, True])
+def test_random_commits(coherent):
+    config = CONFIG.replace(coherent=coherent)
     rng, seen = random.Random(1), {"committed": 0, "error": 0, "uncommitted": 0}
-    registers = Registers(component_registers(CONFIG))
-    golden, dut = Golden(CONFIG, registers), HdmDecoders(config=CONFIG)
+    registers = Registers(component_registers(config))
+    golden, dut = Golden(config, registers), HdmDecoders(config=config)
     values = registers.values
 
     async def bench(ctx):
@@ -34,8 +37,9 @@ def test_random_commits():
                     values[p + what], values[p + what + "_high"] = unit & 15, unit >> 4
                 values[p + "control_ways"] = rng.choice((0, 0, 0, 1, 2, 3, 4, 8))
                 values[p + "control_granularity"] = rng.choice((0, 1, 6, 6, 7))
-                values[p + "control_host_only"] = rng.random() < 0.95
-                values[p + "control_back_invalidate"] = rng.random() < 0.05
+                snooped = coherent and rng.random() < 0.5
+                values[p + "control_host_only"] = (rng.random() < 0.95) != snooped
+                values[p + "control_back_invalidate"] = (rng.random() < 0.05) != snooped
                 values[p + "control_uio"] = rng.random() < 0.05
             if not golden.locked(i):
                 values[p + "control_commit"] = not held or rng.random() < 0.5

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The coherent endpoint behind CXL.io, between a host that caches and a memory: a decoder is
+committed device-coherent, nothing is granted before back-invalidate is on, snoops carry the host's
+addresses, and what was dirty comes home."""
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from kelp_hw.layouts import MESSAGES
+from kelp_rtl.build.packing import Packing
+from kelp_spec.address import KvAddress
+from kelp_spec.coherence import MetaField, MetaValue, SnpType
+from kelp_spec.cxlio.commands import Opcode, knob_uuid
+from kelp_spec.cxlio.component import BI
+from kelp_spec.cxlio.pmu import pmu_map
+from kelp_spec.messages import S2MNDR, M2SBIRsp, M2SReq, M2SRwD, S2MBISnp
+
+from ..harness.runner import record
+from .device_bench import BASE, LIMIT
+from .device_bench import TB as DeviceTB
+
+
+class TB(DeviceTB):
+    """`held`: host line → the data that the host has of it, newer than the device's."""
+
+    def __init__(self, dut):
+        super().__init__(dut)
+        self.ndr = Packing(MESSAGES["S2MNDR"])
+        self.snoop, self.answer_ = Packing(MESSAGES["S2MBISnp"]), Packing(MESSAGES["M2SBIRsp"])
+        self.data, self.completions, self.held, self.snooped = {}, {}, {}, []
+
+    async def start(self):
+        self.dut.bi_timeout.value, self.dut.bi_id.value = 0, 5
+        await super().start()
+        self.dut.s2m_bisnp__ready.value = 0
+        for each in (self._collect_data, self._collect_completions, self._give_back):
+            cocotb.start_soon(each())
+
+    async def _collect_data(self):
+        while True:
+            answer = self.drs.unpack(await self._take("s2m_drs"))
+            self.data[answer["tag"]] = answer
+
+    async def _collect_completions(self):
+        while True:
+            answer = self.ndr.unpack(await self._take("s2m_ndr"))
+            self.completions[answer["tag"]] = answer["opcode"]
+
+    async def _give_back(self):
+        while True:
+            snoop = self.snoop.unpack(await self._take("s2m_bisnp"))
+            assert snoop["opcode"] == S2MBISnp.INV and snoop["bi_id"] == 5
+            address = snoop["address"] << 6
+            assert address in self.held, f"{address:#x} is not held"
+            self.snooped.append(address)
+            await self._store(address, self.held.pop(address), MetaField.META0)
+            await self._offer(
+                "m2s_birsp", self.answer_.pack(opcode=M2SBIRsp.I, bi_tag=snoop["bi_tag"], bi_id=5)
+            )
+
+    async def _until(self, where, tag):
+        started = self.cycles
+        while tag not in where:
+            await RisingEdge(self.dut.clk)
+            assert self.cycles - started < LIMIT, "no answer"
+        return where.pop(tag)
+
+    async def load(self, address, *, own=False):
+        """As the device has it now; with `own` the host is to hold it: (data, what was granted)."""
+        self.tag += 1
+        tag = self.tag
+        meta = MetaField.META0 if own else MetaField.NO_OP
+        snp = SnpType.INV if own else SnpType.NO_OP
+        value = MetaValue.ANY if own else 0
+        fields = {"meta_field": meta, "meta_value": value, "snp_type": snp}
+        await self._offer(
+            "m2s_req",
+            self.req.pack(opcode=M2SReq.MEM_RD, tag=tag, address=address >> 6, **fields),
+        )
+        answer = await self._until(self.data, tag)
+        found = "nxm" if answer["opcode"] else answer["data"].to_bytes(64, "little")
+        if answer["poison"]:
+            found = "poison"
+        return (found, await self._until(self.completions, tag)) if own else found
+
+    async def store(self, address, data, enable=(1 << 64) - 1, poison=0):
+        await self._store(address, data, MetaField.NO_OP, enable, poison)
+
+    async def _store(self, address, data, meta, enable=(1 << 64) - 1, poison=0):
+        self.tag += 1
+        tag = self.tag
+        whole = enable == (1 << 64) - 1
+        message = self.rwd.pack(
+            opcode=M2SRwD.MEM_WR if whole else M2SRwD.MEM_WR_PTL,
+            tag=tag,
+            meta_field=meta,
+            meta_value=MetaValue.INVALID,
+            address=address >> 6,
+            byte_enable=enable,
+            poison=poison,
+            data=int.from_bytes(data, "little"),
+        )
+        await self._offer("m2s_rwd", message)
+        assert await self._until(self.completions, tag) == S2MNDR.CMP
+
+    async def commit(self, control):
+        """Of decoder 0 at BASE; whether it is committed."""
+        await self.write("component", 0x1130, 4, 0)
+        for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, control)):
+            await self.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
+        await self.idle(10)
+        return (await self.read("component", 0x1130, 4))[0] >> 10 & 3
+
+
+COMMIT, HOST_ONLY, BACK_INVALIDATE, TWO_WAYS = 1 << 9, 1 << 12, 1 << 13, 1 << 4
+
+
+@cocotb.test(timeout_time=30, timeout_unit="ms")
+async def whole_device(dut):
+    tb = TB(dut)
+    await tb.start()
+    await tb.boot()
+    await tb.write("configuration", 4, 2, 6)
+    # The capability says that it is there; a decoder is one model or the other.
+    assert (await tb.read("component", 0x1000, 4))[0] >> 24 == 3
+    assert (await tb.read("component", 0x100C, 4))[0] & 0xFFFF == 12
+    await tb.write("component", 0x1114, 4, 2)
+    for refused in (0, HOST_ONLY | BACK_INVALIDATE, BACK_INVALIDATE | TWO_WAYS):
+        assert await tb.commit(COMMIT | refused) == 2, hex(refused)
+    assert await tb.commit(COMMIT | HOST_ONLY) == 1
+    assert await tb.commit(COMMIT | BACK_INVALIDATE) == 1
+    await tb.open_session()
+    for i in range(len(pmu_map(tb.config).counters)):
+        config, _ = await tb.read("pmu", 0x200 + 8 * i, 8)
+        await tb.write("pmu", 0x200 + 8 * i, 8, config | 1 << 8)
+    await tb.write("pmu", 0x18, 8, 0)
+    encode = tb.addresses.encode
+    places = [BASE + encode(KvAddress(0, 0, page, kv, 0)) for page in range(8) for kv in (0, 1)]
+    written = {at: bytes(b & 0x3F for b in tb.rng.randbytes(64)) for at in places}
+    for at, data in written.items():
+        await tb.store(at, data)
+    # Nothing is granted before the host says that snoops may come.
+    assert await tb.load(places[0], own=True) == (written[places[0]], S2MNDR.CMP)
+    await tb.write("component", BI + 4, 4, 2)
+    # More sectors than the directory has; each line is changed where the host holds it.
+    for at in places:
+        seen = await tb.load(at, own=True)
+        assert seen == (written[at], S2MNDR.CMP_E), hex(at)
+        written[at] = tb.held[at] = bytes(b ^ 1 for b in written[at])
+    assert len(tb.snooped) >= len(places) - 8, "more is held than the directory has room for"
+    for at in tb.snooped:
+        assert await tb.load(at) == written[at], "what was dirty is not home"
+    # The rest is called back when its page is read for another owner, and at the end.
+    counters = pmu_map(tb.config).counters
+    snoops = (await tb.read("pmu", 0xC00 + 8 * counters.index((6, S2MBISnp.INV)), 8))[0]
+    answers = (await tb.read("pmu", 0xC00 + 8 * counters.index((5, M2SBIRsp.I)), 8))[0]
+    assert snoops == answers == len(tb.snooped)
+    # Features go through the same channels and hold nothing.
+    head = knob_uuid(0) + bytes(6) + bytes([1]) + bytes(9)
+    assert (await tb.command(Opcode.SET_FEATURE, head + (6).to_bytes(4, "little")))[0] == 0
+    assert await tb.read_register("high_water") == 6
+    assert (await tb.command(Opcode.INJECT_POISON, bytes(8)))[0] == 3
+    record(cycles=tb.cycles, snooped=len(tb.snooped))
