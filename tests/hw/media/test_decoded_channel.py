@@ -4,11 +4,13 @@
 
 import random
 
+import pytest
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
 from kelp_hw.layouts import MESSAGES
 from kelp_hw.media.decoded_channel import DecodedChannel
+from kelp_spec.coherence import MetaField, MetaValue
 from kelp_spec.cxlio.config import named_cxlio
 
 CONFIG = named_cxlio("joined")
@@ -41,6 +43,25 @@ def test_messages_keep_their_order_and_all_but_the_address():
         wanted = offset if 0 <= offset < UNIT_LINES else NOWHERE
         assert (made["tag"], made["data"]) == (told["tag"], told["data"])
         assert made["address"] == wanted
+
+
+@pytest.mark.parametrize("enabled", [0, 1])
+def test_nothing_is_asked_for_that_must_not_be_granted(enabled):
+    """Before the host lets snoops come, no message asks to hold a line."""
+    config = CONFIG.replace(coherent=True)
+    dut = DecodedChannel(config=config, message=MESSAGES["M2SReq"])
+    given = [
+        {"opcode": 1, "tag": i, "meta_field": i % 4, "meta_value": i // 4 % 4, "snp_type": i % 4}
+        for i in range(16)
+    ]
+    held = {"decoding": {"mem_enable": 1}, "back_invalidate": enabled}
+    ends = Ends(sends={"i": given}, takes=("o",), take=0.5, held=held)
+    seen = [t.item for t in pump(dut, ends, cycles=120)["o"]]
+    for told, made in zip(given, seen, strict=True):
+        asks = told["meta_field"], told["meta_value"]
+        shown_ = made["meta_field"], made["meta_value"]
+        assert shown_ == (asks if enabled else (MetaField.NO_OP, MetaValue.INVALID))
+        assert made["snp_type"] == told["snp_type"]
 
 
 def test_latency_and_interval():

@@ -57,6 +57,37 @@ def test_the_load_follows_what_waits_and_an_answer_keeps_its_own():
     assert seen == set(DevLoad)
 
 
+def test_of_reads_alone_their_data_answers():
+    """With `reads` completions and what has no data neither add nor take away."""
+    dut = LoadMeter(depth=DEPTH, most=64, reads=True)
+
+    async def bench(ctx):
+        ctx.set(dut.o_drs.ready, 1)
+        ctx.set(dut.o_ndr.ready, 1)
+        ctx.set(dut.taken_rwd, 1)
+        for opcode in (M2SReq.MEM_INV, M2SReq.MEM_CLN_EVCT, M2SReq.MEM_SPEC_RD):
+            ctx.set(dut.taken_req.valid, 1)
+            ctx.set(dut.taken_req.p.opcode, opcode)
+            ctx.set(dut.i_ndr.valid, 1)
+            for _ in range(DEPTH):
+                await ctx.tick()
+            assert ctx.get(dut.load) == DevLoad.LIGHT
+        ctx.set(dut.taken_req.p.opcode, M2SReq.MEM_RD_DATA)
+        for _ in range(DEPTH):
+            await ctx.tick()
+        ctx.set(dut.taken_req.valid, 0)
+        await ctx.tick()
+        assert ctx.get(dut.load) == DevLoad.SEVERE
+        ctx.set(dut.i_drs.valid, 1)
+        for _ in range(DEPTH):
+            await ctx.tick()
+        ctx.set(dut.i_drs.valid, 0)
+        await ctx.tick()
+        assert ctx.get(dut.load) == DevLoad.LIGHT
+
+    simulate(dut, bench)
+
+
 def test_an_answer_to_no_request_is_an_assertion():
     async def bench(ctx):
         ctx.set(dut.i_drs.valid, 1)
