@@ -31,7 +31,11 @@ _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 ARGUMENTS = {
     **dict.fromkeys(("Age", "EmaStep", "Frequency", "Throttle", "TotalCounters"), {}),
     **dict.fromkeys(
-        ("CommandEngine", "CxlIo", "HdmDecode", "HdmDecoders", "Mailbox", "RasLog"), {"config": IO}
+        (
+            *("CommandEngine", "CxlIo", "HdmDecode", "HdmDecoders", "Mailbox", "RasLog"),
+            "SnoopAddress",
+        ),
+        {"config": IO},
     ),
     **dict.fromkeys(("Doe", "RegisterPort"), {}),
     "ByteMemory": {"depth": 2, "words": 1, "protect": True},
