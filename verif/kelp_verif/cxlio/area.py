@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from kelp_fpga.flow.cells import cells_of
 from kelp_hw.cxlio.chmu import Chmu
 from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_hw.cxlio.cxl_io import CxlIo
@@ -23,8 +24,6 @@ from kelp_hw.media.monitor_events import MonitorEvents
 from kelp_hw.media.ras_errors import RasErrors
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import cxlio_of
-
-from ..coherence.area import cells_of
 
 __all__ = ["BLOCKS", "main"]
 
