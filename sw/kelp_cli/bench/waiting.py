@@ -12,13 +12,13 @@ _RESIDENCY = 0.25
 _POLICIES = ("lru", "kelp", "belady")
 
 
-def waiting_rows(recording: Path | None = None, accesses: int = 20_000) -> Iterator:
+def waiting_rows(recording: Path | None = None, accesses: int = 2_000) -> Iterator:
     """Of the whole recording, by the model, policies over one pool; then of the demo's part on the
     RTL's clock, under `kelp`."""
     from kelp_sim.lab.cells import Cell, row
     from kelp_verif.measure.rows import Row
 
-    from ..demo import FIRST_STEP, FORMATS, RECORDING
+    from ..demo import FIRST_STEP, FORMATS, LAYERS, RECORDING
     from ..output import progress_bar
     from ..replay.choices import Choices
     from ..replay.engines import resident, run_rtl
@@ -36,6 +36,7 @@ def waiting_rows(recording: Path | None = None, accesses: int = 20_000) -> Itera
         residency=_RESIDENCY,
         accesses=accesses,
         first_step=FIRST_STEP,
+        layers=LAYERS,
         formats=FORMATS,
         policy="kelp",
     ).plan()
