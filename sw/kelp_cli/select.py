@@ -63,6 +63,9 @@ def select(
     most: Annotated[
         int, typer.Option(min=0, help="Pages chosen at most, beside the first and the newest.")
     ] = 16,
+    page_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a page; of TRACE always 16.")
+    ] = 16,
     residency: Annotated[
         str, typer.Option(help="Of TRACE: shares of the pages that are resident.")
     ] = "0.125,0.25,0.5",
@@ -127,8 +130,11 @@ def select(
         loaded, documents = study.documents(model, texts, tokens)
     except (llama.ModelError, TokenizerError, ValueError) as error:
         raise UserError(str(error)) from None
-    ideal = readers.Ideal(most=most)
-    each = [ideal, *(readers.Device(quota=quota, most=most) for quota in chosen)]
+    ideal = readers.Ideal(most=most, page_tokens=page_tokens)
+    each = [
+        ideal,
+        *(readers.Device(quota=quota, most=most, page_tokens=page_tokens) for quota in chosen),
+    ]
     rows = []
     with progress_bar() as bar:
         task = bar.add_task("", total=len(documents) * len(each))

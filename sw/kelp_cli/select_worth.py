@@ -139,17 +139,18 @@ def _show(rows: list[dict], what: str) -> None:
         title=f"A choice near memory with little memory, {what}",
         title_justify="left",
         title_style="bold",
-        caption="here: resident; time 0, 100 µs: of a token, without compute and with 100 µs a "
-        + "layer, over\nplain reads of the ideal reader's pages, everything resident; layers, "
-        + "tokens: that wait;\nchoice: its loss of perplexity; loss, worst: what little memory "
-        + "adds, of all documents and of\none; flash: reads over pooled LRU's of the ideal's "
-        + "pages; link: bytes over the pages'",
+        caption="here: resident; 0, 100 µs: token time without compute and with so much a layer, "
+        + "over\nplain reads of the ideal reader's pages with everything resident; layers, "
+        + "tokens:\nthat wait; choice: its loss of perplexity; loss, worst: what little memory "
+        + "adds, of\nall documents and of one; flash: reads over pooled LRU's of the ideal's "
+        + "pages;\nlink: bytes over the pages'",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for heading in (
-        *("reader", "here", "time 0", "100 µs", "layers", "tokens"),
+        *("reader", "here", "0", "100 µs", "layers", "tokens"),
         *("choice", "loss", "worst", "flash", "link"),
     ):
         left = heading == "reader"
