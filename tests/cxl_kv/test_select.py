@@ -108,6 +108,17 @@ def test_slots_are_given_back():
             session.gather(first)
 
 
+def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
+    for url in (GOLDEN, f"dax:{tmp_path}/kv?config=unit_select&create=1"):
+        device, session, _, _ = filled(url)
+        with device:
+            q = queries(np.random.default_rng(6))
+            first = session.select(0, q, tokens=TOKENS)
+            guess = session.select(1, q, tokens=TOKENS, speculative=True)
+            assert guess.page_count == 0 and guess.absent == HEADS * [0]
+            session.gather(first)
+
+
 def test_behind_a_server(tmp_path):
     """Two tenants: each chooses among its own pages, and answers are those of one alone."""
     q = queries(np.random.default_rng(9))

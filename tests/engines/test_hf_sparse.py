@@ -21,7 +21,9 @@ from cxl_kv.connectors import hf_sparse
 from cxl_kv.connectors.hf import EndpointCache
 from cxl_kv.connectors.hf_sparse import Sparse, use_sparse
 from cxl_kv.errors import UnsupportedError
+from cxl_kv.serving.server import Server
 from cxl_kv.session import Session
+from cxl_kv.url import make_core
 
 torch.set_num_threads(1)  # these models are too small to gain by more
 
@@ -96,6 +98,30 @@ def test_where_every_page_is_chosen_the_logits_are_those_of_a_dense_cache(
             report = cache.report()
     assert (found - wanted).abs().max() < 0.01 * wanted.abs().max()
     assert ("dense" in report) == ("window" in name)
+
+
+def test_behind_a_server(tmp_path):
+    """The very tokens that the device gives by itself."""
+    model = model_of("llama")
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(pages=2)) as cache:
+            wanted = generated(model, cache, 20)
+    with Server(make_core(DEVICE)) as server:
+        with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+            with EndpointCache(device, model.config, sparse=Sparse(pages=2)) as cache:
+                assert (generated(model, cache, 20) == wanted).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)  # builds the model
+def test_on_the_rtl():
+    """The very tokens of the golden device."""
+    model, found = model_of("llama"), []
+    for url in ("golden:unit_select", "rtl:unit_select"):
+        with cxl_kv.open(url) as device:
+            with EndpointCache(device, model.config, sparse=Sparse(pages=2)) as cache:
+                found.append(generated(model, cache, 8))
+    assert (found[0] == found[1]).all()
 
 
 def test_layers_that_ask_for_it_are_dense():

@@ -20,6 +20,24 @@ def test_storm(weather):
     assert storm.seen["data"] > 500 and storm.seen["poison"]
 
 
+@pytest.mark.parametrize("weather", ["fair", "foul"])
+def test_storm_among_choices(weather):
+    """SELECT and GATHER among everything else."""
+    storm = Storm(named("unit_select"), 1, WEATHERS[weather]).run(chapters=2, count=500)
+    assert not storm.silent, storm.silent[:3]
+    assert storm.seen["selects"] > 4 and storm.seen["gather_nxm"]
+    assert storm.seen["held"] or weather == "foul"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("weather", WEATHERS)
+def test_storms_among_choices(weather):
+    for seed in range(100, 110):
+        storm = Storm(named("unit_select"), seed, WEATHERS[weather]).run()
+        assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("weather", WEATHERS)
