@@ -23,11 +23,14 @@ def run(formats, seed, count=4):
     s.write(*s.addresses(PAGES))
     rng, held = np.random.default_rng(seed), 0
     for n in range(count):
+        queue, addresses = int(rng.integers(4)), s.addresses(PAGES)
+        if n % 2:  # keys of the very pages
+            addresses = [s.address(queue, p, 0, line) for p in range(PAGES) for line in range(4)]
         held += s.select(
             int(rng.integers(100, 500)),
             int(rng.integers(3, PAGES + 1)),
-            s.addresses(PAGES),
-            queue=int(rng.integers(4)),
+            addresses,
+            queue=queue,
             layer=n // 3,
             most=int(rng.integers(5)),
             target=int(rng.choice([1 << 15, 1 << 17])),
@@ -44,8 +47,9 @@ def run(formats, seed, count=4):
     "formats", [(Format.RAW16, Format.RAW16), (Format.INT8, Format.INT4)], ids=str
 )
 def test_every_op_of_a_choice_is_the_golden_models(formats):
-    s, held = run(formats, 21, 8)
+    s, held = run(formats, 21, 12)
     assert held and s.gathered and s.audit.victims and s.choice.choices > 200
+    print("ops of choices", s.choice.choices, "written while asked for", s.choice.raced)
     assert s.choice.raced
 
 

@@ -20,6 +20,8 @@ __all__ = ["AuditedSelect"]
 class AuditedSelect(AuditedShadow):
     """:class:`AuditedShadow` of a configuration with `select`; one SELECT at a time."""
 
+    choice: SelectAudit | None = None  # until the session is open
+
     def open(self) -> None:
         super().open()
         self.region = SelectRegion(self.audit.endpoint, apply=self._never)
@@ -31,7 +33,8 @@ class AuditedSelect(AuditedShadow):
         raise AssertionError(f"the golden model decides {op} by itself")
 
     def decided(self, record) -> None:
-        self.choice.op(record.op, Decided(record.outcome, self.audit.endpoint.version))
+        if self.choice:
+            self.choice.op(record.op, Decided(record.outcome, self.audit.endpoint.version))
 
     def select(self, count: int, pages: int, addresses: list[int], **fields) -> int:
         """A SELECT of random queries among `count` random requests to `addresses`, and its answer;
