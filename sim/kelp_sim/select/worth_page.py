@@ -151,6 +151,11 @@ def _bars(panel, entries, key, form, *, log=False) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     if log:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        values = [e[key] for e in entries]
+        if max(values) < 10 * min(values):  # no decade is between them
+            panel.yaxis.set_minor_formatter("{x:g}")
+            panel.tick_params(axis="y", which="minor", labelsize=7)
     panel.margins(y=0.12)
 
 
@@ -204,6 +209,8 @@ def _loss(rows):
         panel.set_yticks(range(len(documents)), documents, fontsize=8)
         panel.set_ylim(-0.6, len(documents) - 0.4)
         panel.set_xscale("symlog", linthresh=1)
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.margins(x=0.12)
         panel.set_xlabel("perplexity over the ideal reader's, %")
         panel.set_title(f"{share:.1%} resident", loc="left", fontsize=11)
         panel.spines[["top", "right"]].set_visible(False)
