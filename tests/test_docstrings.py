@@ -54,6 +54,9 @@ ARGUMENTS = {
         ("CoherentFront", "Directory", "Grants", "RequestWindow", "SnoopEngine"),
         {"config": UNIT, "sizes": SIZES["unit"]},
     ),
+    **dict.fromkeys(
+        ("CoherentHostPort", "LostLines", "PageRecall"), {"config": named("unit_coherent")}
+    ),
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},

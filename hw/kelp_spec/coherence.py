@@ -114,9 +114,14 @@ class Coherence:
             raise ConfigError(f"coherence: eager = {self.eager!r} is refused; legal: True, False")
 
     @property
+    def sectors(self) -> int:
+        """Entries of the directory: so many pages, at most, have lines that the host may hold."""
+        return self.sets * self.ways
+
+    @property
     def lines(self) -> int:
         """Host lines that the directory can hold."""
-        return self.sets * self.ways * self.sector
+        return self.sectors * self.sector
 
     @property
     def set_bits(self) -> int:
@@ -192,5 +197,11 @@ def sizes_of(config: Config) -> Coherence:
     if sizes is None:
         raise ConfigError(
             f"configuration {config.name!r}: coherence has no sizes; known: {', '.join(SIZES)}"
+        )
+    # Else the host could hold lines of every page of a pool, and none could leave.
+    if min(config.frames) <= sizes.sectors:
+        raise ConfigError(
+            f"configuration {config.name!r}: frames = {config.frames!r} is refused with coherence; "
+            + f"legal: in each pool more than the directory's {sizes.sectors} sectors"
         )
     return replace(sizes, eager=False)

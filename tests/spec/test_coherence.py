@@ -7,7 +7,7 @@ import re
 import pytest
 from paths import DOCS
 
-from kelp_spec.coherence import SIZES, Coherence
+from kelp_spec.coherence import SIZES, Coherence, sizes_of
 from kelp_spec.config import NAMED, ConfigError, named
 
 
@@ -43,6 +43,21 @@ def test_the_table_of_sizes_is_what_the_sizes_come_to():
 def test_bad_sizes_are_refused(change, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         Coherence(**change)
+
+
+def test_a_pool_that_the_host_could_hold_whole_is_refused():
+    unit = named("unit_coherent")
+    assert sizes_of(unit.with_(frames=(16, 12, 9, 12))).sectors == 8
+    with pytest.raises(
+        ConfigError,
+        match=re.escape(
+            "configuration 'unit_coherent': frames = (16, 12, 8, 12) is refused with coherence; "
+            + "legal: in each pool more than the directory's 8 sectors"
+        ),
+    ):
+        sizes_of(unit.with_(frames=(16, 12, 8, 12)))
+    large = [name for name, config in NAMED.items() if min(config.frames) > SIZES[name].sectors]
+    assert set(NAMED) - set(large) == {"unit", "64x64", "640x8192"}
 
 
 def test_sizes_that_do_not_fit_the_configuration_are_refused():
