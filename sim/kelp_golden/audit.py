@@ -202,6 +202,8 @@ class Audit:
             fault=fault,
             descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None,
         )
+        if kind == Op.CLOSE and endpoint.tracker.sessions[op.session].closing:
+            self._sweeps.closing(op.session)
         if endpoint.kelp.refresh is not None:
             self._sweeps.left(endpoint.kelp.refresh)
             endpoint.kelp.refresh = None

@@ -19,8 +19,8 @@ class ChoiceAudit:
     so after some commit between the CLAIM that ended the choice before and the op that is judged.
     The rule is exact where nothing changed meanwhile; else each of these states is lawful.
 
-    A pool with a queue of policy `kelp` at its root or asking is not judged here: its choices
-    follow offers (`OfferAudit`).
+    A pool with a queue of policy `kelp` is not judged here: its choices follow offers
+    (`OfferAudit`).
     """
 
     def __init__(self, config: Config, queues: QueueState):

@@ -66,6 +66,7 @@ class SweepAudit:
         # the choice under way has swept or claimed; it has swept
         self.searching = self.swept = False
         self.outdated = False  # the list was stale when the last choice ended
+        self.outlived = False  # its session has been closing since it was made
         queues.on_change = self._changed
 
     def _changed(self, squeue: int, page: int, moved: bool) -> None:
@@ -99,11 +100,16 @@ class SweepAudit:
             self.pages, self.found, self.passed_over = [], [], set()
             self.to_scan = {p for p in self.queues.listed[squeue] if (squeue, p) not in self.fresh}
             self.searching = self.swept = True
+            self.outlived = bool(self.sessions[squeue // self.config.queues].closing)
         else:
             self.offers.scanned()
         self.fresh.clear()
         self.to_scan.discard(page)
         return wrong or self._scanned(squeue, page, state, last_step, pinned, score, step)
+
+    def closing(self, session: int) -> None:
+        """A CLOSE was taken: a list of this session is not used again."""
+        self.outlived |= self.squeue // self.config.queues == session
 
     def left(self, squeue: int) -> None:
         """Policy `kelp`: an access left this queue behind (`KelpPolicy.refresh`)."""
@@ -124,20 +130,19 @@ class SweepAudit:
 
     def _asked(self, squeue):
         """Judges that this queue is swept now."""
-        if self.queues.policy[squeue] == Policy.KELP:
-            return self.offers.swept(squeue, sorted(self.found), self.passed_over)
+        best = self._best() if self.queues.policy[self.squeue] == Policy.EMA else None
+        good = best is not None and not self.outlived and not self._stale(best)
+        if self.offers.judges(squeue):
+            return self.offers.swept(squeue, sorted(self.found), self.passed_over, good)
         self.offers.keep(sorted(self.found), self.passed_over)
         self.offers.other(done=False)
-        best = self._best() if self.queues.policy[self.squeue] == Policy.EMA else None
         if self.searching:
             if best is not None:
                 return f"squeue {squeue} swept, but page {best.page} of {self.squeue} was not tried"
             if squeue == self.squeue and not self.swept:
                 return None  # its old list is used up
             return self.choice.following(self.squeue, squeue)
-        closing = self.sessions[squeue // self.config.queues].closing
-        usable = squeue == self.squeue and best is not None and not closing
-        if usable and not self._stale(best) and self.choice.surely_first(squeue):
+        if good and squeue == self.squeue and self.choice.surely_first(squeue):
             return f"squeue {squeue} swept, but page {best.page} of its list was not tried"
         return self.choice.first(squeue)
 
@@ -175,14 +180,15 @@ class SweepAudit:
         if squeue != self.squeue:
             return f"CLAIM in squeue {squeue}, swept was {self.squeue}"
         self.found.sort()
-        kelp = self.queues.policy[squeue] == Policy.KELP
+        judged = self.offers.judges(squeue)
+        plain = self.queues.policy[squeue] == Policy.EMA
         wrong = self.finish()
-        if kelp:
+        if plain and not self.searching:
+            wrong = wrong or self._from_old_list(judged)
+        elif judged:
             wrong = wrong or self.offers.claimed(squeue, self.found, self.passed_over)
-        elif not self.searching:
-            wrong = wrong or self._from_old_list()
         wrong = wrong or self._claimed(squeue, page, last_step, done)
-        if not kelp:
+        if not judged:
             self.offers.other(done)
         elif done:
             self.offers.given(self.found)
@@ -192,15 +198,15 @@ class SweepAudit:
             self.choice.begin()
             self.searching = self.swept = False
             best = self._best()
-            self.outdated = best is not None and (
-                bool(self._stale(best)) or bool(self.sessions[squeue // self.config.queues].closing)
-            )
+            self.outdated = best is not None and (bool(self._stale(best)) or self.outlived)
         return wrong
 
-    def _from_old_list(self):
+    def _from_old_list(self, judged):
         """Judges that a choice begins with a CLAIM."""
         if self.outdated:
             return f"CLAIM of squeue {self.squeue} from a list that was no longer good"
+        if judged:
+            return self.offers.begun(self.squeue, self.found, self.passed_over)
         return self.choice.first(self.squeue, listed=True)
 
     def _claimed(self, squeue, page, last_step, done):

@@ -5,14 +5,16 @@
 import pytest
 from eviction_runs import run
 
-from kelp_hw.eviction import evictor
+from kelp_hw.eviction import eviction, evictor
 from kelp_hw.eviction.eviction import Eviction
+from kelp_hw.eviction.evictor import Evictor
 from kelp_hw.eviction.kelp_search import KelpSearch
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
 from kelp_verif.formal.prove import mutant
 
 SMALL = named("unit")
+ROOMY = SMALL.with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
 
 
 def test_free_running_sweeps_pass_the_audit():
@@ -25,12 +27,72 @@ def test_free_running_choices_under_kelp_follow_the_offers():
     assert records["victims"] > 40 and records["sweeps"] > records["victims"]
 
 
+#: Queues of both policies in one pool: policies in turn, budgets in frames, pages of each queue.
+MIXED = {
+    "over budget": ([Policy.KELP, Policy.EMA], [0, 2, 5], 8),
+    "within budgets": ([Policy.EMA, Policy.KELP, Policy.KELP], [7, 8, 12], 8),
+    "few pages": ([Policy.KELP, Policy.EMA, Policy.EMA], [0, 1, 8], 2),
+}
+
+
+def run_mixed(name, cycles, engine=None):
+    policies, budgets, pages = MIXED[name]
+    asked = dict(policies=policies, budgets=budgets, pages_of_each=pages, pools=[0])
+    return run(SMALL, "free_running", cycles=cycles, engine=engine, **asked)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_free_running_choices_in_a_pool_of_both_policies_pass_the_audit(name):
+    records = run_mixed(name, 12_000).records
+    assert records["victims"] > 40 and records["sweeps"] > records["victims"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("block", "name", "old", "new", "said"),
+    [
+        # Where the root has no page, the search begins with the queue that asks.
+        (
+            KelpSearch,
+            "few pages",
+            "(facts.root != facts.squeue)",
+            "(facts.root == facts.squeue)",
+            "by the offers",
+        ),
+        # The root is not tried before the others, or its excess does not count.
+        (Evictor, "few pages", "self._gives & (self._root", "0 & (self._root", "by the offers"),
+        (
+            Evictor,
+            "over budget",
+            "Mux(self._over, self._root",
+            "Mux(0, self._root",
+            "by the offers",
+        ),
+        # One after another, but not the next one.
+        (
+            Evictor,
+            "few pages",
+            "Mux(squeue == c.squeues - 1, 0, squeue + 1)",
+            "Mux(squeue == 0, c.squeues - 1, squeue - 1)",
+            "by the offers",
+        ),
+    ],
+    ids=["not_the_root", "no_root_again", "budget_ignored", "backwards"],
+)
+def test_the_audit_sees_a_wrong_choice_among_both_policies(
+    monkeypatch, block, name, old, new, said
+):
+    module = eviction if block is Evictor else evictor
+    monkeypatch.setattr(module, block.__name__, mutant(block, old, new))
+    engine = Eviction(config=SMALL)
+    with pytest.raises(AssertionError, match=said):
+        run_mixed(name, 25_000, engine)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        # The second queue with an offer is not asked.
-        ("(worthy != SWEEPS)", "(worthy == 0)"),
         # A queue that gave goes on to offer what it gave.
         (
             'm.d.sync += phase.eq(Phase.GIVEN)\n                        m.next = "OFFER"',
@@ -39,13 +101,13 @@ def test_free_running_choices_under_kelp_follow_the_offers():
         # Not the queue that asks gives, where all pages are in use, but the one swept last.
         ("has_page | (facts.asking == facts.squeue)", "has_page | (facts.asking != facts.squeue)"),
     ],
-    ids=["one_asked", "stale_offer", "not_asked"],
+    ids=["stale_offer", "not_asked"],
 )
 def test_the_audit_sees_a_wrong_queue_of_the_rtl(monkeypatch, old, new):
     monkeypatch.setattr(evictor, "KelpSearch", mutant(KelpSearch, old, new))
-    engine = Eviction(config=SMALL)
+    engine, asked = Eviction(config=ROOMY), dict(policies=[Policy.KELP], pools=[0])
     with pytest.raises(AssertionError, match="by the offers"):
-        run(SMALL, "free_running", cycles=25_000, policies=[Policy.KELP], engine=engine)
+        run(ROOMY, "free_running", cycles=25_000, engine=engine, **asked)
 
 
 def test_within_their_budgets_the_queue_nearest_to_its_own_gives():

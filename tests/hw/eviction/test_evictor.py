@@ -29,11 +29,13 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(policies):
     assert not records["events"]
 
 
-@pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.name.lower())
+@pytest.mark.parametrize(
+    "policies", [[Policy.EMA], [Policy.KELP], list(Policy)], ids=["ema", "kelp", "mixed"]
+)
 @pytest.mark.parametrize(("sessions", "queues"), [(2, 4), (3, 5)])
-def test_a_victim_is_found_in_whichever_queue_it_is(sessions, queues, policy):
+def test_a_victim_is_found_in_whichever_queue_it_is(sessions, queues, policies):
     config = SMALL.with_(sessions=sessions, queues=queues, frames=(sessions * queues + 1, 8, 8, 8))
-    run(config, "one_queue_after_another", policies=[policy], pools=[0])
+    run(config, "one_queue_after_another", policies=policies, pools=[0])
 
 
 def test_nothing_to_evict_is_an_event_and_a_rest():

@@ -259,6 +259,8 @@ class TB:
             self.within += excess is not None and excess <= 0 and op.squeue != asks
         self.keep_word(result)
         self.learn(result)
+        if kind == Op.CLOSE:
+            self.audit.closing(op.session)
         wrong = None
         if kind == Op.SCAN:
             wrong = self.scan(result)
