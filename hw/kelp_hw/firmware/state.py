@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kelp_spec.cxlio.commands import KNOB_BYTES, ReturnCode, knob_uuid
+from kelp_spec.cxlio.commands import KNOB_BYTES, Opcode, ReturnCode, knob_uuid
 from kelp_spec.cxlio.knobs import KNOBS
 
 from .image import IO, PAYLOAD, Image
@@ -27,6 +27,8 @@ I, J, K, IOS, ZERO = Reg.I, Reg.J, Reg.K, Reg.M, Reg.ZERO
 _READ, _WRITE = 4, 5  #: requests to the data path, of a vendor feature
 #: Alerts that can be programmed: life used, over and under temperature, corrected errors.
 PROGRAMMABLE = 0x0F
+#: Critical: life used in percent; degrees Celsius, and below 0.
+LIFE_CRITICAL, OVER_CRITICAL = 100, 85
 _FEATURE_BYTES, _VERSION = 48, 1
 
 
@@ -37,6 +39,8 @@ def health(im: Image) -> None:
     p.call("zeros")
     p.lw(A, IOS, IO.HEALTH)
     p.sw(A, ZERO, PAYLOAD)
+    if Opcode.SET_ALERTS in im.config.commands:
+        _alerts(im)
     p.lw(A, IOS, IO.TEMPERATURE)
     p.sh(A, ZERO, PAYLOAD + 4)
     p.lw(A, IOS, IO.CORRECTED)
@@ -45,6 +49,59 @@ def health(im: Image) -> None:
     p.sh(A, ZERO, PAYLOAD + 0xC)
     p.li(A, 0x12)
     p.jmp("ok")
+
+
+def _alerts(im: Image) -> None:
+    """Additional status: what is beyond a critical threshold, or beyond a warning's that is
+    enabled. A: the word with status, media, additional, life."""
+    p, at = im.program, im.store("alerts")
+    p.lb(F, ZERO, at)
+    p.shr(E, A, 16)
+    p.andi(E, E, 0xFF)
+    p.shr(B, A, 24)
+    p.li(C, LIFE_CRITICAL)
+    p.bgeu(B, C, "life_critical")
+    p.andi(D, F, 1)
+    p.beq(D, ZERO, "life_judged")
+    p.lb(C, ZERO, at + 2)
+    p.bltu(B, C, "life_judged")
+    p.addi(E, E, 1)
+    p.jmp("life_judged")
+    p.label("life_critical")
+    p.addi(E, E, 2)
+    p.label("life_judged")
+    # Temperatures are signed: compared with their sign bits turned round.
+    p.li(C, 0x8000)
+    p.lw(A, IOS, IO.TEMPERATURE)
+    p.xor(A, A, C)
+    p.li(B, 0x8000 + OVER_CRITICAL)
+    p.bgeu(A, B, "temperature_critical")
+    p.bltu(A, C, "temperature_critical")
+    p.andi(D, F, 2)
+    p.beq(D, ZERO, "temperature_low")
+    p.lh(B, ZERO, at + 4)
+    p.xor(B, B, C)
+    p.bgeu(A, B, "temperature_warning")
+    p.label("temperature_low")
+    p.andi(D, F, 4)
+    p.beq(D, ZERO, "temperature_judged")
+    p.lh(B, ZERO, at + 6)
+    p.xor(B, B, C)
+    p.bltu(B, A, "temperature_judged")
+    p.label("temperature_warning")
+    p.addi(E, E, 4)
+    p.jmp("temperature_judged")
+    p.label("temperature_critical")
+    p.addi(E, E, 8)
+    p.label("temperature_judged")
+    p.andi(D, F, 8)
+    p.beq(D, ZERO, "corrected_judged")
+    p.lw(A, IOS, IO.CORRECTED)
+    p.lh(B, ZERO, at + 8)
+    p.bltu(A, B, "corrected_judged")
+    p.addi(E, E, 16)
+    p.label("corrected_judged")
+    p.sb(E, ZERO, PAYLOAD + 2)
 
 
 def get_alerts(im: Image) -> None:
@@ -57,9 +114,9 @@ def get_alerts(im: Image) -> None:
     p.sh(A, ZERO, PAYLOAD)
     p.lb(A, ZERO, at + 2)
     p.shl(A, A, 8)
-    p.addi(A, A, 100)
+    p.addi(A, A, LIFE_CRITICAL)
     p.sh(A, ZERO, PAYLOAD + 2)
-    p.li(A, 85)
+    p.li(A, OVER_CRITICAL)
     p.sw(A, ZERO, PAYLOAD + 4)
     for i in range(3):
         p.lh(A, ZERO, at + 4 + 2 * i)

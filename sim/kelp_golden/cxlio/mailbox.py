@@ -220,7 +220,25 @@ class Mailbox:
 
     def health(self, given: bytes) -> bytes:
         *bytes_, temperature, corrected = self.condition
+        if Opcode.SET_ALERTS in self.config.commands:
+            bytes_[2] += self._beyond()
         return struct.pack("<4BHIII", *bytes_, temperature, 0, corrected, 0)
+
+    def _beyond(self) -> int:
+        """Bits of the additional status: a warning or a critical threshold is reached."""
+
+        def signed(half):
+            return half - 0x10000 if half > 0x7FFF else half
+
+        life, temperature, corrected = (self.condition[i] for i in (3, 4, 5))
+        temperature = signed(temperature)
+        worn, over, under, errors = self.alerts
+        warned = [self.enabled >> i & 1 for i in range(4)]
+        lives = 2 if life >= 100 else 1 if warned[0] and life >= worn else 0
+        hot = warned[1] and temperature >= signed(over)
+        cold = warned[2] and temperature <= signed(under)
+        degrees = 2 if not 0 <= temperature < 85 else 1 if hot or cold else 0
+        return lives | degrees << 2 | bool(warned[3] and corrected >= errors) << 4
 
     def get_alerts(self, given: bytes) -> bytes:
         life, over, under, corrected = self.alerts

@@ -513,6 +513,30 @@ def test_features_are_the_data_paths_registers():
     assert play(config, script) == 3 * len(KNOBS) + 2
 
 
+def test_alerts_show_in_the_health():
+    """Thresholds met, missed by one, not enabled; temperatures on both sides of zero."""
+
+    async def script(ctx, host):
+        rng, seen = random.Random(12), set()
+        for _ in range(40):
+            over, under = rng.randrange(60, 90), rng.randrange(-9, 9)
+            enabled = rng.getrandbits(4)
+            alerts = bytes([15, enabled, 50, 0]) + over.to_bytes(2, "little")
+            alerts += under.to_bytes(2, "little", signed=True) + (9).to_bytes(4, "little")
+            assert not (await host.command(ctx, Opcode.SET_ALERTS, alerts))[0]
+            life = rng.choice((0, 49, 50, 99, 100, 200))
+            degrees = rng.choice((-1, 0, 84, 85, over - 1, over, under, under + 1)) & 0xFFFF
+            corrected = rng.choice((8, 9, 1 << 20))
+            given = {"life": life, "temperature": degrees, "corrected": corrected}
+            ctx.set(host.dut.health, given)
+            host.golden.condition = (0, 0, 0, life, degrees, corrected)
+            _, answer, _ = await host.command(ctx, Opcode.HEALTH)
+            seen |= {answer[2] & 3, answer[2] & 12, answer[2] & 16}
+        return seen
+
+    assert play(FULL, script) == {0, 1, 2, 4, 8, 16}
+
+
 def test_cycles_are_those_of_the_page():
     """docs/cxl.md has a row for each command: its cycles from doorbell on to off, for LEGAL."""
 
