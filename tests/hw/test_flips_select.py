@@ -14,6 +14,9 @@ from paths import DOCS
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.config import named
 from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, table
+from kelp_verif.endpoint.flip_model import memories
+from kelp_verif.endpoint.flip_select import SelectHost
+from kelp_verif.endpoint.flip_traffic import ready_device
 from kelp_verif.endpoint.inventory import inventory
 
 UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
@@ -70,6 +73,23 @@ def judge(result):
 @pytest.mark.timeout(2400)  # the first test builds the model
 def test_bits_in_each_memory_of_a_choice(bench):
     judge(campaign(each=1, only=list(design()), states=1, bench=bench))
+
+
+@pytest.mark.timeout(2400)
+def test_bits_in_every_row_between_an_answer_and_its_slots():
+    """One bit is corrected; of two the host is told, and is shown no other page."""
+    driver, host = ready_device(3, SelectHost(3))
+    there = memories(driver)
+    for name in ("window.answers.rows", "gather.slots_asked.rows", "gather.queues_asked.rows"):
+        for bits in ((3,), (3, 5)):
+            before = driver.read64("count_corrected"), driver.read64("count_uncorrected")
+            for row in range(there[f"select.{name}"].depth):
+                there[f"select.{name}"].flip(row, *bits)
+            seen = host.last(driver)
+            more = driver.read64("count_corrected"), driver.read64("count_uncorrected")
+            assert not seen.wrong and not seen.poisoned, (name, seen)
+            assert more[len(bits) - 1] > before[len(bits) - 1], (name, bits)
+            assert not driver.irq
 
 
 @pytest.mark.slow

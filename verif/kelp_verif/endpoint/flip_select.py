@@ -28,6 +28,7 @@ __all__ = ["SelectHost"]
 
 _POLLS = 60  # reads of an answer, before the doorbell counts as lost
 _TRIES = 3  # doorbells, before the choice counts as hanging
+_WITHOUT = 200  # requests without a SELECT among them
 _BELL = {"newest": 7, "tokens": 2, "lines": 2, "most": 2, "m": 47274, "sh": 18}
 
 
@@ -44,8 +45,10 @@ class SelectHost(Host):
         return [(pool, 12) for pool in POOLS]
 
     def traffic(self, driver: Driver, count: int) -> Program:
-        """With a SELECT for every thirty requests."""
+        """With a SELECT for every thirty requests; short traffic leaves the slots as they are."""
         programs, rng = [super().traffic(driver, count)], self.rng
+        if count < _WITHOUT:
+            return programs[0]
         at = [np.arange(count, dtype=float)]
         for _ in range(count // 30):
             session, group = int(rng.integers(self.config.sessions)), int(rng.integers(2))
