@@ -48,7 +48,8 @@ _TITLES = {
         + "resident. `layers`, `tokens`: the shares that wait for a page from flash; `token_time`: "
         + "a step's cycles over those with everything resident ([replay.md](replay.md#who-waits)). "
         + "Policies over one pool on the whole recording, by the model; `rtl` is the clock of the "
-        + "demo's part under `kelp`.",
+        + "demo's part under `kelp`, 16 steps that begin with the newest pages resident: most of "
+        + "their layers wait.",
     ),
     "policy": (
         "Policy `kelp`",
