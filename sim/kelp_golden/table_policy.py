@@ -126,7 +126,7 @@ class TablePolicy:
         best = None
         for queue, pages in enumerate(self.pages):
             later = p.LATER[(queue - asks) % self.queues * p.LATER_STEPS // self.queues]
-            for page in pages[:newest]:
+            for page in pages[1:newest]:  # every choice takes the first and the newest
                 if page.resident and not page.held:
                     value = page.value * later
                     if best is None or value < best[0]:

@@ -141,13 +141,14 @@ class _Host:
         self._chosen, self._wanted = np.zeros((2, self.pages), bool)
 
     def _start(self, first: int) -> None:
-        """The newest pages of each queue are resident, as many as its share of the frames."""
+        """The first page of each queue is resident, which every query reads, and its newest, as
+        many as its share of the frames."""
         newest, s = (first - 1) // self.shape.page_tokens, self.pool
-        share = min(newest + 1, self.frames // self.queues)
+        share = max(1, min(newest + 1, self.frames // self.queues))
         for queue in range(self.queues):
             at = queue * self.pages + newest
-            s.state[at - share + 1 : at + 1] = memory.RESIDENT
-            s.shadow[at - share + 1 : at + 1] = True
+            held = np.r_[queue * self.pages, at - share + 2 : at + 1]
+            s.state[held], s.shadow[held] = memory.RESIDENT, True
         s.at[memory.USED] = s.at[memory.SHADOW] = share * self.queues
 
     def _summarise(self, layer: int, head: int, pages: range) -> None:

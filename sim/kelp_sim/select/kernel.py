@@ -216,14 +216,18 @@ def consider(qx, qe, head, asked, sums, true):
 
 @numba.njit(cache=True)
 def choose(sums, state, newest, target, most, chosen, wanted):
-    """Into ``chosen`` [pages] bool: the first and the newest page, then the best of those resident
-    until the sum reaches ``target``, at most ``most``. Into ``wanted``: the absent pages that would
-    be among them if they were here. Returns the mass of all pages that are scored and absent."""
+    """Into ``chosen`` [pages] bool: the first page where it is resident and the newest, then the
+    best of those resident until the sum reaches ``target``, at most ``most``. Into ``wanted``: the
+    absent pages that would be among them if they were here. Returns the mass of all pages that are
+    scored and absent."""
     pages = newest + 1
     order = np.argsort(-sums[:pages], kind="mergesort")
     missing = np.int64(0)
     chosen[:], wanted[:] = False, False
-    chosen[0] = chosen[newest] = True
+    chosen[0] = state[0] == RESIDENT
+    wanted[0] = not chosen[0] and newest > 0
+    missing += sums[0] if wanted[0] else 0
+    chosen[newest] = True
     base = sums[0] + (sums[newest] if newest else 0)
     held, taken, all_held, all_taken = base, 0, base, 0
     for page in order:

@@ -98,7 +98,7 @@ def _victim(s, turn, asks):
     for queue in range(queues):
         # A queue whose turn comes late waits longer for its next read.
         factor = p2.LATER[((queue - asks) % queues) * p2.LATER_STEPS // queues]
-        for page in range(newest):
+        for page in range(1, newest):  # every choice takes the first and the newest
             key = queue * pages + page
             if s.state[key] != RESIDENT or s.held[key]:
                 continue

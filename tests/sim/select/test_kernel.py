@@ -97,3 +97,6 @@ def test_what_is_absent_is_wanted_in_its_place():
     assert missing == 40
     assert chosen.tolist() == [True, False, True, True, True], "it makes room for the next best"
     assert wanted.tolist() == [False, True, False, False, False]
+    state[0] = 0
+    assert kernel.choose(sums, state, 4, 70, 2, chosen, wanted) == 45
+    assert wanted[0] and not chosen[0], "the first page has to be there too"
