@@ -283,7 +283,7 @@ class Choices:
         for _ in range(_POLLS):
             result = storm.device.run(storm._program(lines))
             header = record(ANSWER_FIELDS, result.data[0].tobytes())
-            if header["sequence"] == bell.fields["sequence"] or Refusal.BELL in bell.refusals:
+            if header["sequence"] == bell.fields["sequence"]:
                 break
         else:
             storm.silent.append(f"no answer to {bell.fields}: {header}")
