@@ -15,7 +15,6 @@ import kelp_hw.eviction.eviction as eviction
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.lost_lines import LostLines
 from kelp_hw.endpoint import Endpoint
-from kelp_hw.eviction.eviction import Eviction
 from kelp_hw.eviction.page_recall import PageRecall
 from kelp_hw.host.ingress import Ingress
 from kelp_hw.tracker.frame_table import FrameTable
@@ -64,12 +63,12 @@ BUGS = {
         "smooth",
         "leaves while the host holds it",
     ),
-    "the closer does not ask": (
-        endpoint,
-        Eviction,
-        "waits.eq(is_scrub & ~s.recall.i_scrub.ready)",
-        "waits.eq(0)",
-        "smooth",
+    "the closer does not wait": (
+        eviction,
+        PageRecall,
+        "passes.eq(~seen_held)",
+        "passes.eq(1)",
+        "rough",
         "leaves while the host holds it",
     ),
     "an owned page has no frame": (
@@ -85,8 +84,8 @@ BUGS = {
         FrameTable,
         "stores | s.keeps",
         "stores",
-        "smooth",
-        "stale read",
+        "unused",
+        "holds nothing|stale read",
     ),
     "a rounded copy stays": (
         endpoint,

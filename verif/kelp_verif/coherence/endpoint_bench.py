@@ -38,8 +38,8 @@ class _Options(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_uint64)
         for name in (
-            "seed req rwd birsp bisnp acts late silent refuse uncached partial dwell patience "
-            + "timeout"
+            "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
+            + "patience timeout"
         ).split()
     ]
 
@@ -121,6 +121,7 @@ class CachingDriver(Driver):
             "acts": 2,
             "uncached": 60,
             "partial": 80,
+            "unused": 30,
             "patience": 60_000,
             **options,
         }
@@ -266,6 +267,8 @@ WEATHERS = {
     "slow DRS": (SMOOTH, Pressure(drs=0.9)),
     "slow memory": (SMOOTH, Pressure(ar=0.8, aw=0.8, w=0.5, r=0.5, b=0.8)),
     "uncached": ({"uncached": 200}, Pressure.everywhere(0.1)),
+    # Most lines are owned for nothing, and pages leave that were never written.
+    "unused": ({"unused": 240, "uncached": 10}, Pressure.everywhere(0.1)),
     "silent": ({"silent": 6, "refuse": 6, "timeout": 2_000}, Pressure.everywhere(0.1)),
 }
 

@@ -26,7 +26,7 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, dwell, patience, timeout;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout;
 };
 
 struct Figures {
@@ -510,6 +510,9 @@ class CachingHost final : public OtherHost {
         if (l.cmp != codes::CMP_E) fail("a request for ownership of line %x was answered Cmp-S", n);
         if (l.state == I) l.agents = 0;
         if (stream) l.state = E, l.agents = 1, l.copy[0] = out == OWN ? l.truth : l.data;
+        else if (chance(o.unused)) {  // the store does not come
+            if (out == OWN) invalidate(l);
+        }
         else store(l, l.asker);
     }
 };
