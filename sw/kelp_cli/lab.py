@@ -12,7 +12,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, progress_bar, write_json
+from .output import UserError, console, progress_bar, writable, write_json
 
 __all__ = ["register"]
 
@@ -109,6 +109,7 @@ def lab(
         accesses=accesses,
         first_step=first_step,
     )
+    writable(json, csv_file, html)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
     except (TraceError, ClusterError, PolicyError, ValueError) as error:

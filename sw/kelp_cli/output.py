@@ -6,6 +6,7 @@ how far it is, and the JSON files."""
 import contextlib
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,15 @@ from rich.text import Text
 
 from kelp_spec.files import write_whole
 
-__all__ = ["SCHEMA_VERSION", "UserError", "complain", "console", "progress_bar", "write_json"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "UserError",
+    "complain",
+    "console",
+    "progress_bar",
+    "writable",
+    "write_json",
+]
 
 # Of every JSON object this command writes; raised when a field changes its meaning or goes away.
 SCHEMA_VERSION = 1
@@ -64,6 +73,24 @@ def progress_bar() -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
         yield bar
+
+
+def writable(*files: Path | None, folder: Path | None = None) -> None:
+    """Refuse, before long work, what could not be written at its end; makes the directories. Passed
+    over are None, ``-``, and what is there and is neither file nor directory, such as a pipe.
+    Raises :class:`UserError`."""
+    named = [path for path in files if path is not None and str(path) != "-"]
+    for path in named:
+        if path.is_dir():
+            raise UserError(f"{path} is a directory; the name of a file is expected")
+    kept = [path for path in named if path.is_file() or not path.exists()]
+    for path in [*(path.resolve().parent for path in kept), *([folder] if folder else [])]:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise UserError(f"{path} cannot be written to: {error.strerror}") from None
 
 
 def write_json(path: Path | str, kind: str, payload: dict) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, progress_bar, write_json
+from .output import UserError, console, progress_bar, writable, write_json
 
 __all__ = ["register"]
 
@@ -98,6 +98,7 @@ def quality(
     )
     try:
         # Before minutes of work, what may be refused.
+        writable(json, png)
         subject = perplexity.load() if texts else None
         with progress_bar() as bar:
             heads = _noise(names, recordings, every, bar)

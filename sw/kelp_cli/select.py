@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .output import UserError, console, progress_bar, write_json
+from .output import UserError, console, progress_bar, writable, write_json
 
 __all__ = ["register"]
 
@@ -17,7 +17,13 @@ def register(app: typer.Typer) -> None:
     app.command()(select)
 
 
+#: Options that speak of recordings, or of their absence, alone.
+_OF_TRACE = ("residency", "wait_above", "policy", "guess", "warm", "lists", "page")
+_OF_NO_TRACE = ("texts", "page_tokens")
+
+
 def select(
+    context: typer.Context,
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -109,6 +115,11 @@ def select(
     from kelp_sim.select import readers, study
 
     chosen = _quotas(quotas)
+    for name in _OF_NO_TRACE if traces else _OF_TRACE:
+        if context.get_parameter_source(name).name != "DEFAULT":
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} goes {'without' if traces else 'with'} TRACE")
+    writable(json, lists, folder=page)
     if traces:
         from .select_worth import Asked, worth
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .install import missing_package
-from .output import UserError, console, progress_bar
+from .output import UserError, console, progress_bar, writable
 
 __all__ = ["register"]
 
@@ -74,6 +74,7 @@ def import_(
         raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
+    writable(output)
     try:
         found = IMPORTERS[source](file)
     except TraceError as error:
@@ -125,6 +126,7 @@ def record(
 
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
+    writable(output)
     if lines and qkv is not None:
         raise UserError("--lines writes those of every layer; leave out --qkv, or --lines")
     chosen = _layer_list(qkv) if qkv is not None else []

@@ -25,6 +25,8 @@ def test_bad_options_are_one_line():
         (("--quotas", "3,x"), "--quotas '3,x' is not positive integers"),
         (("--tokens", "100", "--first", "99"), "--first 99 of 100 tokens leaves none"),
         (("--model", "nowhere"), "nowhere"),
+        (("--residency", "0.5"), "--residency goes with TRACE"),
+        (("--no-guess",), "--guess goes with TRACE"),
     ):
         done = kelp("select", *options)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
@@ -55,6 +57,9 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((real,), "is of 30 layers"),
         ((small, "--residency", "0,2"), "--residency '0,2' is not shares"),
         ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),
+        ((small, "--page-tokens", "8"), "--page-tokens goes without TRACE"),
+        ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),
+        ((small, "--page", str(text)), f"{text} cannot be written to"),
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
     ):
         done = kelp("select", *options, "--model", MODEL)

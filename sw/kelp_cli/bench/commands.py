@@ -15,7 +15,7 @@ from rich.table import Table
 from kelp_spec.files import write_whole
 
 from ..install import missing_package
-from ..output import UserError, console
+from ..output import UserError, console, writable
 from .bars import NOT_BUILT, meet_bars
 
 __all__ = ["GROUPS", "register"]
@@ -59,6 +59,8 @@ def register(app: typer.Typer) -> None:
         unknown = [g for g in wanted if g not in GROUPS]
         if unknown:
             raise typer.BadParameter(f"{unknown[0]!r} is no group; legal: {', '.join(_GROUPS)}")
+        writable(output)
+        _others(output, set())  # refuses another file before what may be hours
         rows = []
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("bench", total=len(wanted))
@@ -67,7 +69,6 @@ def register(app: typer.Typer) -> None:
                 rows += [(row, f"kelp bench --only {group}") for row in _rows(group)]
                 progress.advance(task)
         _show([row for row, _ in rows], whole=only is None)
-        output.parent.mkdir(parents=True, exist_ok=True)
         today = date.today().isoformat()
         listed = _others(output, {command for _, command in rows}) + [
             {**asdict(r), "met": r.met, "command": command, "measured": today}

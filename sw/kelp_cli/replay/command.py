@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, console, progress_bar, write_json
+from ..output import UserError, console, progress_bar, writable, write_json
 from . import engines
 from .choices import FORMATS, Choices, Source
 
@@ -171,6 +171,7 @@ def replay(
         window=window,
         seed=seed,
     ).plan()
+    writable(json, waves, folder=report)
     command = "kelp " + shlex.join(sys.argv[1:])
     with progress_bar() as bar:
         if engine is Engine.GOLDEN:
