@@ -140,14 +140,14 @@ def _show(rows: list[dict], what: str) -> None:
         title_justify="left",
         title_style="bold",
         caption="here: resident; 0, 100 µs: token time without compute and with so much a layer, "
-        + "over\nplain reads of the ideal reader's pages with everything resident; layers, "
-        + "tokens:\nthat wait; choice: its loss of perplexity; loss, worst: what little memory "
-        + "adds, of\nall documents and of one; flash: reads over pooled LRU's of the ideal's "
-        + "pages;\nlink: bytes over the pages'",
+        + "over plain reads of the ideal reader's pages with everything resident; layers, tokens: "
+        + "that wait; choice: its loss of perplexity; loss, worst: what little memory adds, of all "
+        + "documents and of one; flash: reads over pooled LRU's of the ideal's pages; link: bytes "
+        + "over the pages'",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=0,  # eleven columns in a terminal of eighty
     )
     for heading in (
         *("reader", "here", "0", "100 µs", "layers", "tokens"),
@@ -161,11 +161,11 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['residency']:.1%}",
             f"{row['token_time_0']:.2f}",
             f"{row['token_time_100us']:.3f}",
-            f"{row['layers_wait']:.1%}",
-            f"{row['tokens_wait']:.1%}",
-            f"{row['choice_loss']:+.2%}",
-            f"{row['residency_loss']:+.2%}",
-            f"{row['worst_residency_loss']:+.2%}",
+            f"{row['layers_wait']:.0%}",
+            f"{row['tokens_wait']:.0%}",
+            f"{row['choice_loss']:+.1%}",
+            f"{row['residency_loss']:+.1%}",
+            f"{row['worst_residency_loss']:+.1%}",
             f"{row['flash_over_lru']:.2f}",
             f"{row['link_over_chosen']:.2f}",
         )

@@ -2,10 +2,14 @@
 
 """``kelp select`` as a user calls it."""
 
+import io
 import json
 
 from command import kelp
 from paths import ROOT
+from rich.console import Console
+
+from kelp_cli import select_worth
 
 MODEL = str(ROOT / "data" / "model")
 
@@ -32,7 +36,7 @@ def test_bad_options_are_one_line():
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_worth_with_little_memory(tmp_path):
+def test_worth_with_little_memory(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
     done = kelp(
@@ -44,6 +48,10 @@ def test_worth_with_little_memory(tmp_path):
     assert [row["reader"] for row in found["rows"]][-1] == "kelp"
     assert (tmp_path / "lists.npz").is_file()
     assert {path.suffix for path in (tmp_path / "page").iterdir()} == {".png", ".html"}
+    shown = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(select_worth, "console", shown)
+    select_worth._show(found["summary"], "no host compute")
+    assert "…" not in shown.file.getvalue()
 
 
 def test_bad_input_for_worth_is_one_line(tmp_path):
