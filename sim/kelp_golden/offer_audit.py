@@ -89,6 +89,8 @@ class OfferAudit:
         self._left: list[int] = []
         self._due: int | None = None
         self._kelp = [0] * len(POOLS)  # queues of policy `kelp` in each
+        for pool, policy in zip(queues.pool, queues.policy, strict=True):
+            self._kelp[pool] += policy == Policy.KELP
         # What the evictor may be at; empty: at nothing; None: at anything.
         self._at: frozenset[_At] | None = frozenset()
         self._squeue = -1  # swept last

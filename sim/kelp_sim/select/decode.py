@@ -3,7 +3,7 @@
 attended to, and that decides the next queries. Several devices decode side by side.
 
 A page that is wanted and absent is fetched and used when it has landed, by the clock of
-:mod:`.timing`.
+:mod:`kelp_sim.select.timing`.
 """
 
 from __future__ import annotations
