@@ -31,6 +31,7 @@ def test_coherence_needs_a_cxlio_that_calls_lines_back():
             UNIT.with_(cxlio=cxlio, coherence=coherence)
 
 
+@pytest.mark.slow  # a second model of the device
 @pytest.mark.timeout(2400)
 def test_the_whole_coherent_device():
     seen = run_cocotb(

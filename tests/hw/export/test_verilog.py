@@ -17,7 +17,7 @@ from kelp_spec.config import NAMED, named
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
 
 
-@pytest.fixture(scope="module", params=["unit", "unit_cxl"])
+@pytest.fixture(scope="module", params=["unit", pytest.param("unit_cxl", marks=pytest.mark.slow)])
 def written(request, tmp_path_factory):
     """The endpoint, and the device round it, of eight codec lanes, which are a third of the Verilog
     of 32."""

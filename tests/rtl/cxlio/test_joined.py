@@ -19,6 +19,10 @@ from kelp_spec.registers import SessionCommand
 
 CONFIG = named("unit_cxl")
 
+# Another model of the device: two and a half minutes of processor time. tests/hw/test_cxl_device.py
+# runs it in `make test`.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def device():
