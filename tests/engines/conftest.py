@@ -17,6 +17,7 @@ NEEDS = {
     "test_hf_quality.py": "transformers",
     "test_hf_requests.py": "transformers",
     "test_hf_smollm2.py": "transformers",
+    "test_hf_sparse.py": "transformers",
     "test_hf_train.py": "transformers",
     "test_recorder.py": "transformers",
     "test_lmcache.py": "lmcache",
