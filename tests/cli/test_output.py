@@ -22,7 +22,8 @@ def test_what_can_be_written_gets_its_directories_and_stays_as_it_is(tmp_path):
 
 def test_a_pipe_is_written_to_as_it_is(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    writable(tmp_path / "pipe")
+    writable(tmp_path / "pipe")  # opening it would wait for a reader
+    assert (tmp_path / "pipe").is_fifo() and len([*tmp_path.iterdir()]) == 1
 
 
 def test_what_cannot_is_named(tmp_path):
