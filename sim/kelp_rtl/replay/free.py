@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kelp_golden.audit import Audit, FrameRecord, ScoreRecord
+from kelp_golden.audit.stream import Audit, FrameRecord, ScoreRecord
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.hints import HintAbsorber
 from kelp_golden.setup import SESSION

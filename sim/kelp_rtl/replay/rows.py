@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kelp_golden.audit import FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.audit.stream import FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.ops import Op as GoldenOp
 from kelp_golden.ops import Result, Word
 from kelp_spec.metadata import Op, Outcome

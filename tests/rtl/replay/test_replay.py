@@ -11,7 +11,7 @@ import pytest
 from command import kelp
 from trace_files import contents, save
 
-from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.audit.stream import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats

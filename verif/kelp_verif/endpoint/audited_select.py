@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kelp_golden.select_audit import SelectAudit
+from kelp_golden.audit.choices import SelectAudit
 from kelp_golden.select_region import Decided, SelectRegion
 from kelp_rtl.program import Program, Response
 from kelp_spec.formats import LINE_BYTES

@@ -8,7 +8,7 @@ from collections import deque
 
 import numpy as np
 
-from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.audit.stream import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.setup import SESSION, LayerFormats, Setup
 from kelp_rtl.device import RunRules
 from kelp_rtl.program import PARTIAL, READ, Program, Response, Result

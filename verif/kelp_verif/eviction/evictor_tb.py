@@ -11,10 +11,10 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import ops
+from kelp_golden.audit.sweeps import SweepAudit
 from kelp_golden.eviction import Evictor, QueueState
 from kelp_golden.kelp_policy import KelpPolicy, Scan
 from kelp_golden.ops import QueueConfig, Session
-from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction.signatures import EvictionLayouts
 from kelp_hw.tracker.signatures import count_bits, spare_shape

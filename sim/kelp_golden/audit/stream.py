@@ -19,11 +19,11 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, Op, Outcome, PageState, ScoreEvent
 
-from .endpoint import Endpoint
-from .lines import POISONED, ZEROS
-from .ops import ABSENT_WORD, Word
-from .ops import Op as TrackerOp
-from .sweep_audit import SweepAudit
+from ..endpoint import Endpoint
+from ..lines import POISONED, ZEROS
+from ..ops import ABSENT_WORD, Word
+from ..ops import Op as TrackerOp
+from .sweeps import SweepAudit
 
 __all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kelp_spec.config import POOLS, Config
 from kelp_spec.policy import SWEEPS, SWEEPS_MOST, Policy
 
-from .eviction import Candidate, QueueState
+from ..eviction import Candidate, QueueState
 from .leaves import NOTHING, Leaves
 
 __all__ = ["OfferAudit"]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 
 from kelp_spec.metadata import Op
 
-from .ops import Op as TrackerOp
-from .select_region import Built, Decided, Holds, SelectRegion
+from ..ops import Op as TrackerOp
+from ..select_region import Built, Decided, Holds, SelectRegion
 
 __all__ = ["SelectAudit"]
 

@@ -10,12 +10,12 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import PageState
 from kelp_spec.policy import Policy
 
-from . import arithmetic
-from .choice_audit import ChoiceAudit
-from .eviction import Candidate, QueueState, candidate_class
-from .kelp_policy import KelpPolicy
-from .offer_audit import OfferAudit
-from .ops import Session
+from .. import arithmetic
+from ..eviction import Candidate, QueueState, candidate_class
+from ..kelp_policy import KelpPolicy
+from ..ops import Session
+from .offers import OfferAudit
+from .victims import ChoiceAudit
 
 __all__ = ["SweepAudit"]
 

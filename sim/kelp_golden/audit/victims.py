@@ -6,7 +6,7 @@ from __future__ import annotations
 from kelp_spec.config import POOLS, Config
 from kelp_spec.policy import Policy
 
-from .eviction import QueueState
+from ..eviction import QueueState
 
 __all__ = ["ChoiceAudit"]
 
