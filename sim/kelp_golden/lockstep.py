@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, PrefetchSource
 
-from .audit import Expected
+from .audit.stream import Expected
 from .endpoint import Endpoint
 from .eviction import Evictor
 from .hints import HintAbsorber
