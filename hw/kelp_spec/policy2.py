@@ -26,6 +26,7 @@ __all__ = [
     "THRESHOLD_CREDIT",
     "T_SHIFT",
     "T_SIDE",
+    "UNGUESSED",
     "V_SHIFT",
     "start_of_t",
     "start_of_v",
@@ -38,6 +39,7 @@ PROFILE_STEPS = 64  #: after which a profile's counts are halved
 V_SHIFT, T_SHIFT = 7, 6  #: how slowly V and T learn
 T_SIDE = 12  #: entries of a side of T: an octave each
 LATER_READ = 200  #: of 256: what a read one turn later is worth
+UNGUESSED = 205  #: of 256: what a value counts for, beside the guess that does not bear it out
 ADMIT = 154  #: of 256: what a page's value has to have of the victim's
 FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
 BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for

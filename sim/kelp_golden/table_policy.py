@@ -184,7 +184,7 @@ class TablePolicy:
         for number, page in enumerate(pages):
             page.guessed = _side(page.post), _side(masses.get(number, 0))
             likely = t[page.guessed]
-            page.value = likely + ((p.ONE - likely) * page.post >> 16) * 205 // 256
+            page.value = likely + ((p.ONE - likely) * page.post >> 16) * p.UNGUESSED // 256
         for _ in range(p.EARLY_MOST):
             if self.credit <= 0:
                 break

@@ -14,9 +14,12 @@ import numpy as np
 
 from kelp_spec import policy2 as p2
 
+from .timing import RTL
+
 __all__ = ["Pool", "Turn", "demand", "early", "land", "new_pool", "opened", "turn_over"]
 
 ABSENT, RESIDENT, FLYING = 0, 1, 2
+_LATENCY = RTL.tier_latency
 # Numbers of the pool, in `at`:
 USED, HEAD, TAIL, TIER, CREDIT, SHADOW, READS, EARLY, LRU_MISSES = range(9)
 
@@ -115,7 +118,7 @@ def _fetch(s, turn, key):
     s.at[TIER] = start + turn.slot
     s.state[key] = FLYING
     s.flying[s.at[TAIL]] = key
-    s.lands[s.at[TAIL]] = s.at[TIER] + 25_000
+    s.lands[s.at[TAIL]] = s.at[TIER] + _LATENCY
     s.at[TAIL] = (s.at[TAIL] + 1) % len(s.flying)
     s.at[USED] += 1
     s.at[READS] += 1
@@ -247,7 +250,8 @@ def early(s, turn, queue, mass, scored):
         key = row + page
         at = _guess_place(s.post[key], mass[page] if scored[page] else 0)
         s.guessed[key] = at
-        s.value[key] = s.t[queue, at] + ((p2.ONE - s.t[queue, at]) * s.post[key] >> 16) * 205 // 256
+        rest = (p2.ONE - s.t[queue, at]) * s.post[key] >> 16
+        s.value[key] = s.t[queue, at] + rest * p2.UNGUESSED // 256
     for _ in range(p2.EARLY_MOST):
         if s.at[CREDIT] <= 0 or _busy(s, turn):
             break
