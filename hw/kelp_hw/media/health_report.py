@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -36,6 +36,11 @@ class HealthReport(wiring.Component):
     ----------
     config : Config
 
+    Attributes
+    ----------
+    corrected : Signal
+        Of `o`. No port: for a bench.
+
     Members
     -------
     i : In stream of Layouts.event, always taken
@@ -53,6 +58,7 @@ class HealthReport(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.layout = Layouts(config).event
+        self.corrected = Signal(32)
         super().__init__(
             {
                 "i": In(stream.Signature(self.layout, always_ready=True)),
@@ -72,10 +78,12 @@ class HealthReport(wiring.Component):
                     m.d.sync += o.status[HealthStatus.MAINTENANCE].eq(1)
                 with m.Case(Event.FATAL):
                     m.d.sync += fatal.eq(1)
-        m.d.sync += o.corrected.eq(o.corrected + (self.counted[_CORRECTED] & ~o.corrected.all()))
+        more = self.counted[_CORRECTED] & ~self.corrected.all()
+        m.d.sync += self.corrected.eq(self.corrected + more)
         lost = Mux(self.ready, MediaStatus.NORMAL, MediaStatus.NOT_READY)
         m.d.comb += [
             o.media.eq(Mux(fatal, MediaStatus.ALL_DATA_LOST, lost)),
+            o.corrected.eq(self.corrected),
             o.temperature.eq(self.temperature),
         ]
         return m

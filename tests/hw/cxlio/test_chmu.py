@@ -109,6 +109,30 @@ def test_the_list_is_the_golden_models(mode, seed):
     assert seen["told"] == golden.told > 0
 
 
+@pytest.mark.parametrize("mode", [Mode.EPOCH, Mode.ALWAYS])
+def test_edges_of_both_thresholds(mode):
+    """A score at the threshold is hot; entries as many as the fill threshold are not too many."""
+    host = Host()
+
+    async def bench(ctx):
+        await host.start(ctx, mode=mode, threshold=600, fill=2, length=LENGTH)
+        filled = []
+        for unit, score in ((1, 600), (2, 599), (3, 601), (4, 600)):
+            await host.tick(ctx, (unit, score))
+            if mode == Mode.EPOCH:
+                while not await host.ended(ctx):
+                    pass
+            for _ in range(2 * ENTRIES):
+                await host.tick(ctx)
+            filled.append(await host.read(ctx, STATUS) >> 41 & 1)
+        assert filled == [0, 0, 0, 1]
+        assert await host.listed(ctx) == [
+            unit << 16 | s for unit, s in ((1, 600), (3, 601), (4, 600))
+        ]
+
+    simulate(host.dut, bench)
+
+
 def test_nothing_is_listed_that_is_not_asked_for():
     """Disabled; another kind of request; a range that is not chosen; a threshold beyond any score;
     an epoch that never ends. Reset empties what waits."""

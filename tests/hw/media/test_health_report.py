@@ -42,6 +42,11 @@ def test_what_is_lost_and_what_is_corrected():
         ctx.set(dut.counted, CORRECTED ^ -1 & (1 << len(COUNTERS)) - 1)
         await ctx.tick()
         assert ctx.get(dut.o.corrected) == 7
+        ctx.set(dut.counted, CORRECTED)
+        ctx.set(dut.corrected, (1 << 32) - 2)
+        for _ in range(3):
+            await ctx.tick()
+        assert ctx.get(dut.o.corrected) == (1 << 32) - 1
 
     simulate(dut, bench)
 
