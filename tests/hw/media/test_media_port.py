@@ -13,6 +13,7 @@ from timing import changes
 from kelp_hw.media.media_port import MediaPort
 from kelp_spec.address import AddressMap
 from kelp_spec.config import named
+from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
@@ -210,6 +211,42 @@ def test_features_are_registers_of_one_field():
         assert max(f.low + f.bits for f in register.fields) == knob.bits
         reset = sum(f.reset << f.low for f in register.fields)
         assert reset == knob.default, knob
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_line_that_is_read_too_late_is_left_alone(late):
+    """The mailbox may have given up by then: the answer is to try again, and nothing is written."""
+    dut = MediaPort(config=UNIT)
+    seen = {"writes": 0, "codes": []}
+
+    async def bench(ctx):
+        async def tick():
+            seen["writes"] += ctx.get(dut.o_rwd.valid)
+            if ctx.get(dut.answers.valid):
+                seen["codes"].append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+
+        for port in (dut.quiescent, dut.o_req.ready, dut.o_rwd.ready, dut.requests.valid):
+            ctx.set(port, 1)
+        ctx.set(dut.requests.p, {"kind": INJECT, "line": 3})
+        await tick()
+        ctx.set(dut.requests.valid, 0)
+        while not ctx.get(dut.o_req.valid):
+            await tick()
+        for _ in range(named_cxlio("joined").patience // 2 if late else 8):
+            await tick()
+        ctx.set(dut.i_drs.valid, 1)
+        ctx.set(dut.i_drs.p.opcode, S2MDRS.MEM_DATA)
+        await tick()
+        ctx.set(dut.i_drs.valid, 0)
+        for _ in range(4):
+            await tick()
+        ctx.set(dut.i_ndr.valid, 1)
+        for _ in range(4):
+            await tick()
+
+    simulate(dut, bench)
+    assert seen == ({"writes": 0, "codes": [2]} if late else {"writes": 1, "codes": [0]})
 
 
 def test_latency_is_none():

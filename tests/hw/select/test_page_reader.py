@@ -2,7 +2,11 @@
 
 """PageReader: a LOOK for each line, and the lines in that order, as int8 would store them."""
 
+from collections import Counter
+
 import numpy as np
+from amaranth.hdl import Elaboratable
+from flips import fields, flip, opened
 from streams import Ends, pump
 
 from kelp_golden import codec
@@ -20,7 +24,21 @@ def rows(page):
     return np.random.default_rng(page).standard_normal((4, 32)).astype("<f2").view("<u2")
 
 
-def run(pages, *, offer=1.0, take=1.0):
+class Opened(Elaboratable):
+    """A PageReader whose memories can be reached."""
+
+    def __init__(self):
+        self._dut = PageReader(config=CONFIG)
+        self._top, self.memories = opened(self._dut)
+
+    def __getattr__(self, name):
+        return getattr(self._dut, name)
+
+    def elaborate(self, platform):
+        return self._top
+
+
+def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None):
     def answer(path, op):
         if path != "o_op":
             return
@@ -48,9 +66,10 @@ def run(pages, *, offer=1.0, take=1.0):
         take=take,
         held={"token_lines": 1, "squeue": 6, "session": 1, "host_type": int(HostType.FP16)},
         answer=answer,
+        watch=watch,
     )
     lines = sum(count for _, count in pages)
-    return pump(PageReader(config=CONFIG), ends, cycles=int(lines / offer / take) + 60)
+    return pump(dut or PageReader(config=CONFIG), ends, cycles=int(lines / offer / take) + 60)
 
 
 def test_lines():
@@ -72,6 +91,35 @@ def test_lines():
         payload, scale = codec.encode(rows(page)[line : line + 1], HostType.FP16, Format.INT8)
         assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
         assert t.item.scale == scale[0]
+
+
+def test_a_line_beyond_correction_is_nan():
+    """Two bits flip in some lines as soon as they wait for the quantiser: none is scored."""
+    dut, faults = Opened(), Counter()
+    (lines,) = (m for path, m in dut.memories.items() if path.startswith("lines."))
+    kept, written = [0] * lines.depth, [0]
+
+    def watch(ctx):
+        faults.update(name for name, on in fields(ctx, dut.fault).items() if on)
+        for row in range(lines.depth):
+            if (now := ctx.get(lines[row])) != kept[row]:
+                written[0] += 1
+                if written[0] % 3 == 0:
+                    flip(ctx, lines, row, 3, 4)
+                    now = ctx.get(lines[row])
+                kept[row] = now
+
+    pages = [(page, 4) for page in range(1, 9)]
+    seen = run(pages, take=0.6, dut=dut, watch=watch)["o"]
+    broken = 0
+    for t, (page, line) in zip(seen, ((p, n) for p, _ in pages for n in range(4)), strict=True):
+        payload, scale = codec.encode(rows(page)[line : line + 1], HostType.FP16, Format.INT8)
+        if t.item.scale & 255 == SCALE_NAN:
+            broken += 1
+        else:
+            assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
+            assert t.item.scale == scale[0]
+    assert broken == 10 and faults["poisoned"] >= 10 and not faults["fatal"]
 
 
 def test_latency_and_interval():
