@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Device URLs: `golden:CONFIG`, `rtl:CONFIG`, `unix:/path`, `tcp://host:port`, `dax:/path`, with
-`?name=value&…` (docs/cxl_kv.md)."""
+"""Device URLs: `golden:CONFIG`, `rtl:CONFIG`, `unix:/path`, `tcp://host:port`, `dax:/path`,
+`cxl:/path`, `serial:/path`, with `?name=value&…` (docs/cxl_kv.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from .errors import UnsupportedError
 __all__ = ["config_of", "make_core", "split"]
 
 DEFAULT_CONFIG = "trace"
-_LEGAL = "golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path, serial:/path"
+_LEGAL = (
+    "golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path, cxl:/path, serial:/path"
+)
 _HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 
 
@@ -68,8 +70,8 @@ def config_of(name: str, options: dict[str, str]) -> Config:
 
 
 def make_core(url: str) -> Core:
-    """The device of a `golden:`, `rtl:`, `serial:` or `dax:` URL, in this process. The back end's
-    package is imported here, and not before."""
+    """The device of a `golden:`, `rtl:`, `serial:`, `dax:` or `cxl:` URL, in this process. The back
+    end's package is imported here, and not before."""
     scheme, rest, options = split(url)
     if scheme == "golden":
         from .backends.golden import GoldenCore
@@ -100,9 +102,15 @@ def make_core(url: str) -> Core:
 
         create = switch(options, "create")
         core = DaxCore(rest, config_of(options.pop("config", ""), options), create=create)
+    elif scheme == "cxl":
+        from .backends.cxl import CxlCore
+
+        name = options.pop("config", "")
+        core = CxlCore.open(rest, config_of(name, options) if name else None)
     else:
         raise ValueError(
-            f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, unix, tcp, serial"
+            f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, cxl, unix, tcp, "
+            + "serial"
         )
     try:
         _nothing_left(url, options)

@@ -26,12 +26,15 @@ __all__ = [
     "BuildError",
     "best_way",
     "build",
+    "drop_lines",
+    "drops",
     "library",
     "load_lines",
     "load_spans",
     "path",
     "reader",
     "store_lines",
+    "store_parts",
 ]
 
 #: to write a line; movdir64b and avx512 write it at once
@@ -92,6 +95,9 @@ def library() -> ctypes.CDLL | None:
     found.kelp_load.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     found.kelp_load_spans.argtypes = found.kelp_load.argtypes
     found.kelp_store.argtypes = [*found.kelp_load.argtypes, ctypes.c_int]
+    found.kelp_drop.restype = found.kelp_store_parts.restype = ctypes.c_long
+    found.kelp_drop.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long]
+    found.kelp_store_parts.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long]
     return found
 
 
@@ -113,6 +119,32 @@ def store_lines(
             base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets), how
         )
     )
+    return bad
+
+
+def store_parts(
+    base: int, offsets: np.ndarray, lines: np.ndarray, enables: np.ndarray
+) -> np.ndarray:
+    """Write those bytes of uint8[n, 64] to address `base` + offsets, uint64[n], whose bit is set in
+    `enables`, uint64[n]: the lines in order, each fenced from the next, aligned words of 8 bytes at
+    once and past the caches. bool[n] of the lines that could not be reached."""
+    bad = np.zeros(len(offsets), bool)
+    arrays = (array.ctypes.data for array in (offsets, lines, enables, bad))
+    _checked(library().kelp_store_parts(base, *arrays, len(offsets)))
+    return bad
+
+
+def drops() -> bool:
+    """Whether :func:`drop_lines` does anything on this CPU; the library must be there."""
+    return bool(library().kelp_can_drop())
+
+
+def drop_lines(base: int, offsets: np.ndarray) -> np.ndarray:
+    """Have this machine's caches write back and forget lines at address `base` + offsets,
+    uint64[n]: the next loads of them are the memory's own answers. bool[n] of the lines that could
+    not be reached."""
+    bad = np.zeros(len(offsets), bool)
+    _checked(library().kelp_drop(base, offsets.ctypes.data, bad.ctypes.data, len(offsets)))
     return bad
 
 

@@ -5,6 +5,8 @@
  * A store is one aligned 64-byte write where the CPU has one (MOVDIR64B, else a non-temporal AVX-512 store, else non-temporal SSE2 stores of the same line
  * back to back, else plain ones), and a fence follows the last. A line whose memory is gone or bad (SIGBUS) is counted instead of ending the process: the
  * handler is this library's for the thread that moves, and the former one's for everybody else.
+ *
+ * kelp_drop and kelp_store_parts are for memory that answers: a device that must see each access, behind caches that it does not know of.
  */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -140,6 +142,99 @@ long kelp_load(const uint8_t *base, const uint64_t *offsets, uint8_t *to, uint8_
     armed = 1;
     for (; i < n; i++)
         memcpy(to + 64 * i, base + offsets[i], 64);
+    armed = 0;
+    return lost;
+}
+
+/* Write a line back and let every cache of this machine forget it. */
+static void drop(const uint8_t *line) {
+#if defined(__x86_64__)
+    _mm_clflush(line);
+#elif defined(__aarch64__)
+    __asm__ volatile("dc civac, %0" : : "r"(line) : "memory");
+#else
+    (void)line;
+#endif
+}
+
+static void fence(void) {
+#if defined(__x86_64__)
+    _mm_mfence();
+#else
+    __sync_synchronize();
+#endif
+}
+
+/* Whether this CPU has a `drop` that programs may use. */
+int kelp_can_drop(void) {
+#if defined(__x86_64__) || defined(__aarch64__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* Let the caches forget lines base + offsets[0 ... n), so that the next loads of them are the memory's own answers. Lines that cannot be reached are marked. */
+long kelp_drop(const uint8_t *base, const uint64_t *offsets, uint8_t *bad, long n) {
+    volatile long i = 0, lost = 0;
+    if (guard())
+        return -1;
+    if (sigsetjmp(back, 1)) {
+        bad[i++] = 1;
+        lost++;
+    }
+    armed = 1;
+    for (; i < n; i++)
+        drop(base + offsets[i]);
+    armed = 0;
+    fence();
+    return lost;
+}
+
+static void word(uint8_t *to, uint64_t value) {
+#if defined(__x86_64__)
+    _mm_stream_si64((long long *)to, (long long)value);
+#else
+    *(volatile uint64_t *)to = value;
+#endif
+}
+
+/*
+ * Write those bytes of lines from[0 ... n) to base + offsets[i] whose bit is set in enables[i], the lines in order, each fenced from the next. Eight bytes at
+ * a place of eight are one write past the caches; any other byte is stored through them, so that the line's others are read and written back with it.
+ */
+long kelp_store_parts(uint8_t *base, const uint64_t *offsets, const uint8_t *from, const uint64_t *enables, uint8_t *bad, long n) {
+    volatile long i = 0, lost = 0;
+    if (guard())
+        return -1;
+    if (sigsetjmp(back, 1)) {
+        bad[i++] = 1;
+        lost++;
+    }
+    armed = 1;
+    for (; i < n; i++) {
+        uint8_t *const to = base + offsets[i];
+        int cached = 0;
+        drop(to);
+        fence();
+        for (int w = 0; w < 8; w++) {
+            const unsigned bytes = enables[i] >> 8 * w & 0xff;
+            if (bytes == 0xff) {
+                uint64_t value;
+                memcpy(&value, from + 64 * i + 8 * w, 8);
+                word(to + 8 * w, value);
+                continue;
+            }
+            for (int b = 0; b < 8; b++)
+                if (bytes >> b & 1) {
+                    ((volatile uint8_t *)to)[8 * w + b] = from[64 * i + 8 * w + b];
+                    cached = 1;
+                }
+        }
+        if (cached)
+            drop(to);
+        fence();
+    }
     armed = 0;
     return lost;
 }

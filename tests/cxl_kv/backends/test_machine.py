@@ -34,9 +34,11 @@ from hypothesis.stateful import (
 )
 from processes import forked
 from serial_board import SerialBoard
+from simulated_window import SimulatedWindow
 from tenants import greeted, tenants
 
 import cxl_kv
+from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.device import Device
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
@@ -112,6 +114,10 @@ class Machine(RuleBasedStateMachine):
                 cxl_kv.open(f"serial:{self.board.port}?timeout=0.02&patience=30")
             )
             self.core, self.devices = self.board.core, [device]
+        elif url.startswith("cxl:"):
+            self.core = make_core(url.removeprefix("cxl:"))
+            mapped = CxlCore(SimulatedWindow(self.core), self.core.config)
+            self.devices = [self.stack.enter_context(Device(LocalTransport(mapped)))]
         else:
             device = self.stack.enter_context(cxl_kv.open(url))
             self.core, self.devices = device.transport.core, [device]
@@ -452,6 +458,7 @@ BACK_ENDS = {
     "unix to a process": (machine("Apart", apart=True), 10, 20),
     "unix to a process on dax": (machine("ApartDax", apart=True, **DAX), 6, 20),
     "serial": (machine("Serial", url="serial:", crowded=True), 10, 20),
+    "cxl on golden": (machine("Cxl", url="cxl:golden:unit"), 10, 20),
     "rtl": (machine("Rtl", url="rtl:unit"), 4, 12),
     "unix to rtl": (machine("UnixRtl", url="rtl:unit", served=True), 3, 12),
 }

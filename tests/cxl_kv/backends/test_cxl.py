@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A device in memory: found by its digest, reached by loads and stores alone, refused with a word
+where it cannot be used."""
+
+import multiprocessing
+import os
+import shutil
+
+import numpy as np
+import pytest
+from simulated_window import SimulatedWindow
+
+import cxl_kv
+from cxl_kv import native
+from cxl_kv.backends.cxl import CxlCore, MappedWindow, find_config, window_bytes
+from cxl_kv.backends.mapping import ALIGNMENT
+from cxl_kv.core import Status
+from cxl_kv.device import Device
+from cxl_kv.serving.server import Server
+from cxl_kv.transport import LocalTransport
+from cxl_kv.url import make_core
+from kelp_spec.address import AddressMap, KvAddress
+from kelp_spec.config import NAMED, named
+from kelp_spec.registers import IDENTITY
+
+SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, formats="int8")
+RAW = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The C library, in a cache of its own."""
+    if not any(shutil.which(c) for c in ("cc", "gcc", "clang", "g++")):
+        pytest.fail("there is no C compiler; `make setup` asks for g++")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("KELP_NATIVE", raising=False)
+        native.library.cache_clear()
+        native.build()
+        yield
+    native.library.cache_clear()
+
+
+def memory_of(path, config, size=None):
+    """A file in the place of a devdax device, whose registers say that it is of `config`."""
+    with open(path, "wb") as file:
+        file.truncate(-(-window_bytes(config) // ALIGNMENT) * ALIGNMENT if size is None else size)
+        file.seek(AddressMap(config).register_base)
+        file.write(np.array([IDENTITY, int(config.digest, 16)], np.uint64).tobytes())
+
+
+def opened(core, **window):
+    return Device(LocalTransport(CxlCore(SimulatedWindow(core, **window), core.config)))
+
+
+def tensors(tokens):
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((2, 2, 2, tokens, 32)).astype(np.float16).view(np.uint16)
+
+
+@pytest.mark.parametrize(("words", "formats"), [(False, "int8"), (False, "raw16"), (True, "raw16")])
+def test_a_session_in_words_of_eight_bytes_is_one_in_lines(words, formats):
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, formats=formats)
+    k, v = tensors(16)
+    out = []
+    for device in (cxl_kv.open("golden:unit"), opened(make_core("golden:unit"), words=words)):
+        with device, device.open_session(shape, max_tokens=16) as session:
+            session.write([0, 1], k, v)
+            session.write(1, k[0, :, :3], v[0, :, :3], positions=[5, 6, 7])
+            session.advance()
+            out.append([np.array(session.read(layer, stop=16)) for layer in (0, 1)])
+    assert np.array_equal(out[0], out[1])
+
+
+def test_hints_and_formats_that_round_are_offered_where_a_line_is_one_write():
+    with (
+        opened(make_core("golden:unit")) as whole,
+        opened(make_core("golden:unit"), words=True) as words,
+    ):
+        assert whole.transport.hints and not words.transport.hints
+        with words.open_session(RAW) as session, pytest.raises(cxl_kv.UnsupportedError):
+            session.hints.prefetch(0, 0, [0])
+    with opened(make_core("golden:unit"), words=True) as words:
+        with pytest.raises(cxl_kv.UnsupportedError, match="stores raw16"):
+            words.open_session(SHAPE)
+
+
+def test_ones_of_a_closed_session_are_not_mapped_and_stored_ones_are_data():
+    core = CxlCore(SimulatedWindow(make_core("golden:unit")), named("unit"))
+    device, places = Device(LocalTransport(core)), AddressMap(core.config)
+    line = np.array([places.encode(KvAddress(0, 0, 0, 0, 0))], np.uint64)
+    beyond = [
+        places.encode(KvAddress(*at)) for at in ((0, 3, 0, 0, 0), (0, 0, 7, 0, 0), (1, 0, 0, 0, 0))
+    ]
+    assert core.load(line, 0).status[0] == Status.NOT_MAPPED
+    one = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+    with device, device.open_session(one, max_tokens=4):
+        core.store(line, np.full((1, 64), 0xFF, np.uint8), None, 0)
+        lines, status = core.load(line, 0)
+        assert status[0] == Status.DATA and (lines == 0xFF).all()
+        assert set(core.load(np.array(beyond, np.uint64), 0).status) == {Status.NOT_MAPPED}
+        outside = np.array([core._window.size, places.register_base + (1 << 15)], np.uint64)
+        assert core.load(outside, 0).status[0] == Status.NOT_MAPPED
+
+
+def test_a_mapping_has_no_tenants():
+    core = CxlCore(SimulatedWindow(make_core("golden:unit")), named("unit"))
+    with pytest.raises(cxl_kv.UnsupportedError, match="cannot be shared among tenants"):
+        Server(core)
+    with pytest.raises(cxl_kv.UnsupportedError, match="LD-ID 3 is refused"):
+        LocalTransport(core, 3).load(np.zeros(1, np.uint64))
+    core.close()
+
+
+def test_a_device_says_what_it_was_built_from(library, tmp_path):
+    path = tmp_path / "dax0.0"
+    memory_of(path, named("trace"))
+    window = MappedWindow(str(path))
+    assert find_config(window, list(NAMED.values())).name == "trace"
+    with pytest.raises(cxl_kv.TransportError, match=r"no KELP identity in .*known: unit"):
+        find_config(window, [named("unit")])
+    other = named("trace").with_(name="other", frames=(64, 64, 64, 64))
+    with pytest.raises(cxl_kv.TransportError, match=f"digest {named('trace').digest}"):
+        find_config(window, [other])
+    window.close()
+
+
+def test_what_is_stored_in_parts_is_in_memory(library, tmp_path):
+    path = tmp_path / "dax0.0"
+    memory_of(path, named("unit"))
+    window, rng = MappedWindow(str(path)), np.random.default_rng(5)
+    offsets = 64 * rng.choice(window.size // 64, 300, replace=False).astype(np.uint64)
+    lines = rng.integers(0, 256, (300, 64), np.uint8)
+    enables = rng.integers(0, 1 << 63, 300, np.uint64)
+    enables[::3] |= np.uint64(0xFF00FF00FF)
+    enables[::7] = (1 << 64) - 1
+    before, _ = window.load(offsets)
+    assert not window.store_parts(offsets, lines, enables).any()
+    bits = np.unpackbits(enables.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    wanted = np.where(bits.astype(bool), lines, before)
+    got, lost = window.load(offsets)
+    assert np.array_equal(got, wanted) and not lost.any()
+    on_disk = np.fromfile(path, np.uint8).reshape(-1, 64)[offsets // 64]
+    assert np.array_equal(on_disk, wanted)
+    # What goes away under the mapping is lost, not a signal.
+    os.truncate(path, 0)
+    assert window.load(offsets)[1].all() and window.store_parts(offsets, lines, enables).all()
+    window.close()
+
+
+def _try(url, out):
+    try:
+        cxl_kv.open(url).close()
+        out.put("opened")
+    except cxl_kv.CxlKvError as error:
+        out.put(str(error))
+
+
+def test_one_process_at_a_time(library, tmp_path):
+    path, spawn = tmp_path / "dax0.0", multiprocessing.get_context("spawn")
+    memory_of(path, named("unit"))
+    window, out = MappedWindow(str(path)), spawn.Queue()
+    for said in ("in use by another process", "opened"):
+        process = spawn.Process(target=_try, args=(f"cxl:{path}", out))
+        process.start()
+        assert said in out.get(timeout=60)
+        process.join()
+        window.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "url", "said"),
+    [
+        (lambda path: None, "cxl:{path}", "No such file"),
+        (lambda path: memory_of(path, named("unit"), size=100), "cxl:{path}", "legal: a devdax"),
+        (lambda path: memory_of(path, named("unit")), "cxl:{path}?config=trace", "no KELP"),
+        (lambda path: memory_of(path, named("unit")), "cxl:{path}?colour=1", "unknown"),
+        (lambda path: path.mkdir(), "cxl:{path}", "Is a directory"),
+    ],
+)
+def test_what_cannot_be_opened(library, tmp_path, make, url, said):
+    make(tmp_path / "memory")
+    with pytest.raises((cxl_kv.CxlKvError, ValueError), match=said):
+        cxl_kv.open(url.format(path=tmp_path / "memory"))
+
+
+def test_without_the_c_library_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KELP_NATIVE", "0")
+    native.library.cache_clear()
+    with pytest.raises(cxl_kv.UnsupportedError, match="python -m cxl_kv.native"):
+        cxl_kv.open(f"cxl:{tmp_path}/dax0.0")
+    native.library.cache_clear()
