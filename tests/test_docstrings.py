@@ -93,7 +93,7 @@ ARGUMENTS = {
     "SummaryBuild": {"lines": 2, "id_bits": 1},
     "SlotTable": _TABLE,
     "Choice": {"depth": 1, "mass_bits": 1, "id_bits": 1},
-    "PageMarks": {"pages": 64},
+    "PageMarks": {"pages": 64, "lists": 1},
     **dict.fromkeys(
         ("GatherWindow", "PageReader", "Select", "SelectControl", "SelectWindow", "SummaryStore"),
         {"config": named("unit_select")},

@@ -9,7 +9,7 @@ from kelp_golden import codec, select
 from kelp_spec.formats import ELEMENTS, Format, HostType
 from kelp_spec.select import BLOCK_EXPONENT_BITS, SUMMARY_BITS
 
-__all__ = ["SCALE", "Group", "put_queries", "summary_words"]
+__all__ = ["SCALE", "Group", "put_queries", "query_lines", "summary_words"]
 
 #: log2(e) / 8 as m · 2^−sh
 SCALE = {"m": 47274, "sh": 18}
@@ -94,24 +94,29 @@ def summary_words(summary):
     return out
 
 
+def query_lines(query):
+    """What a block is sent of a query."""
+    heads, lines = query.e.shape
+    return [
+        {
+            "head": head,
+            "line": line,
+            "element": [int(x) for x in query.x[head, line]],
+            "exponent": int(query.e[head, line]),
+        }
+        for head in range(heads)
+        for line in range(lines)
+    ]
+
+
 def put_queries(query):
     """A testbench that writes a query's lines into a block."""
 
     async def put(ctx, dut):
-        heads, lines = query.e.shape
-        for head in range(heads):
-            for line in range(lines):
-                ctx.set(
-                    dut.i_query.p,
-                    {
-                        "head": head,
-                        "line": line,
-                        "element": [int(x) for x in query.x[head, line]],
-                        "exponent": int(query.e[head, line]),
-                    },
-                )
-                ctx.set(dut.i_query.valid, 1)
-                await ctx.tick()
+        for line in query_lines(query):
+            ctx.set(dut.i_query.p, line)
+            ctx.set(dut.i_query.valid, 1)
+            await ctx.tick()
         ctx.set(dut.i_query.valid, 0)
 
     return put

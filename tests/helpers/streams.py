@@ -27,11 +27,13 @@ class Transfer(NamedTuple):
 class Ends:
     """What a test does at a block's ports.
 
-    sends : stream → items, each an integer or a dict of fields; offered in turn, held until taken
+    sends : stream (`i`, `i.0`) → items, each an integer or a dict of fields; offered in turn, held
+        until taken
     takes : the streams that the test takes from
     offer, take : the shares of cycles in which it begins an offer, is ready
     held : port → value, all the time
-    answer : (stream, item) of what the block gives → (stream, item) to send, one after another
+    answer : (stream, item) of what the block gives or takes → (stream, item) to send, one after
+        another
     watch : called in each cycle with the simulator's context, before the clock edge
     before : a testbench that is run first, with the context and the block
     """
@@ -48,7 +50,7 @@ class Ends:
 
 def _at(dut, path):
     for name in path.split("."):
-        dut = getattr(dut, name)
+        dut = dut[int(name)] if name.isdecimal() else getattr(dut, name)
     return dut
 
 
@@ -75,6 +77,10 @@ def pump(dut, ends, *, cycles, seed=1):
             if not _fixed(streams[path]):
                 ctx.set(streams[path].ready, rng.random() < ends.take)
 
+    def answer(path, item):
+        for to, what in ends.answer(path, item) if ends.answer else ():
+            queues.setdefault(to, deque()).append(what)
+
     def given(ctx, cycle, path):
         """What the block offers is seen, and perhaps taken."""
         stream = streams[path]
@@ -88,8 +94,7 @@ def pump(dut, ends, *, cycles, seed=1):
         if ctx.get(stream.ready):
             item = ctx.get(stream.payload)
             seen[path].append(Transfer(since.pop(path), cycle, item))
-            for to, what in ends.answer(path, item) if ends.answer else ():
-                queues.setdefault(to, deque()).append(what)
+            answer(path, item)
         else:
             standing[path] = since[path], raw
 
@@ -107,6 +112,7 @@ def pump(dut, ends, *, cycles, seed=1):
                 given(ctx, cycle, path)
             for path in taken:
                 seen[path].append(Transfer(since.pop(path), cycle, queues[path].popleft()))
+                answer(path, seen[path][-1].item)
             await ctx.tick()
 
     top = Module()

@@ -17,13 +17,15 @@ def feed(control, m, s, choosing):
     p, bell = control.parts, s.bell
     engine, keys, request = p.engine, p.reader.o, p.engine.i.p
     absent = Signal()
+    #: the engine has the request
+    taken = Signal()
     #: the page before is not asked for yet
     stalls = control.o_fetch.valid
     most = (1 << len(request.target)) - 1
     m.d.comb += [
-        engine.scale.m.eq(bell.m),
-        engine.scale.sh.eq(bell.sh),
-        engine.i.valid.eq(choosing),
+        request.scale.m.eq(bell.m),
+        request.scale.sh.eq(bell.sh),
+        engine.i.valid.eq(choosing & ~taken),
         request.newest.eq(bell.newest),
         request.most.eq(bell.most),
         request.target.eq(Mux(bell.target > most, most, bell.target)),
@@ -48,6 +50,7 @@ def feed(control, m, s, choosing):
             p.reader.i.valid.eq(engine.o_key.valid),
             engine.o_key.ready.eq(p.reader.i.ready),
         ]
+    m.d.sync += taken.eq(choosing & (taken | engine.i.ready))
     with m.If(control.o_fetch.ready):
         m.d.sync += control.o_fetch.valid.eq(0)
     with m.If(keys.valid & keys.ready & ~s.building):

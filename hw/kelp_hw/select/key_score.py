@@ -23,7 +23,7 @@ class KeyScore(ScoredLines, wiring.Component):
 
     Parameters
     ----------
-    heads, lines, id_bits : int
+    heads, lines, id_bits, banks : int
         As of ScoredLines.
 
     Members
@@ -31,9 +31,9 @@ class KeyScore(ScoredLines, wiring.Component):
     i : in, stream of stored_line
         The lines of a token, 0 … `last`, one token after another.
     i_query : in, always-ready stream of query_line
-        Only while `idle`.
-    scale : in
-        Holds still while lines are inside.
+        Into `put_bank`; of the bank in use only while `idle`.
+    bank, put_bank, scale : in
+        As of LineScores.
     o : out, stream of scores
         `id` is that of the last line.
     idle : out

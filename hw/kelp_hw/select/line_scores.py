@@ -17,7 +17,7 @@ from kelp_spec.select import (
     SCORE_MOST,
 )
 
-from .signatures import ELEMENT, SelectLayouts
+from .signatures import ELEMENT, SelectLayouts, checked
 
 __all__ = ["LineScores", "ScoredLines"]
 
@@ -43,13 +43,17 @@ class LineScores(wiring.Component):
     lines : int
         Lines of a token at most.
     id_bits : int
+    banks : int, optional
+        Groups whose queries have a place, 1 or 2.
 
     Members
     -------
     i_query : in, always-ready stream of query_line
-        Only while `idle`.
+        Into `put_bank`; of the bank in use only while `idle`.
+    bank, put_bank : in
+        Whose queries are meant, and whose come. `bank` holds still while tokens are inside.
     scale : in
-        Holds still while tokens are inside.
+        The same.
     i : in, stream of line
         The lines of a token, 0 … `last`, one token after another.
     o : out, stream of scores
@@ -61,12 +65,15 @@ class LineScores(wiring.Component):
     LATENCY = 10
     INTERVAL = 1
 
-    def __init__(self, *, heads: int, lines: int, id_bits: int):
+    def __init__(self, *, heads: int, lines: int, id_bits: int, banks: int = 1):
         layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
         self.heads, self.lines, self.id_bits = heads, lines, id_bits
+        self.banks = checked("banks", banks, 1, 2)
         super().__init__(
             {
                 "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
+                "bank": In(range(banks)),
+                "put_bank": In(range(banks)),
                 "scale": In(layouts.scale),
                 "i": In(stream.Signature(layouts.line)),
                 "o": Out(stream.Signature(layouts.scores)),
@@ -84,7 +91,8 @@ class LineScores(wiring.Component):
         for each in valid[1:]:
             busy |= each
         m.d.comb += self.idle.eq(~busy)
-        m.d.sync += Assert(~self.i_query.valid | self.idle, "a query changes under a line")
+        own = self.bank == self.put_bank
+        m.d.sync += Assert(~self.i_query.valid | self.idle | ~own, "a query changes under a line")
         self._check_order(m, moves)
 
         line, first = self.i.p, Signal()
@@ -145,15 +153,17 @@ class LineScores(wiring.Component):
     def _query(self, m, head, moves):
         """Elements and exponent of the head's line, in stage 1."""
         put, width = self.i_query.p, 8 * ELEMENTS
-        rows = memory.Memory(shape=width + BLOCK_EXPONENT_BITS, depth=self.lines, init=())
+        line_bits = (self.lines - 1).bit_length()
+        depth = self.lines if self.banks == 1 else self.banks << line_bits
+        rows = memory.Memory(shape=width + BLOCK_EXPONENT_BITS, depth=depth, init=())
         m.submodules[f"query_{head}"] = rows
         write, read = rows.write_port(), rows.read_port()
         m.d.comb += [
             write.en.eq(self.i_query.valid & (put.head == head)),
-            write.addr.eq(put.line),
+            write.addr.eq(Cat(put.line[:line_bits], self.put_bank)),
             write.data.eq(Cat(put.element.as_value(), put.exponent)),
             read.en.eq(moves),
-            read.addr.eq(self.i.p.line),
+            read.addr.eq(Cat(self.i.p.line[:line_bits], self.bank)),
         ]
         elements = [read.data[8 * k : 8 * k + 8].as_signed() for k in range(ELEMENTS)]
         return elements, read.data[width:].as_signed()
@@ -230,18 +240,22 @@ class ScoredLines:
     lines : int
         Lines of a token at most, and so of a summary.
     id_bits : int
+    banks : int, optional
+        As of LineScores.
     """
 
     LATENCY = LineScores.LATENCY + 1
     INTERVAL = 1
     KIND: str  #: what `i` carries: a member of SelectLayouts
 
-    def __init__(self, *, heads: int, lines: int, id_bits: int):
+    def __init__(self, *, heads: int, lines: int, id_bits: int, banks: int = 1):
         layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
-        self.heads, self.lines, self.id_bits = heads, lines, id_bits
+        self.heads, self.lines, self.id_bits, self.banks = heads, lines, id_bits, banks
         super().__init__(
             {
                 "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
+                "bank": In(range(banks)),
+                "put_bank": In(range(banks)),
                 "scale": In(layouts.scale),
                 "i": In(stream.Signature(getattr(layouts, self.KIND))),
                 "o": Out(stream.Signature(layouts.scores)),
@@ -256,7 +270,7 @@ class ScoredLines:
     def elaborate(self, platform):
         m = Module()
         m.submodules.scores = scores = LineScores(
-            heads=self.heads, lines=self.lines, id_bits=self.id_bits
+            heads=self.heads, lines=self.lines, id_bits=self.id_bits, banks=self.banks
         )
         connect(m, flipped(self.i_query), scores.i_query)
         connect(m, scores.o, flipped(self.o))
@@ -264,6 +278,8 @@ class ScoredLines:
         self._block_form(m, line)
         m.d.comb += [
             scores.scale.eq(self.scale),
+            scores.bank.eq(self.bank),
+            scores.put_bank.eq(self.put_bank),
             self.i.ready.eq(~scores.i.valid | scores.i.ready),
             self.idle.eq(scores.idle & ~self.i.valid),
             *(line[name].eq(self.i.p[name]) for name in ("line", "last", "id")),

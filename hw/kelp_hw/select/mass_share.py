@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What share of its heads' attention each scored page has (docs/select.md, "Scores"). A list of one
-page and one head is answered after 54 cycles, one of n pages after `latency(n)`."""
+page and one head is answered after 51 cycles, one of n pages after `latency(n)`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ class MassShare(wiring.Component):
     heads of its share of the head's whole mass, UQ0.16 each. The whole has `more` times the mass of
     the pages that are `named` in it, for those that were not scored.
 
+    All heads at once: one pass sums, then each head divides, and a second pass multiplies. There is
+    place for two lists, so that one comes in while the shares of the one before go out.
+
     Latency: `latency(n)` cycles from the last of n pages to the first at `o`; `LATENCY` of one page
-    and one head. For each head there are two passes, one page a cycle, and a division. One page a
-    cycle in and out (`INTERVAL`); the next list may begin when the last page is taken. Errors:
-    none; more pages than `depth` are an assertion.
+    and one head. One page a cycle in and out (`INTERVAL`). Errors: none; more pages than `depth`
+    are an assertion.
 
     Parameters
     ----------
@@ -36,26 +38,27 @@ class MassShare(wiring.Component):
 
     Members
     -------
-    more : in
-        For each head, UQ8.16; holds still from a list's first page to its last at `o`.
     i : in, stream
-        A page's mass, whether a head named it, and whether it is the last of the list.
+        A page's mass, whether a head named it, and whether it is the last of the list; with the
+        last one for each head `more`, UQ8.16.
     o : out, stream
         The page's `id`, its `mass`, and whether it is the last.
     """
 
-    LATENCY = 54
+    LATENCY = 51
     INTERVAL = 1
 
     def __init__(self, *, heads: int, depth: int, id_bits: int):
         layouts = SelectLayouts(heads=heads, id_bits=id_bits)
         self.heads, self.depth, self.id_bits = heads, checked("depth", depth, 2, 512), id_bits
         self.mass_bits = SHARE_BITS + (heads - 1).bit_length()
-        self.page = data.StructLayout({"mass": layouts.page_mass, "named": 1, "last": 1})
+        self.more = data.ArrayLayout(RATIO_BITS, heads)
+        row = {"mass": layouts.page_mass, "named": 1}
+        self.row = data.StructLayout(row)
+        self.page = data.StructLayout(row | {"last": 1, "more": self.more})
         shared = {"id": id_bits, "mass": self.mass_bits, "last": 1}
         super().__init__(
             {
-                "more": In(data.ArrayLayout(RATIO_BITS, heads)),
                 "i": In(stream.Signature(self.page)),
                 "o": Out(stream.Signature(data.StructLayout(shared))),
             }
@@ -63,168 +66,187 @@ class MassShare(wiring.Component):
 
     def latency(self, pages: int) -> int:
         """Cycles from the last of so many pages to the first at `o`."""
-        return self.LATENCY + self.heads * (2 * pages + 50) - 52
+        return self.LATENCY + (pages - 1) + (self.heads - 1)
 
     def elaborate(self, platform):
         m = Module()
         s = _State(self, m)
+        self._load(m, s)
+        moves = ~self.o.valid | self.o.ready
+        m.d.comb += s.moves.eq(moves)
         self._row(m, s)
         with m.FSM():
-            with m.State("LOAD"):
-                self._load(m, s)
             with m.State("SUM"):
-                self._sum(m, s)
+                m.d.comb += s.reads.eq(s.full.bit_select(s.bank, 1) & (s.place < s.count))
+                with m.If(s.goes[2]):
+                    for k in range(self.heads):
+                        m.d.sync += s.whole[k].eq(s.whole[k] + s.aligned[k])
+                        with m.If(s.named[2]):
+                            m.d.sync += s.inside[k].eq(s.inside[k] + s.aligned[k])
+                with m.If((s.place == s.count) & (s.place != 0) & ~s.goes[1]):
+                    m.next = "MORE"
             with m.State("MORE"):
-                m.d.sync += [
-                    s.whole.eq(s.whole + (s.inside * self._of_head(m, s.head) >> SHARE_BITS)),
-                    s.steps.eq(0),
-                ]
-                m.next = "DIVIDE"
+                # One multiplier, a head after another.
+                inside, more = Signal.like(s.inside[0]), Signal(RATIO_BITS)
+                with m.Switch(s.head):
+                    for k in range(self.heads):
+                        with m.Case(k):
+                            m.d.comb += [
+                                inside.eq(s.inside[k]),
+                                more.eq(Mux(s.bank, s.mores[1][k], s.mores[0][k])),
+                            ]
+                            m.d.sync += s.whole[k].eq(s.whole[k] + (inside * more >> SHARE_BITS))
+                m.d.sync += [s.head.eq(s.head + 1), s.steps.eq(0)]
+                with m.If(s.head == self.heads - 1):
+                    m.d.sync += s.head.eq(0)
+                    m.next = "DIVIDE"
             with m.State("DIVIDE"):
-                self._divide(m, s)
+                for k in range(self.heads):
+                    self._divide(m, s, k)
+                m.d.sync += s.steps.eq(s.steps + 1)
                 with m.If(s.steps == RECIPROCAL_BITS):
                     m.d.sync += s.place.eq(0)
                     m.next = "SHARE"
             with m.State("SHARE"):
-                self._share(m, s)
-            with m.State("READ"):
-                m.d.comb += s.read.addr.eq(s.place)
-                m.next = "GIVE"
-            with m.State("GIVE"):
-                self._give(m, s)
+                m.d.comb += [s.reads.eq(s.place < s.count), s.shares.eq(1)]
+                with m.If(self.o.valid & self.o.ready & self.o.p.last):
+                    m.d.comb += s.empties.eq(1)
+                    m.d.sync += [s.place.eq(0), s.bank.eq(~s.bank)]
+                    m.d.sync += [sums.eq(0) for sums in (*s.whole, *s.inside)]
+                    m.next = "SUM"
         return m
 
-    def _row(self, m, s):
-        """A row on its way: 1, read; 2, its head's mass aligned; 3, multiplied; 4, bounded."""
-        row = s.get.data.mass
-        e, z, top = Signal(EXPONENT), Signal(MASS_BITS), Signal(EXPONENT)
-        with m.Switch(s.head):
-            for k in range(self.heads):
-                with m.Case(k):
-                    m.d.comb += [e.eq(row.e[k]), z.eq(row.z[k]), top.eq(s.tops[k])]
-        by = Signal(EXPONENT.width)
-        m.d.comb += [s.get.addr.eq(s.place), by.eq(top - e), s.read.addr.eq(s.places[3])]
-        m.d.sync += [
-            *(s.goes[k + 1].eq(s.goes[k]) for k in range(4)),
-            *(s.places[k + 1].eq(s.places[k]) for k in range(4)),
-            s.named.eq(s.get.data.named),
-            s.aligned.eq(z >> Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5]),
-            s.product.eq(s.aligned * s.reciprocal),
-            s.bounded.eq(_share(s.product)),
-        ]
-
     def _load(self, m, s):
+        """Pages of a list into the bank that is being filled."""
+        bank, place = Signal(), Signal(range(self.depth))
+        full = s.full.bit_select(bank, 1)
+        taken = self.i.valid & self.i.ready
+        fills, empty = Signal(2), Signal(2)
         m.d.comb += [
-            self.i.ready.eq(1),
-            s.put.en.eq(self.i.valid),
-            s.put.addr.eq(s.count),
-            s.put.data.eq(self.i.p),
+            self.i.ready.eq(~full),
+            s.put.en.eq(taken),
+            s.put.addr.eq(Cat(place, bank)),
+            s.put.data.mass.eq(self.i.p.mass),
+            s.put.data.named.eq(self.i.p.named),
+            fills.eq((taken & self.i.p.last) << bank),
+            empty.eq(s.empties << s.bank),
+            s.count.eq(Mux(s.bank, s.counts[1], s.counts[0])),
         ]
-        with m.If(self.i.valid):
+        m.d.sync += s.full.eq((s.full | fills) & ~empty)
+        with m.If(taken):
             m.d.sync += [
-                s.count.eq(s.count + 1),
-                Assert(s.count < self.depth, "more pages than have a place"),
+                place.eq(Mux(self.i.p.last, 0, place + 1)),
+                Assert((place != self.depth - 1) | self.i.p.last, "more pages than have a place"),
             ]
-            for k, top in enumerate(s.tops):
-                new = self.i.p.mass.e[k]
-                with m.If((s.count == 0) | (new > top)):
-                    m.d.sync += top.eq(new)
             with m.If(self.i.p.last):
-                m.d.sync += [s.head.eq(0), s.place.eq(0), s.inside.eq(0), s.whole.eq(0)]
-                m.next = "SUM"
+                m.d.sync += bank.eq(~bank)
+            for b in range(2):
+                with m.If(bank == b):
+                    m.d.sync += [s.counts[b].eq(place + 1), s.mores[b].eq(self.i.p.more)]
+                    for k in range(self.heads):
+                        new, top = self.i.p.mass.e[k], s.tops[b][k]
+                        with m.If((place == 0) | (new > top)):
+                            m.d.sync += top.eq(new)
 
-    def _sum(self, m, s):
-        reads = s.goes[0]
-        m.d.comb += reads.eq(s.place < s.count)
-        m.d.sync += s.place.eq(s.place + reads)
-        with m.If(s.goes[2]):
-            m.d.sync += s.whole.eq(s.whole + s.aligned)
-            with m.If(s.named):
-                m.d.sync += s.inside.eq(s.inside + s.aligned)
-        with m.If(~reads & ~s.goes[1] & ~s.goes[2]):
-            m.next = "MORE"
-
-    def _share(self, m, s):
-        reads = s.goes[0]
+    def _row(self, m, s):
+        """A row on its way: 1, read; 2, masses aligned; 3, multiplied; 4, bounded; then summed."""
+        row = s.get.data
         m.d.comb += [
-            reads.eq(s.place < s.count),
-            s.write.en.eq(s.goes[4]),
-            s.write.addr.eq(s.places[4]),
-            s.write.data.eq(s.bounded + Mux(s.head == 0, 0, s.read.data)),
+            s.get.addr.eq(Cat(s.place[: s.place_bits], s.bank)),
+            s.get.en.eq(s.moves),
+            s.goes[0].eq(s.reads),
         ]
-        m.d.sync += s.place.eq(s.place + reads)
-        on_the_way = reads
-        for goes in s.goes[1:]:
-            on_the_way |= goes
-        with m.If(~on_the_way):
-            m.d.sync += [s.place.eq(0), s.inside.eq(0), s.whole.eq(0)]
-            with m.If(s.head == self.heads - 1):
-                m.next = "READ"
-            with m.Else():
-                m.d.sync += s.head.eq(s.head + 1)
-                m.next = "SUM"
-
-    def _give(self, m, s):
-        # The memories give the next row while this one is taken.
-        following = s.place + (self.o.valid & self.o.ready)
-        m.d.comb += [
-            self.o.valid.eq(1),
-            self.o.p.id.eq(s.get.data.mass.id),
-            self.o.p.mass.eq(s.read.data),
-            self.o.p.last.eq(s.place == s.count - 1),
-            s.read.addr.eq(following),
-            s.get.addr.eq(following),
-        ]
-        m.d.sync += s.place.eq(following)
-        with m.If(self.o.ready & self.o.p.last):
-            m.d.sync += s.count.eq(0)
-            m.next = "LOAD"
-
-    def _of_head(self, m, head):
-        """`more` of the head."""
-        more = Signal(RATIO_BITS)
-        with m.Switch(head):
+        last = [s.place + 1 == s.count, *(Signal(name=f"last{k}") for k in range(1, 5))]
+        ids = [row.mass.id, *(Signal(self.id_bits, name=f"id{k}") for k in range(2, 5))]
+        with m.If(s.moves):
+            m.d.sync += [
+                s.place.eq(s.place + s.reads),
+                *(s.goes[k + 1].eq(s.goes[k]) for k in range(4)),
+                *(last[k + 1].eq(last[k]) for k in range(4)),
+                *(ids[k + 1].eq(ids[k]) for k in range(3)),
+                s.named[2].eq(row.named),
+                self.o.valid.eq(s.goes[4] & s.shares),
+                self.o.p.id.eq(ids[3]),
+                self.o.p.last.eq(last[4]),
+            ]
+            shares = []
             for k in range(self.heads):
-                with m.Case(k):
-                    m.d.comb += more.eq(self.more[k])
-        return more
+                top = Mux(s.bank, s.tops[1][k], s.tops[0][k])
+                by = Signal(EXPONENT.width, name=f"by_{k}")
+                product = Signal(
+                    MASS_BITS + RECIPROCAL_BITS + 1, name=f"product_{k}", reset_less=True
+                )
+                bounded = Signal(SHARE_BITS, name=f"bounded_{k}", reset_less=True)
+                m.d.comb += by.eq(top - row.mass.e[k])
+                m.d.sync += [
+                    s.aligned[k].eq(row.mass.z[k] >> Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5]),
+                    product.eq(s.aligned[k] * s.reciprocal[k]),
+                    bounded.eq(_share(product)),
+                ]
+                shares.append(bounded)
+            m.d.sync += self.o.p.mass.eq(_sum(shares))
 
-    def _divide(self, m, s):
+    def _divide(self, m, s, k):
         """One bit of ⌊2^RECIPROCAL_BITS / whole⌋: the dividend is a one and zeros."""
-        begins, shifted, fits = s.steps == 0, Signal(len(s.remainder) + 1), Signal()
+        whole, remainder, reciprocal = s.whole[k], s.remainder[k], s.reciprocal[k]
+        begins = s.steps == 0
+        shifted, fits = Signal(len(remainder) + 1, name=f"shifted_{k}"), Signal(name=f"fits_{k}")
         m.d.comb += [
-            shifted.eq(Cat(begins, Mux(begins, 0, s.remainder))),
-            fits.eq(shifted >= s.whole),
+            shifted.eq(Cat(begins, Mux(begins, 0, remainder))),
+            fits.eq(shifted >= whole),
         ]
         m.d.sync += [
-            s.steps.eq(s.steps + 1),
-            s.remainder.eq(Mux(fits, shifted - s.whole, shifted)),
-            s.reciprocal.eq(Cat(fits, Mux(begins, 0, s.reciprocal[:-1]))),
-            Assert(s.whole != 0, "a page's mass is never nothing"),
+            remainder.eq(Mux(fits, shifted - whole, shifted)),
+            reciprocal.eq(Cat(fits, Mux(begins, 0, reciprocal[:-1]))),
+            Assert(whole != 0, "a page's mass is never nothing"),
         ]
 
 
 class _State:
-    """What the states share: memories, counters, and a row on its way."""
+    """What the parts share: the memory, counters, and a row on its way."""
 
     def __init__(self, block: MassShare, m: Module):
-        m.submodules.rows = rows = memory.Memory(shape=block.page, depth=block.depth, init=())
-        m.submodules.sums = sums = memory.Memory(shape=block.mass_bits, depth=block.depth, init=())
+        heads = range(block.heads)
+        self.place_bits = (block.depth - 1).bit_length()
+        m.submodules.rows = rows = memory.Memory(
+            shape=block.row, depth=2 << self.place_bits, init=()
+        )
         self.put, self.get = rows.write_port(), rows.read_port()
-        self.write, self.read = sums.write_port(), sums.read_port()
-        width = MASS_BITS + (block.depth - 1).bit_length()  # of a sum over pages
+        width = MASS_BITS + self.place_bits  # of a sum over pages
         places = range(block.depth + 1)
-        self.count, self.place = Signal(places), Signal(places)
-        self.head = Signal(range(max(2, block.heads)))
-        self.tops = [Signal(EXPONENT, name=f"top_{k}") for k in range(block.heads)]
-        self.inside, self.whole = Signal(width), Signal(width + RATIO_BITS - SHARE_BITS + 1)
-        self.reciprocal, self.remainder = Signal(RECIPROCAL_BITS + 1), Signal(len(self.whole))
-        self.steps = Signal(range(RECIPROCAL_BITS + 2))
+        #: of either bank: whether its list is whole, how many pages it has, what is of its heads
+        self.full = Signal(2)
+        self.counts = [Signal(places, name=f"count_{b}") for b in range(2)]
+        self.mores = [Signal(block.more, name=f"more_{b}") for b in range(2)]
+        self.tops = [[Signal(EXPONENT, name=f"top_{b}_{k}") for k in heads] for b in range(2)]
+        #: of the list whose shares are found
+        self.bank, self.place, self.count = Signal(), Signal(places), Signal(places)
+        self.empties, self.moves, self.reads, self.shares = Signal(), Signal(), Signal(), Signal()
+        self.head, self.steps = (
+            Signal(range(max(2, block.heads))),
+            Signal(range(RECIPROCAL_BITS + 2)),
+        )
+        whole = width + RATIO_BITS - SHARE_BITS + 1
+
+        def each(bits, name, **options):
+            return [Signal(bits, name=f"{name}_{k}", **options) for k in heads]
+
+        self.inside, self.whole = each(width, "inside"), each(whole, "whole")
+        self.reciprocal, self.remainder = (
+            each(RECIPROCAL_BITS + 1, "reciprocal"),
+            each(whole, "remainder"),
+        )
+        self.aligned = each(MASS_BITS, "aligned", reset_less=True)
         self.goes = [Signal(name=f"goes{k}") for k in range(5)]
-        self.places = [self.place, *(Signal(places, name=f"place{k}") for k in range(1, 5))]
-        self.named, self.aligned = Signal(reset_less=True), Signal(MASS_BITS, reset_less=True)
-        self.product = Signal(MASS_BITS + RECIPROCAL_BITS + 1, reset_less=True)
-        self.bounded = Signal(SHARE_BITS, reset_less=True)
+        self.named = {2: Signal(name="named2", reset_less=True)}
+
+
+def _sum(values):
+    """A tree of adders, each a bit wider than what it adds."""
+    while len(values) > 1:
+        pairs = [a + b for a, b in zip(values[::2], values[1::2], strict=False)]
+        values = pairs + values[2 * len(pairs) :]
+    return values[0]
 
 
 def _share(product):

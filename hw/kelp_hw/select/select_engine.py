@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One choice of pages, from a group's queries to the chosen pages, with summaries and keys at hand
-(docs/select.md, "Passes and rates"). One line a cycle in either stage."""
+(docs/select.md, "Passes and rates"). One line a cycle in either stage, three requests inside."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Assert, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.select import BOUND_MASS_BITS, SCORE_BITS
 
-from ..lib.protected import BlockFault
+from ..lib.protected import BlockFault, ProtectedFifo, gather, gather_blocks
 from .choice import Choice
 from .key_score import KeyScore
 from .mass_share import MassShare
@@ -29,10 +29,14 @@ class SelectEngine(wiring.Component):
     keys, and chooses. The lines of a page whose keys are not at hand have a NaN; such a page has no
     mass, and no page without mass is chosen for it.
 
+    Three parts work at once, each on a request of its own, in the order of requests: stage one with
+    the names, stage two, and masses with the choice. The first page's keys are asked for while
+    stage one runs.
+
     Latency: `LATENCY` cycles from a request for page 0 alone, of one line and one head, to that
     page at `o`, where keys are answered in the cycle after they are asked for; in general that of
-    docs/select.md. One request at a time (`INTERVAL` for the same). Errors: none; a key or summary
-    out of order is an assertion of the blocks.
+    docs/select.md. A request in `INTERVAL` cycles for the same, in general in as many as the
+    slowest part takes. Errors: none; a key or summary out of order is an assertion of the blocks.
 
     Parameters
     ----------
@@ -47,49 +51,54 @@ class SelectEngine(wiring.Component):
     most : int
         Pages chosen at most, beside the first and the newest.
     protect : bool
-        The candidates' marks have check bits.
+        The candidates' marks and names have check bits.
 
     Members
     -------
     i_query : in, always-ready stream of query_line
-        Only while no request is inside.
-    scale : in
-        Holds still while a request is inside.
+        Of the request that comes next, before it is offered.
     i : in, stream
-        The newest page, how many are chosen at `most`, and the `target` of the heads' masses
-        together. Taken when the choice is over.
+        The newest page, how many are chosen at `most`, the `target` of the heads' masses together,
+        and the scale of scores. Taken when its pages are named and stage two has begun.
     o_summary, i_summary : out, stream of pages; in, stream of summary_line
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
         Pages asked for, and the lines of the tokens of their keys in that order. `id` is the page,
-        and above it whether the token is the page's last.
+        and above it whether the token is the page's last. The pages of a request are asked for when
+        the last key of the one before has been scored.
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`.
     fault : out, BlockFault
     """
 
-    LATENCY = 74
-    INTERVAL = 77
+    LATENCY = 67
+    INTERVAL = 54
 
     def __init__(
         self, *, heads: int, lines: int, pages: int, quota: int, most: int, protect: bool = False
     ):
-        self.heads, self.lines, self.pages = heads, lines, pages
+        self.heads, self.lines, self.pages, self.protect = heads, lines, pages, protect
         self.quota, self.most = checked("quota", quota, 1, 256), checked("most", most, 1, 256)
-        self.marks = PageMarks(pages=pages, protect=protect)
+        self.marks = PageMarks(pages=pages, lists=heads, protect=protect)
         bits = self.page_bits = self.marks.page_bits
         self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=bits)
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
         self.share = MassShare(heads=heads, depth=self.depth, id_bits=bits)
         self.choice = Choice(depth=most, mass_bits=self.share.mass_bits, id_bits=bits)
         keys = SelectLayouts(heads=heads, lines=lines, id_bits=bits + 1)
-        request = {"newest": bits, "most": range(most + 1), "target": self.choice.sum_bits}
+        self.request = data.StructLayout(
+            {
+                "newest": bits,
+                "most": range(most + 1),
+                "target": self.choice.sum_bits,
+                "scale": self.layouts.scale,
+            }
+        )
         super().__init__(
             {
                 "i_query": In(stream.Signature(self.layouts.query_line, always_ready=True)),
-                "scale": In(self.layouts.scale),
-                "i": In(stream.Signature(data.StructLayout(request))),
+                "i": In(stream.Signature(self.request)),
                 "o_summary": Out(stream.Signature(bits)),
                 "i_summary": In(stream.Signature(self.layouts.summary_line)),
                 "o_key": Out(stream.Signature(bits)),
@@ -101,121 +110,76 @@ class SelectEngine(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        bits, request = self.page_bits, self.i.p
+        bits = self.page_bits
         m.submodules.marks, m.submodules.share = self.marks, self.share
         m.submodules.choice = self.choice
         sizes = {"heads": self.heads, "lines": self.lines}
         m.submodules.bounds = bounds = SummaryScore(**sizes, id_bits=bits)
-        m.submodules.scores = scores = KeyScore(**sizes, id_bits=bits + 1)
-        m.submodules.bound_mass = bound_mass = PageMass(
-            heads=self.heads, id_bits=1, mass_bits=BOUND_MASS_BITS
-        )
-        m.submodules.mass = mass = PageMass(heads=self.heads, id_bits=bits)
+        m.submodules.scores = scores = KeyScore(**sizes, id_bits=bits + 1, banks=2)
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
-        tops = [
-            TopK(depth=self.quota, score=signed(SCORE_BITS), id_bits=bits)
-            for _ in range(self.heads)
-        ]
-        for k, top in enumerate(tops):
-            m.submodules[f"top_{k}"] = top
+        # The pages named, until stage two comes to them.
+        m.submodules.names = names = ProtectedFifo(
+            shape=self.marks.o.p.shape(), depth=self.heads * self.quota, protect=self.protect
+        )
         connect(m, flipped(self.i_summary), bounds.i)
         connect(m, flipped(self.i_key), scores.i)
         for block in (bounds, scores):
             m.d.comb += [
-                block.scale.eq(self.scale),
                 block.i_query.valid.eq(self.i_query.valid),
                 block.i_query.p.eq(self.i_query.p),
             ]
-        named = Signal(range(self.pages + 1))  # how many pages are
-        m.d.comb += named.eq(self.marks.count - Mux(request.newest == 0, 1, 2))
-        first_stage = Signal()
-        self._bound(m, bounds, bound_mass, unscored, tops, first_stage, named)
-        self._score(m, scores, mass, unscored, named)
-        over = Signal()
-        m.d.comb += [
-            over.eq(self.o.valid & self.o.ready & self.o.p.none),
-            self.i.ready.eq(over),
-            unscored.o.ready.eq(over),
-            self.choice.most.eq(request.most),
-            self.choice.target.eq(request.target),
-            self.fault.eq(self.marks.fault),
-        ]
-        connect(m, self.choice.o, flipped(self.o))
-        self._sequence(m, tops, bounds, first_stage, over)
+        #: the request at `i` has gone to stage two; the queries' place there
+        handed, bank = Signal(), Signal()
+        m.d.comb += [bounds.scale.eq(self.i.p.scale), scores.put_bank.eq(bank)]
+        self._name(m, bounds, unscored, names, handed)
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += bank.eq(~bank)
+        self._score(m, scores, unscored, names, handed, bank)
+        names_fault = Signal(BlockFault)
+        gather(m, names_fault, names.fault)
+        gather_blocks(m, self.fault, self.marks.fault, names_fault)
         return m
 
-    def _bound(self, m, bounds, bound_mass, unscored, tops, first_stage, named):
-        """Bounds go to the lists of the heads, in the first stage, and to their mass: of all pages,
-        kept; then of those named."""
-        last = Signal()
-        seen = Signal.like(named)
-        all_, all_valid = Signal.like(bound_mass.o.p), Signal()
+    # - stage one, and names -----------------------------------------------------------------------
+    def _name(self, m, bounds, unscored, names, handed):
+        """Bounds of all pages to the lists of the heads; then of those named again, for what is not
+        scored."""
+        newest, marks = self.i.p.newest, self.marks
+        first_stage, last, taken = Signal(), Signal(), Signal()
+        #: the last page named, once it is known
+        last_named, named = Signal(self.page_bits), Signal()
         m.d.comb += [
-            last.eq(Mux(first_stage, bounds.o.p.id == self.i.p.newest - 1, seen == named - 1)),
-            bounds.o.ready.eq(bound_mass.i.ready),
-            bound_mass.i.valid.eq(bounds.o.valid),
-            bound_mass.i.p.last.eq(last),
-            unscored.i_all.valid.eq(all_valid),
-            unscored.i_all.p.eq(all_),
-            unscored.i_named.valid.eq(bound_mass.o.valid & all_valid),
-            unscored.i_named.p.eq(bound_mass.o.p),
-            bound_mass.o.ready.eq(~all_valid | unscored.i_named.ready),
+            taken.eq(bounds.o.valid & bounds.o.ready),
+            last.eq(
+                Mux(
+                    first_stage,
+                    bounds.o.p.id == newest - 1,
+                    named & (bounds.o.p.id == last_named),
+                )
+            ),
         ]
-        taken = bounds.o.valid & bounds.o.ready
-        for k, top in enumerate(tops):
-            score = bounds.o.p.score[k]
+        for k in range(self.heads):
+            m.submodules[f"top_{k}"] = top = TopK(
+                depth=self.quota, score=signed(SCORE_BITS), id_bits=self.page_bits
+            )
             m.d.comb += [
-                bound_mass.i.p.score[k].eq((score + (score << 1)) >> 2),
                 top.i.valid.eq(taken & first_stage),
-                top.i.p.score.eq(score),
+                top.i.p.score.eq(bounds.o.p.score[k]),
                 top.i.p.id.eq(bounds.o.p.id),
                 top.i.p.last.eq(last),
+                marks.i[k].valid.eq(top.o.valid),
+                marks.i[k].p.page.eq(top.o.p.id),
+                marks.i[k].p.last.eq(top.o.p.last),
+                top.o.ready.eq(marks.i[k].ready),
             ]
             m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
-        with m.If(taken & ~first_stage):
-            m.d.sync += seen.eq(Mux(last, 0, seen + 1))
-        with m.If(bound_mass.o.valid & ~all_valid):
-            m.d.sync += [all_.eq(bound_mass.o.p), all_valid.eq(1)]
-        with m.If(unscored.i_all.ready):
-            m.d.sync += all_valid.eq(0)
-
-    def _score(self, m, scores, mass, unscored, named):
-        """Scores of keys go to their page's mass, that to the shares, those to the choice."""
-        bits, newest, share = self.page_bits, self.i.p.newest, self.share
-        page = mass.o.p.id
-        # What is not scored must be known when the last page has come.
-        known = (page != newest) | (named == 0) | unscored.o.valid
-        m.d.comb += [
-            mass.i.valid.eq(scores.o.valid),
-            scores.o.ready.eq(mass.i.ready),
-            mass.i.p.score.eq(scores.o.p.score),
-            mass.i.p.id.eq(scores.o.p.id[:bits]),
-            mass.i.p.last.eq(scores.o.p.id[bits]),
-            share.i.valid.eq(mass.o.valid & known),
-            mass.o.ready.eq(share.i.ready & known),
-            share.i.p.mass.eq(mass.o.p),
-            share.i.p.named.eq((page != 0) & (page != newest)),
-            share.i.p.last.eq(page == newest),
-            share.more.as_value().eq(Mux(named == 0, 0, unscored.o.p.as_value())),
-            self.choice.i.valid.eq(share.o.valid),
-            share.o.ready.eq(self.choice.i.ready),
-            self.choice.i.p.id.eq(share.o.p.id),
-            self.choice.i.p.mass.eq(share.o.p.mass),
-            self.choice.i.p.last.eq(share.o.p.last),
-            self.choice.i.p.present.eq(share.o.p.mass != 0),
-            self.choice.i.p.always.eq((share.o.p.id == 0) | (share.o.p.id == newest)),
-        ]
-
-    def _sequence(self, m, tops, bounds, first_stage, over):
-        """Which pages are asked for, and marked."""
-        newest, marks = self.i.p.newest, self.marks
-        page, head = Signal(self.page_bits), Signal(range(max(2, self.heads)))
-        key_sent, summary_sent = Signal(), Signal()
+        self._bound_masses(m, bounds, unscored, last)
+        page, found = Signal(self.page_bits), marks.o
         with m.FSM():
             with m.State("WAIT"):
-                m.d.sync += [page.eq(1), head.eq(0)]
+                m.d.sync += page.eq(1)
                 with m.If(self.i.valid):
-                    m.next = "FIRST"
+                    m.next = "HAND"
                     with m.If(newest > 1):
                         m.next = "BOUND"
             with m.State("BOUND"):
@@ -227,53 +191,131 @@ class SelectEngine(wiring.Component):
                 ]
                 with m.If(asks & self.o_summary.ready):
                     m.d.sync += page.eq(page + 1)
-                with m.If(bounds.o.valid & bounds.o.ready & (bounds.o.p.id == newest - 1)):
+                with m.If(taken & last):
                     m.next = "NAME"
             with m.State("NAME"):
-                with m.Switch(head):
-                    for k, top in enumerate(tops):
-                        with m.Case(k):
-                            m.d.comb += [
-                                marks.i.valid.eq(top.o.valid),
-                                marks.i.p.page.eq(top.o.p.id),
-                                top.o.ready.eq(marks.i.ready),
-                            ]
-                            with m.If(top.o.valid & top.o.ready & top.o.p.last):
-                                m.d.sync += head.eq(head + 1)
-                                m.next = "FIRST" if k == self.heads - 1 else "NAME"
-            with m.State("FIRST"):
-                m.d.comb += [marks.i.valid.eq(1), marks.i.p.last.eq(newest == 0)]
-                with m.If(marks.i.ready):
-                    m.next = "NEWEST"
-                    with m.If(newest == 0):
-                        m.next = "SCORE"
-            with m.State("NEWEST"):
-                m.d.comb += [marks.i.valid.eq(1), marks.i.p.page.eq(newest), marks.i.p.last.eq(1)]
-                with m.If(marks.i.ready):
-                    m.next = "SCORE"
-            with m.State("SCORE"):
-                wants = (marks.o.p.page != 0) & (marks.o.p.page != newest)
-                asked = Signal(2)
                 m.d.comb += [
-                    self.o_key.valid.eq(marks.o.valid & ~key_sent),
-                    self.o_key.p.eq(marks.o.p.page),
-                    self.o_summary.valid.eq(marks.o.valid & wants & ~summary_sent),
-                    self.o_summary.p.eq(marks.o.p.page),
-                    asked.eq(
-                        Cat(
-                            key_sent | self.o_key.ready,
-                            ~wants | summary_sent | self.o_summary.ready,
-                        )
-                    ),
-                    marks.o.ready.eq(asked.all()),
+                    self.o_summary.valid.eq(found.valid & names.w_rdy),
+                    self.o_summary.p.eq(found.p.page),
+                    found.ready.eq(names.w_rdy & self.o_summary.ready),
+                    names.w_en.eq(found.valid & found.ready),
+                    names.w_data.eq(found.p),
                 ]
-                with m.If(marks.o.valid):
-                    m.d.sync += [
-                        key_sent.eq(asked[0] & ~asked.all()),
-                        summary_sent.eq(asked[1] & ~asked.all()),
-                    ]
-                    with m.If(asked.all() & marks.o.p.last):
-                        m.next = "CHOOSE"
-            with m.State("CHOOSE"):
-                with m.If(over):
+                with m.If(names.w_en & found.p.last):
+                    m.d.sync += [last_named.eq(found.p.page), named.eq(1)]
+                    m.next = "REST"
+            with m.State("REST"):
+                with m.If(taken & last):
+                    m.d.sync += named.eq(0)
+                    m.next = "HAND"
+            with m.State("HAND"):
+                with m.If(handed):
+                    m.d.comb += self.i.ready.eq(1)
                     m.next = "WAIT"
+
+    def _bound_masses(self, m, bounds, unscored, last):
+        """Three quarters of the bounds, summed: of all pages, kept; then of those named."""
+        m.submodules.bound_mass = mass = PageMass(
+            heads=self.heads, id_bits=1, mass_bits=BOUND_MASS_BITS
+        )
+        all_, all_valid = Signal.like(mass.o.p), Signal()
+        m.d.comb += [
+            bounds.o.ready.eq(mass.i.ready),
+            mass.i.valid.eq(bounds.o.valid),
+            mass.i.p.last.eq(last),
+            unscored.i_all.valid.eq(all_valid),
+            unscored.i_all.p.eq(all_),
+            unscored.i_named.valid.eq(mass.o.valid & all_valid),
+            unscored.i_named.p.eq(mass.o.p),
+            mass.o.ready.eq(~all_valid | unscored.i_named.ready),
+        ]
+        for k in range(self.heads):
+            score = bounds.o.p.score[k]
+            m.d.comb += mass.i.p.score[k].eq((score + (score << 1)) >> 2)
+        with m.If(mass.o.valid & ~all_valid):
+            m.d.sync += [all_.eq(mass.o.p), all_valid.eq(1)]
+        with m.If(unscored.i_all.ready):
+            m.d.sync += all_valid.eq(0)
+
+    # - stage two, masses and choice ---------------------------------------------------------------
+    def _score(self, m, scores, unscored, names, handed, bank):
+        """Keys of the first page, of those named, of the newest; their scores to the masses of
+        pages, those to the shares."""
+        bits, share = self.page_bits, self.share
+        m.submodules.mass = mass = PageMass(heads=self.heads, id_bits=bits)
+        request, own_bank = Signal(self.request), Signal()
+        newest, page, taken = request.newest, mass.o.p.id, Signal()
+        few = newest <= 1  # nothing is named
+        #: pages of a request are chosen, of which that is
+        chooses, chosen = Signal(), Signal(self.request)
+        # What is not scored must be known when the last page has come, and the choice be free.
+        last = page == newest
+        goes = ~last | ((few | unscored.o.valid) & ~chooses)
+        m.d.comb += [
+            scores.bank.eq(own_bank),
+            scores.scale.eq(request.scale),
+            mass.i.valid.eq(scores.o.valid),
+            scores.o.ready.eq(mass.i.ready),
+            mass.i.p.score.eq(scores.o.p.score),
+            mass.i.p.id.eq(scores.o.p.id[:bits]),
+            mass.i.p.last.eq(scores.o.p.id[bits]),
+            share.i.valid.eq(mass.o.valid & goes),
+            mass.o.ready.eq(share.i.ready & goes),
+            share.i.p.mass.eq(mass.o.p),
+            share.i.p.named.eq((page != 0) & ~last),
+            share.i.p.last.eq(last),
+            share.i.p.more.as_value().eq(Mux(few, 0, unscored.o.p.as_value())),
+            taken.eq(share.i.valid & share.i.ready & last),
+            unscored.o.ready.eq(taken & ~few),
+        ]
+        with m.If(handed & self.i.ready):
+            m.d.sync += handed.eq(0)
+        with m.FSM():
+            with m.State("WAIT"):
+                with m.If(self.i.valid & ~handed):
+                    m.d.sync += [request.eq(self.i.p), own_bank.eq(bank), handed.eq(1)]
+                    m.next = "FIRST"
+            with m.State("FIRST"):
+                m.d.comb += self.o_key.valid.eq(1)
+                with m.If(self.o_key.ready):
+                    m.next = "NAMED"
+                    with m.If(few):
+                        m.next = "NEWEST"
+                    with m.If(newest == 0):
+                        m.next = "LAST"
+            with m.State("NAMED"):
+                m.d.comb += [
+                    self.o_key.valid.eq(names.r_rdy),
+                    self.o_key.p.eq(names.r_data.page),
+                    names.r_en.eq(self.o_key.ready),
+                ]
+                with m.If(names.r_rdy & self.o_key.ready & names.r_data.last):
+                    m.next = "NEWEST"
+            with m.State("NEWEST"):
+                m.d.comb += [self.o_key.valid.eq(1), self.o_key.p.eq(newest)]
+                with m.If(self.o_key.ready):
+                    m.next = "LAST"
+            with m.State("LAST"):
+                with m.If(taken):
+                    m.next = "WAIT"
+        self._choose(m, chooses, chosen, taken, request)
+
+    def _choose(self, m, chooses, chosen, taken, request):
+        """The shares' pages to the choice."""
+        share, choice = self.share, self.choice
+        with m.If(taken):
+            m.d.sync += [chooses.eq(1), chosen.eq(request)]
+        with m.If(self.o.valid & self.o.ready & self.o.p.none):
+            m.d.sync += chooses.eq(0)
+        m.d.comb += [
+            choice.most.eq(chosen.most),
+            choice.target.eq(chosen.target),
+            choice.i.valid.eq(share.o.valid),
+            share.o.ready.eq(choice.i.ready),
+            choice.i.p.id.eq(share.o.p.id),
+            choice.i.p.mass.eq(share.o.p.mass),
+            choice.i.p.last.eq(share.o.p.last),
+            choice.i.p.present.eq(share.o.p.mass != 0),
+            choice.i.p.always.eq((share.o.p.id == 0) | (share.o.p.id == chosen.newest)),
+        ]
+        connect(m, choice.o, flipped(self.o))

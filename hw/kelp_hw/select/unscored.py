@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What pages that no head named add to the mass of those named (docs/select.md, "Scores"). One
-group at a time; of one head after 52 cycles."""
+group at a time, after 50 cycles."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Unscored(wiring.Component):
     """For each head (all − named) / named, of masses of bounds, UQ8.16; at least 0, and more than
     has a place is the most. A named mass of nothing counts as 1.
 
-    Latency: `LATENCY` cycles for one head from the later of both inputs to `o`, 51 more for each
-    further head. One group (`INTERVAL` for one head) at a time. No error cases.
+    Latency: `LATENCY` cycles from the later of both inputs to `o`; each head has a divider of its
+    own. One group in `INTERVAL` cycles. No error cases.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class Unscored(wiring.Component):
         For each head.
     """
 
-    LATENCY = 52
-    INTERVAL = 53
+    LATENCY = 50
+    INTERVAL = 51
 
     def __init__(self, *, heads: int):
         layouts = SelectLayouts(heads=heads, mass_bits=BOUND_MASS_BITS)
@@ -53,61 +53,53 @@ class Unscored(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        head, steps = Signal(range(max(2, self.heads))), Signal(range(_DIVIDEND_BITS + 1))
-        e_all, e_named, by = Signal(EXPONENT), Signal(EXPONENT), Signal(EXPONENT.width)
-        z_all, z_named = Signal(BOUND_MASS_BITS), Signal(BOUND_MASS_BITS)
-        with m.Switch(head):
-            for k in range(self.heads):
-                with m.Case(k):
-                    m.d.comb += [
-                        e_all.eq(self.i_all.p.e[k]),
-                        z_all.eq(self.i_all.p.z[k]),
-                        e_named.eq(self.i_named.p.e[k]),
-                        z_named.eq(self.i_named.p.z[k]),
-                    ]
-        m.d.comb += by.eq(e_all - e_named)
-        divisor, rest = Signal(BOUND_MASS_BITS), Signal(_DIVIDEND_BITS)
-        remainder, quotient = Signal(BOUND_MASS_BITS), Signal(_DIVIDEND_BITS)
-        shifted, fits = Signal(BOUND_MASS_BITS + 1), Signal()
-        m.d.comb += [shifted.eq(Cat(rest[-1], remainder)), fits.eq(shifted >= divisor)]
+        steps = Signal(range(_DIVIDEND_BITS + 1))
+        heads = [self._head(m, k) for k in range(self.heads)]
         with m.FSM():
-            with m.State("WAIT"):
-                with m.If(self.i_all.valid & self.i_named.valid):
-                    m.d.sync += head.eq(0)
-                    m.next = "ALIGN"
             with m.State("ALIGN"):
-                m.d.sync += divisor.eq(z_named >> Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5])
-                m.next = "BEGIN"
+                for align, *_ in heads:
+                    m.d.sync += align
+                with m.If(self.i_all.valid & self.i_named.valid):
+                    m.next = "BEGIN"
             with m.State("BEGIN"):
-                m.d.sync += [
-                    rest.eq(Mux(z_all > divisor, z_all - divisor, 0) << SHARE_BITS),
-                    divisor.eq(Mux(divisor == 0, 1, divisor)),
-                    remainder.eq(0),
-                    steps.eq(0),
-                ]
+                for _, begin, *_ in heads:
+                    m.d.sync += begin
+                m.d.sync += steps.eq(0)
                 m.next = "DIVIDE"
             with m.State("DIVIDE"):
-                m.d.sync += [
-                    rest.eq(rest << 1),
-                    remainder.eq(Mux(fits, shifted - divisor, shifted)),
-                    quotient.eq(Cat(fits, quotient)),
-                    steps.eq(steps + 1),
-                ]
+                for *_, divide, _ in heads:
+                    m.d.sync += divide
+                m.d.sync += steps.eq(steps + 1)
                 with m.If(steps == _DIVIDEND_BITS - 1):
-                    m.next = "KEEP"
-            with m.State("KEEP"):
-                most = quotient[RATIO_BITS:].any()
-                with m.Switch(head):
-                    for k in range(self.heads):
-                        with m.Case(k):
-                            m.d.sync += self.o.p[k].eq(Mux(most, ~0, quotient))
-                m.d.sync += head.eq(head + 1)
-                m.next = "ALIGN"
-                with m.If(head == self.heads - 1):
                     m.d.comb += [self.i_all.ready.eq(1), self.i_named.ready.eq(1)]
                     m.next = "GIVE"
             with m.State("GIVE"):
                 m.d.comb += self.o.valid.eq(1)
                 with m.If(self.o.ready):
-                    m.next = "WAIT"
+                    m.next = "ALIGN"
+        m.d.comb += [self.o.p[k].eq(given) for k, (*_, given) in enumerate(heads)]
         return m
+
+    def _head(self, m, k):
+        """What a head's division does in ALIGN, BEGIN and DIVIDE, and its quotient, bounded."""
+        all_, named = self.i_all.p, self.i_named.p
+        by = Signal(EXPONENT.width, name=f"by_{k}")
+        m.d.comb += by.eq(all_.e[k] - named.e[k])
+        divisor = Signal(BOUND_MASS_BITS, name=f"divisor_{k}")
+        # What is left of the dividend, and from below the quotient.
+        rest = Signal(_DIVIDEND_BITS, name=f"rest_{k}")
+        remainder = Signal(BOUND_MASS_BITS, name=f"remainder_{k}")
+        shifted, fits = Signal(BOUND_MASS_BITS + 1, name=f"shifted_{k}"), Signal(name=f"fits_{k}")
+        m.d.comb += [shifted.eq(Cat(rest[-1], remainder)), fits.eq(shifted >= divisor)]
+        z = all_.z[k]
+        align = [divisor.eq(named.z[k] >> Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5])]
+        begin = [
+            rest.eq(Mux(z > divisor, z - divisor, 0) << SHARE_BITS),
+            divisor.eq(Mux(divisor == 0, 1, divisor)),
+            remainder.eq(0),
+        ]
+        divide = [
+            rest.eq(Cat(fits, rest)),
+            remainder.eq(Mux(fits, shifted - divisor, shifted)),
+        ]
+        return align, begin, divide, Mux(rest[RATIO_BITS:].any(), ~0, rest[:RATIO_BITS])

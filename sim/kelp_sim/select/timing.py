@@ -57,12 +57,12 @@ class Timing:
     def select(self, shape: Shape, c: Choice, quota: int) -> int:
         """SELECT of a KV head, from its doorbell to its answer."""
         lines, tokens = shape.lines, shape.page_tokens
-        first = c.pages * lines + 2 * shape.group * quota
-        # The candidates, the first page, and of the newest its tokens.
-        second = (c.candidates + 1) * (tokens + 1) * lines + c.tokens * lines
-        masses = (2 * (c.candidates + 2) + 50) * shape.group + 2
+        # The first page's keys come meanwhile.
+        first = max(c.pages * lines + 2 * quota, tokens * lines)
+        second = c.candidates * tokens * lines + c.tokens * lines
+        masses = 2 * (c.candidates + 2) + 50 + shape.group
         rebuild = c.rebuilt * tokens * lines
-        return rebuild + first + second + masses + c.candidates + c.chosen + self.choice
+        return rebuild + first + second + masses + c.chosen + self.choice
 
     def asked(self, shape: Shape) -> int:
         """Lines that a KV head's SELECT takes to ask: queries and doorbell."""

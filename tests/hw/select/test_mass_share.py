@@ -20,31 +20,29 @@ def made(seed, *, heads, pages):
 
 
 def shared(lists, *, heads, depth=32, offer=1.0, take=1.0):
-    """All transfers; `more` is that of the first list throughout."""
+    """All transfers."""
     dut, sends = MassShare(heads=heads, depth=depth, id_bits=6), []
-    for e, z, named, _ in lists:
+    for e, z, named, more in lists:
         pages = len(named)
         sends += [
             {
                 "mass": {"e": e[:, p].tolist(), "z": z[:, p].tolist(), "id": p},
                 "named": int(named[p]),
                 "last": p == pages - 1,
+                "more": [int(x) for x in more] if p == pages - 1 else [7] * heads,
             }
             for p in range(pages)
         ]
     cycles = sum(dut.latency(len(named)) + 10 + 4 * len(named) for _, _, named, _ in lists)
-    held = {"more": [int(x) for x in lists[0][3]]}
-    ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, held=held)
+    ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take)
     return pump(dut, ends, cycles=int(cycles / offer / take)), dut
 
 
 def expected(lists):
     return [
         (p, int(mass), p == len(named) - 1)
-        for e, z, named, _ in lists
-        for p, mass in enumerate(
-            select.mass_sums(e, z, np.ones(len(named), bool), named, lists[0][3])
-        )
+        for e, z, named, more in lists
+        for p, mass in enumerate(select.mass_sums(e, z, np.ones(len(named), bool), named, more))
     ]
 
 
@@ -67,13 +65,15 @@ def test_a_page_that_has_all_has_the_most():
 
 @pytest.mark.parametrize("pages", [1, 7, 32])
 def test_latency_and_interval(pages):
-    lists = [made(3, heads=2, pages=pages)] * 2
+    lists = [made(3, heads=2, pages=pages)] * 3
     seen, dut = shared(lists, heads=2)
     times = [t.taken for t in seen["i"]], [t.offered for t in seen["o"]]
     assert times[0][:pages] == list(range(times[0][0], times[0][0] + pages * dut.INTERVAL))
     first = times[0][pages - 1] + dut.latency(pages)
     assert times[1][:pages] == list(range(first, first + pages * dut.INTERVAL))
-    assert times[0][pages] == seen["o"][pages - 1].taken + 1
+    # A second list comes in behind it, a third when the first has gone.
+    assert times[0][pages] == times[0][pages - 1] + 1
+    assert times[0][2 * pages] == seen["o"][pages - 1].taken + 1
 
 
 def test_depth_is_checked():

@@ -3,7 +3,7 @@
 """SelectEngine: whole choices, equal to the golden model's, with memories that answer in order."""
 
 import pytest
-from select_cases import SCALE, Group, put_queries
+from select_cases import SCALE, Group, query_lines
 from streams import Ends, pump
 
 from kelp_golden import select
@@ -12,49 +12,73 @@ from kelp_hw.select.select_engine import SelectEngine
 PAGES = 64
 
 
-def run(group, newest, *, quota=3, most=4, target=1 << 24, offer=1.0, take=1.0, cycles=2500):
-    """All transfers of one choice after another, with each of `newest` pages."""
+def requests(group, newest, *, most=4, target=1 << 24):
+    """(query, request) of each of `newest` pages: queries and scales take turns."""
+    other = Group(97, heads=group.query.e.shape[0], lines=group.query.e.shape[1], pages=1).query
+    found = []
+    for n, page in enumerate(newest):
+        scale = SCALE | {"m": SCALE["m"] - 900 * (n % 3)}
+        asked = {"newest": page, "most": most, "target": target, "scale": scale}
+        found.append(((group.query, other)[n % 2], asked))
+    return found
+
+
+def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
+    """All transfers of `asked`, offered when its queries are in; those come when the one before
+    was taken."""
     heads, lines = group.query.e.shape
+    most = asked[0][1]["most"]
     dut = SelectEngine(heads=heads, lines=lines, pages=PAGES, quota=quota, most=most)
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
+    sent = [query_lines(query) for query, _ in asked]
+    left, waits = [request for _, request in asked], [len(lines) for lines in sent]
 
     def answer(path, item):
-        page = int(item)
         if path == "o_summary":
+            page = int(item)
             for line in summaries[page * lines : (page + 1) * lines]:
                 yield "i_summary", line
         if path == "o_key":
+            page = int(item)
             for n in range(tokens * lines):
                 end = n // lines == tokens - 1
                 yield "i_key", keys[page * tokens * lines + n] | {"id": page | end * PAGES}
+        if path == "i_query":
+            waits[0] -= 1
+            if not waits[0]:
+                waits.pop(0)
+                yield "i", left.pop(0)
+        if path == "i" and sent:
+            for line in sent.pop(0):
+                yield "i_query", line
 
-    sends = {
-        "i": [{"newest": page, "most": most, "target": target} for page in newest],
-        "i_summary": [],
-        "i_key": [],
-    }
-    takes = ("o_summary", "o_key", "o")
+    sends = {"i_query": sent.pop(0), "i": [], "i_summary": [], "i_key": []}
     ends = Ends(
         sends=sends,
-        takes=takes,
+        takes=("o_summary", "o_key", "o"),
         offer=offer,
         take=take,
-        held={"scale": SCALE},
-        answer=lambda path, item: answer(path, item) if path in takes[:2] else (),
-        before=put_queries(group.query),
+        answer=answer,
     )
-    return pump(dut, ends, cycles=int(cycles * len(newest) / offer / take)), dut
+    return pump(dut, ends, cycles=int(cycles * len(asked) / offer / take)), dut
 
 
-def golden(group, newest, *, quota=3, most=4, target=1 << 24):
+def golden(group, asked, *, quota=3):
     """What comes out: (page, mass) of each, and what ends it."""
     out = []
-    for page in newest:
+    for query, request in asked:
+        page = request["newest"]
         keys = [select.Blocks(*(part[p] for part in group.keys)) for p in range(page + 1)]
         pages = select.Summary(*(part[: page + 1].copy() for part in group.summary))
         found = select.select_pages(
-            group.query, keys, pages, quota=quota, target=target, most=most, **SCALE
+            query,
+            keys,
+            pages,
+            quota=quota,
+            target=request["target"],
+            most=request["most"],
+            **request["scale"],
         )
         pairs = zip(found.pages, found.masses, strict=True)
         out += [(int(p), int(mass), 0) for p, mass in pairs] + [(0, 0, 1)]
@@ -68,33 +92,46 @@ def given(seen):
 @pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 2)])
 def test_choices_are_the_golden_ones(heads, lines):
     group = Group(heads + 20, heads=heads, lines=lines, pages=30, tokens=4)
-    newest = [0, 1, 2, 3, 12, 29]
-    seen, _ = run(group, newest, offer=0.7, take=0.6)
-    assert given(seen) == golden(group, newest)
+    asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
+    seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500)
+    assert given(seen) == golden(group, asked)
 
 
 @pytest.mark.parametrize("target", [0, 1 << 15, 1 << 16])
 def test_the_target_ends_a_choice(target):
     group = Group(9, heads=2, lines=1, pages=20, tokens=4)
-    seen, _ = run(group, [19, 19], target=target, most=8, quota=6)
-    assert given(seen) == golden(group, [19, 19], target=target, most=8, quota=6)
+    asked = requests(group, [19, 19], target=target, most=8)
+    seen, _ = run(group, asked, quota=6)
+    assert given(seen) == golden(group, asked, quota=6)
 
 
 def test_latency_and_interval():
     group = Group(4, heads=1, lines=1, pages=1, tokens=1)
-    seen, dut = run(group, [0, 0, 0], cycles=200)
+    seen, dut = run(group, requests(group, [0, 0, 0]), cycles=200)
     starts = [t.offered for t in seen["i"]]
     first = [t.offered for t in seen["o"] if not t.item.none]
-    assert first[1] - first[0] == dut.INTERVAL
-    assert first[1] - starts[1] == dut.LATENCY
+    assert (first[0] - starts[0], first[2] - first[1]) == (dut.LATENCY, dut.INTERVAL)
 
 
 def test_cycles_are_those_of_the_formula():
-    """docs/select.md, "Passes and rates": within the fixed latencies of its blocks."""
+    """docs/select.md, "Passes and rates", within the fixed latencies of its blocks: the sum of the
+    stages until the first choice, then one in as many cycles as the longest stage."""
     heads, lines, tokens, quota, pages = 2, 2, 8, 4, 40
     group = Group(11, heads=heads, lines=lines, pages=pages, tokens=tokens)
-    seen, _ = run(group, [pages - 1], quota=quota, cycles=4000)
-    scored = len(seen["o_key"])
-    took = seen["o"][0].offered - seen["i"][0].offered
-    stages = (pages - 2) * lines + scored * tokens * lines + (2 * scored + 50) * heads
-    assert stages < took < stages + 2 * heads * quota + 130
+    seen, _ = run(group, requests(group, [pages - 1] * 3), quota=quota, cycles=900)
+    scored, first = [], []
+    for asked in seen["o_key"]:
+        scored += [0] * (asked.item == 0)
+        scored[-1] += 1
+    for chosen in seen["o"]:
+        if not chosen.item.none and chosen.item.id == 0:
+            first.append(chosen.offered)
+    one = (pages - 2) * lines + 2 * quota
+    two = [(count - 1) * tokens * lines for count in scored]  # page 0's keys come meanwhile
+    masses = [count + 50 + heads for count in scored]
+    took = first[0] - seen["i"][0].offered
+    assert len(first) == 3 and one + two[0] + masses[0] < took < one + two[0] + masses[0] + 60
+    for n in (1, 2):
+        longest = max(one + scored[n] * lines, two[n] + tokens * lines)
+        apart = first[n] - first[n - 1] - masses[n] + masses[n - 1]
+        assert longest <= apart < longest + 30

@@ -35,7 +35,7 @@ def ratios(sent, *, heads, offer=1.0, take=1.0):
         offer=offer,
         take=take,
     )
-    cycles = int(len(sent) * (heads * 51 + 20) / take + 40 / offer)
+    cycles = int(len(sent) * 70 / take + 40 / offer)
     return pump(Unscored(heads=heads), ends, cycles=cycles)
 
 
