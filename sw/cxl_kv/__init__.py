@@ -12,8 +12,9 @@
         k, v = session.read(0, stop=64)
 
 The same calls work on the golden model (`golden:`), the Verilated RTL (`rtl:`), a server (`unix:`,
-`tcp://`), mapped plain memory (`dax:`) and a KELP device in this machine's memory (`cxl:`). NumPy is all that this package needs; a back end's own
-package is imported when a URL asks for it. docs/cxl_kv.md is the guide.
+`tcp://`), mapped plain memory (`dax:`) and a KELP device in this machine's memory (`cxl:`). NumPy
+is all that this package needs; a back end's own package is imported when a URL asks for it.
+docs/cxl_kv.md is the guide.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def open(url: str) -> Device:
     url : str
         ``golden:CONFIG``, ``rtl:CONFIG`` (both with fields of the configuration as options:
         ``golden:trace?sessions=8``; ``rtl:unit?lockstep=1``), ``unix:/path`` or ``tcp://host:port``
-        of a running `kelp serve`, ``dax:/path?config=CONFIG``, ``cxl:/dev/dax0.0``, ``serial:/dev/ttyUSB0``.
+        of a running `kelp serve`, ``dax:/path?config=CONFIG``, ``cxl:/dev/dax0.0``,
+        ``serial:/dev/ttyUSB0``.
 
     Raises
     ------
