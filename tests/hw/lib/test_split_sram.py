@@ -16,7 +16,7 @@ def test_latency_and_interval():
 
 
 @pytest.mark.parametrize(
-    "depth, width", [(640, 27), (8192, 26), (20480, 9), (20480, 27), (5000, 40)]
+    "depth, width", [(20480, 27), (640, 27), (8192, 26), (20480, 9), (5000, 40)]
 )
 def test_reads_what_was_written(depth, width):
     run_cocotb(

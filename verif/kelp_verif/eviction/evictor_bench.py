@@ -12,6 +12,7 @@ import cocotb
 
 from kelp_spec.config import POOLS
 from kelp_spec.metadata import Event, Op, PageState
+from kelp_spec.policy import Policy
 
 from ..harness.runner import bench_params, record
 from .evictor_tb import RESIDENT, TB, LockStepTB, TrackerOp
@@ -50,17 +51,21 @@ async def free_running(dut):
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
     of_each = bench_params().get("pages_of_each", c.pages)
     pages = [(q, p) for q in range(c.squeues) for p in range(of_each)]
+    decoding = tb.decoding(of_each)
     for n in range(bench_params()["cycles"]):
         if n % 1000 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([8, 30, 64])))
             rate, tb.stall = rng.choice([0.02, 0.1, 0.4]), rng.choice([0, 0.5])
+            # Queues that are left are valued anew only where nobody waits for a frame: in a calm
+            # decode, step by step, offers of several queues stand side by side.
+            calm = Policy.KELP in tb.policies and rng.random() < bench_params().get("calm", 0.5)
         if (
-            len(tb.demands) < 4
-            and rng.random() < rate
+            len(tb.demands) < (0 if calm and not tb.idle else 4)
+            and rng.random() < (1 if calm else rate)
             and sum(p.waiting for p in tb.tracker.pools) < c.misses - 1
             and len(tb.tracker.free_misses) > 2
         ):
-            op = tb.random_op(few)
+            op = next(decoding) if calm else tb.random_op(few)
             if op:
                 tb.demands.append(op)
         await tb.tick()

@@ -593,6 +593,20 @@ class TB:
             )
         return self.demand(squeue, page, rng.random() < 0.5)
 
+    def decoding(self, pages):
+        """Ops of open sessions that decode without end: in each step every queue in turn, two of
+        its resident pages and now and then another one of its first `pages`."""
+        rng, queues = self.rng, self.config.queues
+        while True:
+            session = rng.randrange(self.config.sessions)
+            yield TrackerOp(Op.STEP, session=session, delta=1)
+            for squeue in range(session * queues, (session + 1) * queues):
+                listed = sorted(self.queues.listed[squeue])
+                for page in rng.sample(listed, min(2, len(listed))):
+                    yield self.demand(squeue, page, rng.random() < 0.5)
+                if rng.random() < 0.3:
+                    yield self.demand(squeue, rng.randrange(pages), rng.random() < 0.5)
+
     def check_words(self):
         assert sum(len(pages) for pages in self.queues.listed) == sum(
             w.state == RESIDENT for w in self.tracker.words.values()

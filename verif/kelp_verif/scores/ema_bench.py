@@ -271,6 +271,13 @@ async def random_events(dut):
                 for _ in range(rng.choice([0, 1, 4, 39]))
             ]
             idle = rng.choice([0.0, 0.3, 0.8])
+            if n % 1500 == 600:
+                await tb.drain()
+                for squeue, (*_, source, _, policy) in list(tb.settings.items()):
+                    tb.configure(squeue, source, policy)
+                    await tb.tick()
+                dut.config_write__valid.value = 0
+                beyond = 0
             if n % 1500 == 1200:
                 await tb.close(rng.randrange(c.sessions))
                 beyond = 0
@@ -313,11 +320,26 @@ async def full_rate(dut):
         await tb.send(tb.make(*page, SCAN))
     await tb.drain()
     assert tb.waited == tb.scan_waited == 0
+    await repeated(tb, pages)
     record(
         updates_per_cycle=updates / (cycles - EmaEngine.LATENCY + 1),
         queues=c.squeues,
         cycles=cycles,
     )
+
+
+async def repeated(tb, pages):
+    """A SCAN updates nothing, so that nobody waits for it; and nobody waits for what is written."""
+    for page in pages:
+        for kind in (SCAN, SCAN, TOUCH):
+            await tb.send(tb.make(*page, kind))
+        for _ in range(EmaEngine.LATENCY):
+            tb.dut.i__payload.value = tb.rng.getrandbits(tb.event.width)
+            await tb.tick()
+        for kind in (SCAN, SCAN, SCAN, TOUCH):
+            await tb.send(tb.make(*page, kind))
+        await tb.drain()
+    assert tb.waited == tb.scan_waited == 0
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
