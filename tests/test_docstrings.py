@@ -44,6 +44,11 @@ ARGUMENTS = {
         ("CxlDevice", "EventRecords", "MediaPort"), {"config": UNIT.with_(cxlio="recorded")}
     ),
     "DecodedChannel": {"config": IO, "message": MESSAGES["M2SReq"]},
+    "CreditReceiver": {"credits": 4},
+    "CreditSender": {},
+    "FlitFront": {"side": "device", "credits": 4},
+    "FlitPacker": {"direction": "s2m"},
+    "FlitUnpacker": {"direction": "s2m", "credits": 4},
     "LoadMeter": {"depth": 4, "most": 8},
     "Msix": {"vectors": 2},
     "Pmu": {"config": named_cxlio("recorded_pmu")},

@@ -185,6 +185,7 @@ _JOINS = (
     ("pipeline", "pipeline.py", "distances blocks agree on"),
     ("lib", "lib/README.md", "FIFOs, SRAMs, SECDED"),
     ("export", "export/README.md", "Verilog for others"),
+    ("flit", "flit/README.md", "channels on a link"),
 )
 _OTHERS = (
     ("hw/kelp_spec", "what both sides share"),

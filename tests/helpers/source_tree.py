@@ -74,6 +74,7 @@ ROOMS = {
     "media": {"lib", "cxlio"},
     "export": set(),
     "coherence": {"lib"},
+    "flit": {"lib"},
 }
 # Files that may import more, and why.
 ROOM_ALSO = {

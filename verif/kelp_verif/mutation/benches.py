@@ -249,6 +249,22 @@ BENCHES = (
     _source("select/select_control", "SelectControl"),
     _source("select/select_window", "SelectWindow"),
     _source("select/summary_store", "SummaryStore"),
+    Bench(
+        "flit",
+        {
+            "flit/credits": ("CreditSender", "CreditReceiver"),
+            "flit/packer": ("FlitPacker",),
+            "flit/unpacker": ("FlitUnpacker",),
+            "flit/front": ("FlitFront",),
+        },
+        (
+            "tests/hw/flit/test_credits.py",
+            "tests/hw/flit/test_unpacker.py",
+            "tests/hw/flit/test_packer.py",
+            "tests/hw/flit/test_front.py",
+        ),
+        "source",
+    ),
     _source("lib/byte_memory", "ByteMemory"),
     _source("cxlio/chmu", "Chmu"),
     _source("cxlio/command_engine", "CommandEngine"),

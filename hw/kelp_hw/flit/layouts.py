@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Payloads between the blocks of the flit front, each declared once (docs/cxl.md, "Flits")."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal, Value
+from amaranth.lib import data
+
+from kelp_spec.flit import COUNT_BITS, FLIT_BITS, FLIT_FIELDS, header_fields
+
+__all__ = ["FLIT", "GRANTED", "PORTS", "REFUSED", "TOLD", "chosen", "header", "lowest"]
+
+#: A flit as it passes, `link` included.
+FLIT = data.StructLayout(dict(FLIT_FIELDS))
+assert FLIT.size == FLIT_BITS
+
+#: Message → the stream that carries it.
+PORTS = {
+    "M2SReq": "m2s_req",
+    "M2SRwD": "m2s_rwd",
+    "M2SBIRsp": "m2s_birsp",
+    "S2MDRS": "s2m_drs",
+    "S2MNDR": "s2m_ndr",
+    "S2MBISnp": "s2m_bisnp",
+}
+
+#: A count that came with a flit, of channel `channel`; while `valid`.
+TOLD = data.StructLayout({"valid": 1, "channel": 2, "count": COUNT_BITS})
+#: Messages of each channel that may come, since reset, modulo 2^8.
+GRANTED = data.ArrayLayout(COUNT_BITS, 3)
+#: What became of the flits of one cycle: one was refused, and why (`Refusal`); half a line was
+#: missing, or was nobody's; so many messages were in flits refused before.
+REFUSED = data.StructLayout({"refused": 1, "reason": 2, "orphan": 1, "lost": COUNT_BITS})
+
+
+def header(message: str, payload) -> Value:
+    """The bits of a message's place, from a payload of its layout."""
+    return Cat(Value.cast(payload[name]) for name, _ in header_fields(message))
+
+
+def lowest(mask: Value) -> Value:
+    """The lowest bit that is set, alone."""
+    return (mask & (~mask + 1))[: len(mask)]
+
+
+def chosen(m: Module, one_hot: Value, words, name: str) -> Signal:
+    """The word whose bit is set."""
+    words = [Value.cast(word) for word in words]
+    out = Signal(max(map(len, words)), name=name)
+    value = 0
+    for bit, word in zip(one_hot, words, strict=True):
+        value = value | (word & bit.replicate(len(word)))
+    m.d.comb += out.eq(value)
+    return out

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Credits: none is lost and none doubled, over counts that wrap and flits that are refused."""
+
+import random
+
+import pytest
+from amaranth.hdl import Module
+from simulation import simulate
+from timing import check_pace
+
+from kelp_hw.flit.credits import CreditReceiver, CreditSender
+from kelp_spec.flit import COUNT_BITS
+
+COUNTS = 1 << COUNT_BITS
+
+
+@pytest.mark.parametrize("credits", [4, 16, 64])
+@pytest.mark.parametrize("loss", [0, 0.2])
+def test_all_credits_come_back(credits, loss):
+    """Flits of up to five messages pass or are refused, places are freed at random: at the end
+    the sender has exactly the credits that it had at the beginning."""
+    sender, receiver, m = CreditSender(), CreditReceiver(credits=credits), Module()
+    m.submodules.sender, m.submodules.receiver = sender, receiver
+    rng, sent = random.Random(credits), [0, 0, 0]
+
+    async def bench(ctx):
+        held = [0, 0, 0]
+        before, new = [0, 0, 0], [0, 0, 0]
+        for cycle in range(900):
+            ends = cycle >= 800
+            loses = not ends and rng.random() < loss
+            takes = 0
+            for n in range(3):
+                if not ends and new[n] < 5 and ctx.get(sender.left) >> n & 1 and rng.random() < 0.7:
+                    takes |= 1 << n
+                    new[n] += 1
+                    sent[n] += 1
+            closes = ends or rng.random() < 0.4
+            ctx.set(sender.takes, takes)
+            ctx.set(sender.closes, closes)
+            # What was told last, and comes with this flit: a sum of each kind.
+            n = cycle % 3
+            told = {"valid": closes, "channel": n, "count": before[n] % COUNTS}
+            ctx.set(receiver.told, told)
+            ctx.set(receiver.new, new)
+            freed = sum((held[n] > 0 and (ends or rng.random() < 0.3)) << n for n in range(3))
+            ctx.set(receiver.freed, freed)
+            ctx.set(receiver.takes, closes and not loses)
+            if closes:
+                assert not ctx.get(receiver.refuses), f"cycle {cycle}"
+                if not loses:
+                    held = [h + k for h, k in zip(held, new, strict=True)]
+                before, new = list(sent), [0, 0, 0]
+            held = [h - (freed >> n & 1) for n, h in enumerate(held)]
+            k = rng.randrange(3)
+            count = ctx.get(receiver.granted)[k]
+            ctx.set(sender.heard, {"valid": not loses, "channel": k, "count": count})
+            await ctx.tick()
+            assert not ctx.get(sender.wrong)
+        assert min(sent) > 100 and held == [0, 0, 0]
+        for n in range(3):
+            assert (ctx.get(receiver.granted)[n] - sent[n]) % COUNTS == credits
+
+    simulate(m, bench)
+
+
+def test_what_cannot_be_is_refused():
+    dut = CreditReceiver(credits=4)
+
+    async def bench(ctx):
+        for new, told, refused, lost in (
+            ([5, 0, 0], None, 1, 0),
+            ([0, 0, 5], None, 1, 0),
+            ([4, 4, 4], None, 0, 0),
+            ([0, 1, 0], (1, 4), 0, 4),
+            ([0, 0, 0], (1, 5), 1, 5),
+            ([0, 0, 0], (1, 255), 1, 255),
+        ):
+            ctx.set(dut.new, new)
+            channel, count = told or (0, 0)
+            ctx.set(dut.told, {"valid": told is not None, "channel": channel, "count": count})
+            assert (ctx.get(dut.refuses), ctx.get(dut.lost)) == (refused, lost), (new, told)
+        await ctx.tick()
+
+    simulate(dut, bench)
+
+
+def test_latency_and_interval():
+    heard = [{"heard.valid": 1, "heard.channel": n, "heard.count": 1} for n in range(3)]
+    check_pace(CreditSender(), "LATENCY", "left", heard)
+    check_pace(
+        CreditReceiver(credits=4),
+        "LATENCY",
+        "granted",
+        [{"takes": 1, "told.valid": 1, "told.channel": n, "told.count": 1} for n in range(3)],
+    )

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Two fronts and a link: all arrives, in order, at full rate, whatever the readers do; what a link
+spoils is counted, and afterwards everything goes on."""
+
+import random
+
+import pytest
+from amaranth.hdl import Module, Signal, Value
+from flit_traffic import random_message, raw
+from simulation import simulate
+from timing import changes, check_pace, offers, shown
+
+from kelp_hw.flit.front import FLIT_COUNTS, FlitFront
+from kelp_hw.flit.layouts import FLIT, PORTS
+from kelp_spec.flit import DIRECTIONS, FLIT_BITS, NOTHING_TOLD, REFRESH, VERSION
+from kelp_spec.messages import FIELDS
+
+LIMIT = 6000
+
+
+class Link:
+    """`offer`, `read`: channel → how often a message is offered, or read; `link`: how often flits
+    pass; `harm`: how often one is spoiled."""
+
+    def __init__(self, *, offer, read=None, link=1.0, harm=0.0, credits=16, seed=1):
+        self.host = FlitFront(side="host", credits=credits)
+        self.device = FlitFront(side="device", credits=credits)
+        self.rng, self.seed = random.Random(seed), seed
+        self.offer, self.read, self.link, self.harm = offer, read or {}, link, harm
+        self.sent, self.got = {name: [] for name in PORTS}, {name: [] for name in PORTS}
+        self.waiting, self.cycle = {}, 0
+        self.top = m = Module()
+        m.submodules.host, m.submodules.device = self.host, self.device
+        self.gates = []
+        for a, b in ((self.host, self.device), (self.device, self.host)):
+            passes, mask = Signal(), Signal(FLIT_BITS)
+            m.d.comb += [
+                b.i_flit.valid.eq(a.o_flit.valid & passes),
+                a.o_flit.ready.eq(b.i_flit.ready & passes),
+                Value.cast(b.i_flit.p).eq(Value.cast(a.o_flit.p) ^ mask),
+            ]
+            self.gates.append((passes, mask))
+        self.ports = {}
+        for direction, (a, b) in (
+            ("m2s", (self.host, self.device)),
+            ("s2m", (self.device, self.host)),
+        ):
+            for name in DIRECTIONS[direction].channels:
+                self.ports[name] = getattr(a, PORTS[name]), getattr(b, PORTS[name])
+
+    async def cycles(self, ctx, count, *, drain=False):
+        """So many cycles; with `drain`, until all has arrived."""
+        rng = self.rng
+        for _ in range(count):
+            if (
+                drain
+                and not self.waiting
+                and all(len(self.got[name]) == len(self.sent[name]) for name in PORTS)
+            ):
+                return
+            for name, (entry, leaves) in self.ports.items():
+                if not drain and name not in self.waiting:
+                    if rng.random() < self.offer.get(name, 0):
+                        self.waiting[name] = random_message(name, rng)
+                        ctx.set(entry.payload, self.waiting[name])
+                ctx.set(entry.valid, name in self.waiting)
+                ready = drain or rng.random() < self.read.get(name, 1)
+                ctx.set(leaves.ready, ready)
+            for passes, mask in self.gates:
+                ctx.set(passes, rng.random() < self.link)
+                # The version, or the number of lines: what is always seen.
+                harm = 1 << rng.choice((0, 5, 6)) if rng.random() < self.harm else 0
+                ctx.set(mask, harm)
+            for name, (entry, leaves) in self.ports.items():
+                if ctx.get(leaves.valid) and ctx.get(leaves.ready):
+                    self.got[name].append(ctx.get(Value.cast(leaves.p)))
+                if name in self.waiting and ctx.get(entry.ready):
+                    self.sent[name].append(raw(name, self.waiting.pop(name)))
+            self.cycle += 1
+            await ctx.tick()
+        assert not drain, f"seed {self.seed}: not all has arrived after {count} cycles"
+
+    def counts(self, ctx):
+        return [ctx.get(end.counts) for end in (self.host, self.device)]
+
+    def simulate(self, bench):
+        simulate(self.top, bench)
+
+
+@pytest.mark.parametrize(
+    ("offer", "read", "link"), [(0.7, 0.3, 0.5), (0.1, 0.9, 0.9), (1, 0.8, 0.15)]
+)
+def test_all_arrives_in_order(offer, read, link):
+    both = Link(offer=dict.fromkeys(PORTS, offer), read=dict.fromkeys(PORTS, read), link=link)
+
+    async def bench(ctx):
+        await both.cycles(ctx, 100)
+        await both.cycles(ctx, LIMIT, drain=True)
+        assert both.got == both.sent and all(both.sent.values())
+        assert not any(count[name] for count in both.counts(ctx) for name, _ in FLIT_COUNTS)
+
+    both.simulate(bench)
+
+
+def test_each_channel_passes_a_message_a_cycle():
+    """All six at once, over a link that takes a flit a cycle."""
+    both = Link(offer=dict.fromkeys(PORTS, 1), credits=64)
+
+    async def bench(ctx):
+        await both.cycles(ctx, 60)
+        before = {name: len(got) for name, got in both.got.items()}
+        await both.cycles(ctx, 60)
+        rates = {name: len(got) - before[name] for name, got in both.got.items()}
+        assert set(rates.values()) == {60}, rates
+
+    both.simulate(bench)
+
+
+@pytest.mark.parametrize("stuck", PORTS)
+def test_a_channel_that_nobody_reads_stops_no_other(stuck):
+    both = Link(offer=dict.fromkeys(PORTS, 1), read={stuck: 0}, credits=8)
+
+    async def bench(ctx):
+        await both.cycles(ctx, 60)
+        before = {name: len(got) for name, got in both.got.items()}
+        await both.cycles(ctx, 40)
+        for name in PORTS:
+            assert (len(both.got[name]) - before[name] >= 10) == (name != stuck), name
+
+    both.simulate(bench)
+
+
+def spoiled(name, got, sent):
+    """Messages of `got` that nobody sent, in the order in which they were sent; those whose line
+    was lost are poison and zero, behind a header that was sent."""
+    head = sum(bits for field, bits in FIELDS[name] if field not in ("data", "byte_enable"))
+    poison = 1 << 23 if name == "S2MDRS" else 0
+    left, strange = iter(sent), 0
+    for message in got:
+        lost = not message >> head and message & poison
+        strange += not any(
+            message == each or (lost and message == (each | poison) & ((1 << head) - 1))
+            for each in left
+        )
+    return strange
+
+
+def test_after_a_bad_link_all_goes_on():
+    """A third of the flits spoiled: none of them makes a message that nobody sent, all are counted;
+    then a good link carries everything again, with all credits."""
+    both = Link(offer=dict.fromkeys(PORTS, 0.8), harm=0.3, seed=4)
+
+    async def bench(ctx):
+        await both.cycles(ctx, 150)
+        both.harm = 0
+        await both.cycles(ctx, 7 * REFRESH)
+        for name in PORTS:
+            assert not spoiled(name, both.got[name], both.sent[name]), name
+        for count in both.counts(ctx):
+            assert count.refused_header and count.refused_framing and count.lost
+            assert not count.refused_credit and not count.wrong_credits
+        before = {name: len(got) for name, got in both.got.items()}
+        await both.cycles(ctx, 60)
+        rates = {name: len(got) - before[name] for name, got in both.got.items()}
+        assert min(rates.values()) >= 36, rates
+
+    both.simulate(bench)
+
+
+def empty(told, count=0):
+    return {"version": VERSION, "told": told, "count": count}
+
+
+def test_counts_stand_still_at_their_greatest_and_credits_that_cannot_be_are_ignored():
+    dut = FlitFront(side="host", credits=4)
+
+    async def bench(ctx):
+        async def send(flit):
+            ctx.set(dut.i_flit.p, {name: flit.get(name, 0) for name, _ in FLIT})
+            ctx.set(dut.i_flit.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i_flit.valid, 0)
+            await ctx.tick().repeat(3)
+            return ctx.get(dut.counts)
+
+        assert (await send(empty(0, 129))).wrong_credits == 1
+        assert (await send(empty(0, 128))).wrong_credits == 1
+        assert (await send(empty(0, 127))).wrong_credits == 2
+        assert (await send(empty(3, 5))).refused_credit == 1
+        assert (await send(empty(3, 4))).lost == 4
+        assert (await send(empty(7))).refused_header == 1
+        assert (await send(empty(6) | {"x": 1})).refused_framing == 1
+        assert (await send(empty(6) | {"y": 2})).refused_encoding == 1
+        assert (await send(empty(6) | {"middle": 3})).orphans == 1
+        ctx.set(dut.m2s_req.valid, 1)
+        assert not ctx.get(dut.m2s_rwd.ready)
+
+    simulate(dut, bench)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="side = 'both' is refused"):
+        FlitFront(side="both", credits=4)
+    with pytest.raises(ValueError, match="credits = 5 is refused"):
+        FlitFront(side="host", credits=5)
+
+
+def test_latency_and_interval():
+    """One NDR in each flit; one BISnp offered to each."""
+    flits = [{"i_flit.valid": 1, "i_flit.p.x": 2 | n << 9 + 2} for n in (1, 2, 3)]
+    hold = {"i_flit.p.version": VERSION, "i_flit.p.told": NOTHING_TOLD, "s2m_ndr.ready": 1}
+    check_pace(
+        FlitFront(side="host", credits=4),
+        "LATENCY",
+        shown("s2m_ndr", "tag"),
+        flits,
+        prepare=hold,
+    )
+    hold = {"o_flit.ready": 1, "i_flit.p.version": VERSION}
+    credits = [{"i_flit.valid": 1, "i_flit.p.told": 0, "i_flit.p.count": 8}]
+    told = changes(
+        FlitFront(side="host", credits=4),
+        shown("o_flit", "x"),
+        offers((1,), stream="m2s_req", field="tag"),
+        prepare=hold,
+        before=credits,
+    )
+    assert told == [FlitFront.SEND_LATENCY]

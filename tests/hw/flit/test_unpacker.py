@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The unpacker: messages and refusals are the golden model's, whatever comes."""
+
+import random
+
+import pytest
+from flit_traffic import random_message
+from simulation import simulate
+
+from kelp_golden.flit import Packer, Unpacker
+from kelp_hw.flit.layouts import PORTS
+from kelp_hw.flit.unpacker import FlitUnpacker
+from kelp_spec.flit import COUNT_BITS, DIRECTIONS, FLIT_BITS, Refusal
+from kelp_spec.messages import FIELDS
+
+COUNTS = 1 << COUNT_BITS
+
+
+class Both:
+    """RTL and golden model take the same flits. `ready`: channel → how often it is read; `harm`:
+    how often a flit is changed on its way; `greed`: how often the sender has a credit too many."""
+
+    def __init__(
+        self, direction, *, credits=16, offer=0.9, ready=None, harm=0.0, greed=0.0, seed=1
+    ):
+        self.direction, self.rng = DIRECTIONS[direction], random.Random(seed)
+        self.channels, self.seed = self.direction.channels, seed
+        self.dut = FlitUnpacker(direction=direction, credits=credits)
+        self.golden = Unpacker(direction, credits=credits)
+        self.packer = Packer(direction)
+        self.offer, self.ready, self.harm, self.greed = offer, ready or {}, harm, greed
+        self.expected = {name: [] for name in self.channels}
+        self.got = {name: [] for name in self.channels}
+        self.refused, self.said = [], []
+        self.orphans, self.lost, self.heard = [0, 0], [0, 0], []
+
+    def simulate(self, cycles):
+        async def bench(ctx):
+            await self.run(ctx, cycles)
+
+        simulate(self.dut, bench)
+        return self
+
+    def _harmed(self, flit):
+        """One to three bits flipped, most of them where kinds and headers are; or any bits."""
+        rng = self.rng
+        if rng.random() < 0.1:
+            return rng.choice([0, (1 << FLIT_BITS) - 1, rng.getrandbits(FLIT_BITS)])
+        wide, narrow = self.direction.places()
+        spots = [*range(20), *(at + k for _, at in wide + narrow for k in (0, 1))]
+        for _ in range(rng.randint(1, 3)):
+            flit ^= 1 << rng.choice(spots)
+        return flit
+
+    def _packed(self, waiting):
+        """A flit of the golden packer's, if it gives one in this cycle."""
+        rng = self.rng
+        for name in self.channels:
+            if name not in waiting and rng.random() < self.offer:
+                waiting[name] = random_message(name, rng)
+        allowance = self.packer.allowance
+        for n, name in enumerate(self.channels):
+            allowance.hear(n, self.golden.allowed[name] % COUNTS)
+            if rng.random() < self.greed:
+                allowance.allowed[name] += 1
+        granted = [rng.randrange(256) for _ in range(3)] if rng.random() < 0.1 else [0] * 3
+        taken, flit = self.packer.step(waiting, out_free=True, granted=granted)
+        for name in taken:
+            del waiting[name]
+        return flit
+
+    def _count(self, ctx):
+        told, heard = ctx.get(self.dut.told), ctx.get(self.dut.heard)
+        if told.refused:
+            self.said.append(Refusal(told.reason))
+        self.orphans[0] += told.orphan
+        self.lost[0] += told.lost
+        if heard.valid:
+            self.heard.append((heard.channel, heard.count))
+
+    async def run(self, ctx, cycles):
+        dut, golden, rng = self.dut, self.golden, self.rng
+        waiting, flit, freed = {}, None, []
+        for cycle in range(cycles + 200):
+            if flit is None and cycle < cycles and (flit := self._packed(waiting)) is not None:
+                if rng.random() < self.harm:
+                    flit = self._harmed(flit)
+                words = {}
+                for name, field in dut.i.p.shape():
+                    words[name] = flit >> field.offset & ((1 << field.width) - 1)
+                ctx.set(dut.i.p, words)
+            ctx.set(dut.i.valid, flit is not None)
+            for name in self.channels:
+                port = getattr(dut, PORTS[name])
+                ready = cycle >= cycles or rng.random() < self.ready.get(name, 1)
+                ctx.set(port.ready, ready)
+                if ready and ctx.get(port.valid):
+                    message = ctx.get(port.payload)
+                    self.got[name].append({field: message[field] for field, _ in FIELDS[name]})
+                    freed.append(name)
+            self._count(ctx)
+            # Credits are the golden model's a cycle late, so that a flit is judged by the same.
+            if flit is not None and ctx.get(dut.i.ready):
+                pending, flit = flit, None
+            else:
+                pending = None
+            await ctx.tick()
+            if pending is not None:
+                self._take(pending)
+            for name in freed:
+                golden.free(name)
+            freed.clear()
+        return self
+
+    def _take(self, flit):
+        out = self.golden.take(flit)
+        if out.refused is not None:
+            self.refused.append(out.refused)
+        self.orphans[1] += out.orphans
+        self.lost[1] += out.lost
+        for name, message in out.messages:
+            self.expected[name].append(message)
+
+    def check(self):
+        for name in self.channels:
+            assert self.got[name] == self.expected[name], f"seed {self.seed}, {name}"
+        assert self.said == self.refused, f"seed {self.seed}"
+        assert self.orphans[0] == self.orphans[1] and self.lost[0] == self.lost[1]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("offer", "ready"), [(1, 1), (0.9, 0.5), (0.1, 0.9)])
+def test_messages_are_the_golden_models(direction, offer, ready):
+    channels = DIRECTIONS[direction].channels
+    both = Both(direction, offer=offer, ready=dict.fromkeys(channels, ready)).simulate(200)
+    both.check()
+    assert all(both.got.values()) and not both.said
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_hostile_is_refused_as_a_whole(direction, seed):
+    """Flipped kinds, headers, whole flits; each is told, and messages go on coming."""
+    both = Both(direction, harm=0.3, seed=seed).simulate(300)
+    both.check()
+    assert set(both.said) >= {Refusal.HEADER, Refusal.ENCODING, Refusal.FRAMING}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_no_channel_waits_for_anothers_reader(direction):
+    channels = DIRECTIONS[direction].channels
+    for stuck in channels:
+        both = Both(direction, ready={stuck: 0}).simulate(150)
+        both.check()
+        assert all(len(both.got[name]) > 60 for name in channels if name != stuck), stuck
