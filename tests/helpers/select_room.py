@@ -181,25 +181,38 @@ class Room:
         assert found is not None
         return found
 
-    async def select(self, region, bell, queries=None, *, group=0, whole=True, ld_id=OWNER):
-        """A whole SELECT, and the same on the golden `region`; the answers of both."""
-        places = region.map
-        for head, rows in enumerate(queries if queries is not None else ()):
+    async def ask(self, region, queries, *, group=0, ld_id=OWNER):
+        """The lines of a query, to the block and to the golden `region`."""
+        for head, rows in enumerate(queries):
             for n, row in enumerate(rows):
-                await self.access(places.query(0, group, head, n), row.tobytes(), ld_id)
-                region.write(places.query(0, group, head, n), row.tobytes(), ld_id)
-        line = places.bell(0, group)
+                line = region.map.query(0, group, head, n)
+                await self.access(line, row.tobytes(), ld_id)
+                region.write(line, row.tobytes(), ld_id)
+
+    async def ring(self, region, bell, *, group=0, whole=True, ld_id=OWNER):
+        """A doorbell."""
+        line = region.map.bell(0, group)
         data = record_bytes(BELL_FIELDS, BELL | bell).ljust(64, b"\0")
         await self.access(line, data, ld_id, whole)
         region.write(line, data, ld_id, whole=whole)
+
+    async def answered(self, region, sequence, *, group=0):
+        """The lines of an answer of both, when it is there."""
+        line, lines = region.map.bell(0, group), region.map.answer_lines
         for _ in range(60):
             header = await self.access(line)
-            if record(ANSWER_FIELDS, header[:13])["sequence"] == bell["sequence"]:
+            if record(ANSWER_FIELDS, header[:13])["sequence"] == sequence:
                 break
             for _ in range(50):
                 await self.cycle()
-        found = [header] + [await self.access(line + n) for n in range(1, places.answer_lines)]
-        return found, [region.read(line + n, OWNER) for n in range(places.answer_lines)]
+        found = [header] + [await self.access(line + n) for n in range(1, lines)]
+        return found, [region.read(line + n, OWNER) for n in range(lines)]
+
+    async def select(self, region, bell, queries=None, *, group=0, whole=True, ld_id=OWNER):
+        """A whole SELECT, and the same on the golden `region`; the answers of both."""
+        await self.ask(region, () if queries is None else queries, group=group, ld_id=ld_id)
+        await self.ring(region, bell, group=group, whole=whole, ld_id=ld_id)
+        return await self.answered(region, bell["sequence"], group=group)
 
     async def gather(self, address, opcode=0):
         """Where a request goes."""

@@ -36,11 +36,13 @@ def check(control, m, s):
                 s.queue.eq(s.own_low),
                 s.last_queue.eq(s.own_high),
                 s.all.eq(1),
-                s.then.eq(Then.ANSWER),
+                s.then.eq(Then.TELL),
             ]
-            m.next = "ANSWER"
-            with m.If(s.own):
-                m.next = "WALK"
+            m.next = "CHECK"
+            with m.If(s.alone):
+                m.next = "TELL"
+                with m.If(s.own):
+                    m.next = "WALK"
         with m.Elif(bell.queue >= held.used_queues):
             m.d.sync += s.refusal.eq(Refusal.QUEUE)
         with m.Elif(bell.newest >= held.used_pages):
@@ -67,7 +69,13 @@ def check(control, m, s):
             control.o_event.p.page.eq(bell.newest),
             control.o_event.p.argument.eq(s.refusal),
         ]
-        m.next = "ANSWER"
+        m.next = "TELL"
+    with m.State("TELL"):
+        # Its answer comes behind those of the SELECTs before it.
+        m.d.comb += s.tells.eq(s.alone)
+        with m.If(s.told):
+            m.d.sync += s.block.eq(s.block + 1)
+            m.next = "SCAN"
 
 
 def query(control, m, s):
@@ -117,17 +125,25 @@ def query(control, m, s):
             m.d.sync += nan.eq(nan | is_nan)
             with m.If(got_last):
                 m.d.sync += [asked.eq(0), sent.eq(0), nan.eq(0)]
-                m.d.sync += [
-                    s.then.eq(Then.SUMMARISE),
-                    s.all.eq(s.own & (bell.layer != s.own_layer)),
-                    s.queue.eq(bell.queue),
-                    s.last_queue.eq(bell.queue),
-                ]
-                with m.If(s.own & (bell.layer != s.own_layer)):
-                    m.d.sync += [s.queue.eq(s.own_low), s.last_queue.eq(s.own_high)]
-                m.next = "WALK"
+                m.next = "TURN"
                 with m.If(bell.speculative):
                     m.next = "SUMMARISE"
                 with m.If(nan | is_nan):
                     m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
                     m.next = "REFUSE"
+    with m.State("TURN"):
+        # A SELECT that is under way holds slots of its queue, and of its layer, when it is over.
+        waits = 0
+        for busy, of in ((p.engine.scores, p.engine.scored), (p.engine.chooses, p.engine.chosen)):
+            same = (of.block >> p.window.map.group_bits) == s.session
+            other = (of.layer != bell.layer) | (of.queue == bell.queue)
+            waits |= busy & same & ~of.speculative & other
+        with m.If(~waits):
+            others = s.own & (bell.layer != s.own_layer)
+            m.d.sync += [
+                s.then.eq(Then.SUMMARISE),
+                s.all.eq(others),
+                s.queue.eq(Mux(others, s.own_low, bell.queue)),
+                s.last_queue.eq(Mux(others, s.own_high, bell.queue)),
+            ]
+            m.next = "WALK"

@@ -1,34 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""States of SelectControl in which the engine chooses, and each page is held as it comes."""
+"""SelectControl beside its own states: what the engine asks for, the pages that it chooses held one
+after another, and the answers, while the next SELECT is prepared."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Mux, Signal
+from amaranth.lib import data
 
 from kelp_spec.metadata import Op, Outcome
-from kelp_spec.select import HOLD_MOST, SlotState
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    CHOSEN_FIELDS,
+    HOLD_MOST,
+    Refusal,
+    SelectStatus,
+    SlotState,
+)
 
-__all__ = ["choose"]
+__all__ = ["choose", "feed"]
+
+_CHOSEN = data.StructLayout(dict(CHOSEN_FIELDS))
+_ANSWER = data.StructLayout(dict(ANSWER_FIELDS))
 
 
-def feed(control, m, s, choosing):
-    """The engine's request, and what it asks for: summaries from the store, keys from the
-    reader. Pages that are not there are counted, and perhaps asked of the prefetcher."""
+def feed(control, m, s):
+    """The engine's request, when the SELECT is ready for it, and what it asks for: summaries from
+    the store, keys from the reader. Pages that are not there are counted, and perhaps asked of the
+    prefetcher."""
     p, bell = control.parts, s.bell
-    engine, keys, request = p.engine, p.reader.o, p.engine.i.p
-    absent = Signal()
-    #: the engine has the request
-    taken = Signal()
+    engine, keys, request, of = p.engine, p.reader.o, p.engine.i.p, p.engine.scored
+    absent, found = Signal(), Signal(16)
     #: the page before is not asked for yet
     stalls = control.o_fetch.valid
     most = (1 << len(request.target)) - 1
+    own = request.context
     m.d.comb += [
         request.scale.m.eq(bell.m),
         request.scale.sh.eq(bell.sh),
-        engine.i.valid.eq(choosing & ~taken),
         request.newest.eq(bell.newest),
         request.most.eq(bell.most),
         request.target.eq(Mux(bell.target > most, most, bell.target)),
+        *(own[name].eq(bell[name]) for name in ("sequence", "queue", "layer", "newest")),
+        *(own[name].eq(bell[name]) for name in ("fetch", "speculative")),
+        own.hold.eq(Mux((bell.hold == 0) | (bell.hold > HOLD_MOST), HOLD_MOST, bell.hold)),
+        own.block.eq(s.block),
+        own.token_lines.eq(bell.lines - 1),
+        own.newest_lines.eq(s.newest_lines),
+        own.used_lines.eq(s.used_lines),
+        own.host_type.eq(s.host_type),
+        own.generation.eq(s.generation),
         p.store.i.valid.eq(engine.o_summary.valid),
         p.store.i.p.eq(engine.o_summary.p),
         engine.o_summary.ready.eq(p.store.i.ready),
@@ -44,36 +64,54 @@ def feed(control, m, s, choosing):
         keys.ready.eq(Mux(s.building, s.build_ready, engine.i_key.ready & ~stalls)),
     ]
     with m.If(~s.building):
+        session = of.block >> p.window.map.group_bits
         m.d.comb += [
+            p.reader.session.eq(session),
+            p.reader.squeue.eq(session * control.config.queues + of.queue),
+            p.reader.host_type.eq(of.host_type),
+            p.reader.token_lines.eq(of.token_lines),
             s.asks.page.eq(engine.o_key.p),
-            s.asks.count.eq(Mux(engine.o_key.p == bell.newest, s.newest_lines, s.used_lines)),
+            s.asks.count.eq(Mux(engine.o_key.p == of.newest, of.newest_lines, of.used_lines)),
             p.reader.i.valid.eq(engine.o_key.valid),
             engine.o_key.ready.eq(p.reader.i.ready),
         ]
-    m.d.sync += taken.eq(choosing & (taken | engine.i.ready))
     with m.If(control.o_fetch.ready):
         m.d.sync += control.o_fetch.valid.eq(0)
     with m.If(keys.valid & keys.ready & ~s.building):
         m.d.sync += absent.eq((absent | ~keys.p.there) & ~keys.p.at.page_end)
         with m.If(keys.p.at.page_end & (absent | ~keys.p.there)):
             m.d.sync += [
-                s.absent.eq(s.absent + 1),
-                control.o_fetch.valid.eq(bell.fetch | bell.speculative),
-                control.o_fetch.p.squeue.eq(s.squeue),
+                found.eq(found + 1),
+                control.o_fetch.valid.eq(of.fetch | of.speculative),
+                control.o_fetch.p.squeue.eq(p.reader.squeue),
                 control.o_fetch.p.page.eq(keys.p.at.page),
             ]
+    with m.If(engine.leaves):
+        m.d.sync += [s.absent.eq(found), found.eq(0)]
+    yield
+    with m.State("NAME"):
+        m.d.comb += engine.i.valid.eq(1)
+        with m.If(engine.i.ready):
+            m.d.sync += s.block.eq(s.block + 1)
+            m.next = "SCAN"
 
 
 def choose(control, m, s):
-    """The engine's choice, each page held as it comes."""
-    c, p, bell = control.config, control.parts, s.bell
-    engine, gather, chosen = p.engine, p.gather, p.engine.o.p
-    choosing, answered = Signal(), Signal()
-    state = Signal(SlotState)
-    result = control.i_result
-    feed(control, m, s, choosing)
+    """The choice: its pages are held, one behind the other, and noted as M3 decides; then the
+    answer, or that to a SELECT that chooses nothing."""
+    c, p = control.config, control.parts
+    engine, gather, window, of, page = p.engine, p.gather, p.window, p.engine.chosen, p.engine.o.p
+    session = of.block >> window.map.group_bits
+    count = range(c.select + 1)
+    held, decided = Signal(count), Signal(count)  # pages that go to M3, and those that came back
+    pages = Signal(data.ArrayLayout(_CHOSEN, 8 * (window.map.answer_lines - 1)))
+    result, op, told = control.i_result, s.hold.p, Signal()
+    answered, records, state = Signal(), Signal(), Signal(SlotState)
     m.d.comb += [
-        s.page.eq(chosen.id),
+        op.kind.eq(Op.HOLD),
+        op.session.eq(session),
+        op.squeue.eq(session * c.queues + of.queue),
+        op.page.eq(page.id),
         answered.eq(result.valid & (result.p.op.kind == Op.HOLD)),
         state.eq(
             Mux(
@@ -82,58 +120,97 @@ def choose(control, m, s):
                 Mux(result.p.outcome == Outcome.VOID, SlotState.ABSENT, SlotState.NO_ROOM),
             )
         ),
-        s.held_now.eq(state == SlotState.HELD),
+        s.writes.eq(answered | records),
     ]
-    yield
-    with m.State("CHOOSE"):
-        m.d.comb += choosing.eq(1)
-        m.d.sync += s.slot.eq(s.count)
-        with m.If(engine.o.valid):
-            m.next = "HOLD"
-            with m.If(chosen.none):
-                m.d.comb += engine.o.ready.eq(1)
-                m.next = "RECORD"
-            with m.If(bell.speculative):
-                m.d.comb += engine.o.ready.eq(1)
-                m.next = "CHOOSE"
-                with m.If(chosen.none):
-                    m.next = "ANSWER"
-    with m.State("HOLD"):
-        m.d.comb += [choosing.eq(1), control.o_op.valid.eq(1)]
-        with m.If(control.o_op.ready):
-            m.next = "DECIDED"
-    with m.State("DECIDED"):
-        m.d.comb += choosing.eq(1)
-        with m.If(answered):
-            m.d.comb += [s.writes_slot.eq(1), engine.o.ready.eq(1)]
-            m.d.sync += s.count.eq(s.count + 1)
-            with m.Switch(s.count):
-                for k in range(c.select):
-                    with m.Case(k):
-                        m.d.sync += [
-                            s.chosen[k].page.eq(chosen.id),
-                            s.chosen[k].mass.eq(chosen.mass),
-                            s.chosen[k].state.eq(state),
-                        ]
-            m.next = "CHOOSE"
-    with m.State("RECORD"):
+    with m.If(s.writes):
         m.d.comb += [
-            gather.write_queue.eq(1),
-            gather.new_queue.count.eq(s.count),
-            gather.new_queue.generation.eq(s.generation),
+            gather.squeue.eq(Cat(of.queue, session)),
+            gather.slot.eq(decided),
+            gather.new_slot.page.eq(result.p.op.page),
+            gather.new_slot.held.eq(state == SlotState.HELD),
+            gather.write_slot.eq(answered),
+            gather.new_queue.count.eq(held),
+            gather.new_queue.generation.eq(of.generation),
+            gather.write_queue.eq(records),
         ]
-        m.d.sync += [s.slot.eq(0), s.live.eq(s.live | (1 << s.session))]
-        for k in range(c.sessions):
-            with m.If(s.session == k):
-                lower = ~s.own | (s.queue < s.low[k])
-                higher = ~s.own | (s.queue > s.high[k])
-                m.d.sync += [
-                    s.layer[k].eq(bell.layer),
-                    s.since[k].eq(control.now),
-                    s.hold[k].eq(
-                        Mux((bell.hold == 0) | (bell.hold > HOLD_MOST), HOLD_MOST, bell.hold)
-                    ),
-                    s.low[k].eq(Mux(lower, s.queue, s.low[k])),
-                    s.high[k].eq(Mux(higher, s.queue, s.high[k])),
-                ]
-        m.next = "ANSWER"
+    with m.If(answered):
+        m.d.sync += decided.eq(decided + 1)
+        with m.Switch(decided):
+            for k in range(c.select):
+                with m.Case(k):
+                    m.d.sync += pages[k].state.eq(state)
+    written = answer(control, m, s, pages, held, told)
+    with m.FSM(name="choice") as fsm:
+        with m.State("HOLD"):
+            with m.If(~engine.o.valid):
+                m.d.sync += told.eq(s.tells)
+                with m.If(s.tells):
+                    m.next = "ANSWER"
+            with m.Elif(page.none):
+                with m.If(of.speculative):
+                    m.next = "ANSWER"
+                with m.Elif(decided == held):
+                    m.next = "RECORD"
+            with m.Elif(of.speculative):
+                m.d.comb += engine.o.ready.eq(1)
+            with m.Else():
+                m.d.comb += [s.hold.valid.eq(1), engine.o.ready.eq(s.hold.ready)]
+                with m.If(s.hold.ready):
+                    m.d.sync += held.eq(held + 1)
+                    with m.Switch(held):
+                        for k in range(c.select):
+                            with m.Case(k):
+                                m.d.sync += [pages[k].page.eq(page.id), pages[k].mass.eq(page.mass)]
+        with m.State("RECORD"):
+            m.d.comb += records.eq(1)
+            record(control, m, s, of, session)
+            m.next = "ANSWER"
+        with m.State("ANSWER"):
+            m.d.comb += window.answer_en.eq(~s.ended(window.answer_block >> window.map.group_bits))
+            m.d.sync += written.eq(written + 1)
+            with m.If(written == window.map.answer_lines - 1):
+                m.d.comb += [s.told.eq(told), engine.o.ready.eq(~told)]
+                m.d.sync += [written.eq(0), held.eq(0), decided.eq(0), pages.eq(0)]
+                m.next = "HOLD"
+    m.d.comb += s.alone.eq(~engine.scores & ~engine.chooses & fsm.ongoing("HOLD"))
+
+
+def record(control, m, s, of, session):
+    """The session has slots now, of a layer, between two queues, from now on and for so long."""
+    own = (s.live >> session)[0]
+    low, high = (s.of_session(each, session) for each in (s.low, s.high))
+    m.d.comb += s.lives.eq(1 << session)
+    for k in range(control.config.sessions):
+        with m.If(session == k):
+            m.d.sync += [
+                s.layer[k].eq(of.layer),
+                s.since[k].eq(control.now),
+                s.hold_time[k].eq(of.hold),
+                s.low[k].eq(Mux(~own | (of.queue < low), of.queue, low)),
+                s.high[k].eq(Mux(~own | (of.queue > high), of.queue, high)),
+            ]
+
+
+def answer(control, m, s, pages, held, told):
+    """The answer's lines, the first one last: how many are written. `told`: of the SELECT at the
+    door, which chooses nothing."""
+    p, of = control.parts, control.parts.engine.chosen
+    window, lines = p.window, p.window.map.answer_lines
+    written, header = Signal(range(lines)), Signal(_ANSWER)
+    refused = told & (s.refusal != Refusal.NONE)
+    m.d.comb += [
+        header.sequence.eq(Mux(told, s.bell.sequence, of.sequence)),
+        header.status.eq(Mux(refused, SelectStatus.REFUSED, SelectStatus.DONE)),
+        header.refusal.eq(Mux(told, s.refusal, Refusal.NONE)),
+        header.count.eq(held),
+        header.absent.eq(Mux(told, 0, s.absent)),
+        header.generation.eq(Mux(held == 0, 0, of.generation)),
+        window.answer_block.eq(Mux(told, s.block, of.block)),
+        window.answer_line.eq(lines - 1 - written),
+    ]
+    with m.If(window.answer_line == 0):
+        m.d.comb += window.answer.eq(header)
+    for k in range(1, lines):
+        with m.If(window.answer_line == k):
+            m.d.comb += window.answer.eq(Cat(pages[8 * (k - 1) + n] for n in range(8)))
+    return written

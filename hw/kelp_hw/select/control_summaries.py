@@ -17,7 +17,6 @@ def summarise(control, m, s):
     c, p, newest = control.config, control.parts, s.bell.newest
     m.submodules.build = build = SummaryBuild(lines=c.select_lines, id_bits=c.page_bits)
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
-    s.building, s.build_ready = Signal(), Signal()
     at, asked, page = Signal(c.page_bits + 1, init=1), Signal(), Signal(c.page_bits)
     complete, touched = Signal(), Signal()
     looked = control.i_result
@@ -41,7 +40,7 @@ def summarise(control, m, s):
         m.d.sync += touched.eq(1)
     with m.If(looked.valid & (looked.p.op.kind == Op.LOOK) & (looked.p.op.kv_line == 0)):
         m.d.sync += touched.eq(0)
-    with m.If(keys.valid & keys.ready):
+    with m.If(keys.valid & keys.ready & s.building):
         m.d.sync += complete.eq(complete & keys.p.there)
     yield
     with m.State("SUMMARISE"):
@@ -57,21 +56,23 @@ def summarise(control, m, s):
             m.next = "BUILD"
         with m.Elif((at >= newest) & ~asked):
             m.d.sync += [at.eq(1), asked.eq(0)]
-            m.next = "CHOOSE"
+            m.next = "NAME"
     with m.State("BUILD"):
-        m.d.comb += [
-            s.building.eq(1),
-            s.asks.page.eq(page),
-            s.asks.count.eq(s.used_lines),
-            p.reader.i.valid.eq(1),
-        ]
-        with m.If(p.reader.i.ready):
-            m.next = "BUILDING"
+        # The reader has the keys of one SELECT at a time.
+        with m.If(~p.engine.scores):
+            m.d.comb += [
+                s.building.eq(1),
+                s.asks.page.eq(page),
+                s.asks.count.eq(s.used_lines),
+                p.reader.i.valid.eq(1),
+            ]
+            with m.If(p.reader.i.ready):
+                m.next = "BUILDING"
     with m.State("BUILDING"):
         m.d.comb += s.building.eq(1)
         with m.If(build.o.valid & build.o.p.last):
             m.next = "BUILT"
     with m.State("BUILT"):
-        m.d.comb += store.set.eq(complete & ~touched & ~s.void)
+        m.d.comb += store.set.eq(complete & ~touched & ~s.ended(s.session))
         with m.If(store.set_done | ~store.set):
             m.next = "SUMMARISE"

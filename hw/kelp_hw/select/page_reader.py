@@ -23,7 +23,7 @@ class PageReader(wiring.Component):
     """Sends a LOOK for each line of the K halves it is asked for, and gives the lines in that
     order. A line of a page that is not resident when its LOOK is decided has a NaN, as has a
     poisoned one.
-    Between pages it brings the lines of a query into the same form.
+    Lines of a query it brings into the same form, before lines of keys that wait.
 
     Latency: a line's way through M0, memory and the data path, and `LATENCY` cycles more. One line
     in each cycle (`INTERVAL`) while `config.select_looks` lines cover that way and hits leave the
@@ -39,10 +39,12 @@ class PageReader(wiring.Component):
     session, squeue, host_type, token_lines : in
         Whose pages; `token_lines` is one less than the lines of a token. They hold still while
         lines are inside.
+    query_host_type : in
+        Of `i_query`.
     i : in, stream
         A page, and how many of its lines: 1 and up.
     i_query : in, stream
-        A host line of a query. Only while no page's lines are inside.
+        A host line of a query.
     o_op : out, stream of op
         LOOKs.
     i_result : in, always-ready stream of result
@@ -82,6 +84,7 @@ class PageReader(wiring.Component):
                 "session": In(c.session_bits),
                 "squeue": In(c.squeue_bits),
                 "host_type": In(1),
+                "query_host_type": In(1),
                 "token_lines": In(range(c.select_lines)),
                 "i": In(
                     stream.Signature(
@@ -168,27 +171,30 @@ class PageReader(wiring.Component):
         query = self.i_query
         ready = asked.r_rdy & found.r_rdy & (lines.r_rdy | ~found.r_data)
         into, meta = quantiser.i, quantiser.i.p.meta
+        # What is offered stays until it is taken.
+        asks, asked_before, stands = Signal(), Signal(), Signal()
+        m.d.sync += [asked_before.eq(asks), stands.eq(into.valid & ~into.ready)]
         m.d.comb += [
+            asks.eq(Mux(stands, asked_before, query.valid)),
             into.valid.eq(ready | query.valid),
             into.p.line.eq(
                 Mux(
-                    ready,
-                    Mux(found.r_data & ~lines.fault.uncorrected, lines.r_data, ~0),
+                    asks,
                     query.p.data,
+                    Mux(found.r_data & ~lines.fault.uncorrected, lines.r_data, ~0),
                 )
             ),
-            into.p.host_type.eq(self.host_type),
+            into.p.host_type.eq(Mux(asks, self.query_host_type, self.host_type)),
             into.p.format.eq(Format.INT8),
-            meta.query.eq(~ready),
+            meta.query.eq(asks),
             meta.place.eq(query.p.place),
             meta.at.eq(asked.r_data),
             meta.there.eq(found.r_data),
-            leaves.eq(ready & into.ready),
+            leaves.eq(ready & into.ready & ~asks),
             asked.r_en.eq(leaves),
             found.r_en.eq(leaves),
             lines.r_en.eq(leaves & found.r_data),
-            query.ready.eq(into.ready & ~ready),
-            Assert(~(ready & query.valid), "a query comes among keys"),
+            query.ready.eq(into.ready & asks),
         ]
 
         self._give(m, quantiser)

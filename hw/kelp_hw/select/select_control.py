@@ -1,28 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One SELECT after another: its doorbell checked, its queries loaded, slots given back, pages
 summarised, the choice made and held, the answer written (docs/select.md). One SELECT in about as
-many cycles as its parts take."""
+many cycles as the longest of its parts takes."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.select import (
-    ANSWER_FIELDS,
-    CHOSEN_FIELDS,
-    HOLD_MOST,
-    Refusal,
-    SelectStatus,
-)
+from kelp_spec.select import HOLD_MOST, Refusal, SelectMap
 
 from ..layouts import TIME_BITS, Layouts
 from .control_bell import check, query
-from .control_choice import choose
+from .control_choice import choose, feed
 from .control_slots import Then, give_back
 from .control_summaries import summarise
 from .gather_window import GatherWindow
@@ -34,8 +28,26 @@ from .summary_store import SummaryStore
 __all__ = ["SelectControl", "SelectParts", "engine_of"]
 
 
-_CHOSEN = data.StructLayout(dict(CHOSEN_FIELDS))
-_ANSWER = data.StructLayout(dict(ANSWER_FIELDS))
+def _context_of(config: Config) -> data.StructLayout:
+    """What of a SELECT is still asked for when it is in the engine."""
+    c = config
+    return data.StructLayout(
+        {
+            "block": c.session_bits + SelectMap(c).group_bits,
+            "sequence": 32,
+            "queue": c.queue_bits,
+            "layer": 16,
+            "newest": c.page_bits,
+            "newest_lines": c.half_line_bits + 1,
+            "used_lines": c.half_line_bits + 1,
+            "token_lines": range(c.select_lines),
+            "host_type": 1,
+            "hold": range(HOLD_MOST + 1),
+            "fetch": 1,
+            "speculative": 1,
+            "generation": c.generation_bits,
+        }
+    )
 
 
 def engine_of(*, config: Config) -> SelectEngine:
@@ -47,6 +59,7 @@ def engine_of(*, config: Config) -> SelectEngine:
         quota=config.select_quota,
         most=config.select - 2,
         protect=config.protect,
+        context=_context_of(config),
     )
 
 
@@ -65,12 +78,18 @@ class SelectControl(wiring.Component):
     """Serves the doorbells of the window, block after block, with the engine, and keeps the slots
     of the GATHER window. It alone says in which order the parts work.
 
+    While the engine scores and chooses for a SELECT, the next one is checked, its slots are given
+    back, and its pages are summarised and named. It waits where the one before it is of the same
+    session and queue, or of another layer of it; where a page has to be summarised and keys of the
+    one before are still read; and where it chooses nothing, so that answers come in the order of
+    service.
+
     A SELECT that is refused changes nothing but its answer, and is an event; one that is
     `speculative` leaves slots alone, and chooses nothing. Slots are given back
     when a SELECT of their session is of another layer, or of the same queue, or says so; when the
     time is over that the last SELECT gave them; and when their session ends.
 
-    Latency: docs/select.md, "Passes and rates". One SELECT at a time. Errors: those of
+    Latency: docs/select.md, "Passes and rates". Three SELECTs at a time. Errors: those of
     `kelp_spec.select.Refusal`.
 
     Parameters
@@ -122,52 +141,73 @@ class SelectControl(wiring.Component):
         s.held = Signal(Layouts(c).session)  # the session's registers, as they are
         s.squeue = Signal(c.squeue_bits)
         s.refusal = Signal(Refusal)
+        #: sessions that ended: what is found out for them goes to nobody. They are until nothing of
+        #: them is under way, and their slots are given back
         s.gone = Signal(c.sessions)
-        #: the session ended under way: what is found out goes to nobody
-        s.void = Signal()
-        s.count = Signal(range(c.select + 1))
+        s.ended = lambda session: ((s.gone | self.ended) >> session)[0]
         s.absent = Signal(16)
         s.generation = Signal(c.generation_bits)
-        s.chosen = Signal(data.ArrayLayout(_CHOSEN, 8 * (p.window.map.answer_lines - 1)))
+        #: a SELECT that chooses nothing is to be answered, and is; nothing else is under way
+        s.tells, s.told, s.alone = Signal(), Signal(), Signal()
+        #: the choice writes slots in this cycle; sessions that have slots, or none, from now on
+        s.writes, s.lives, s.dies = Signal(), Signal(c.sessions), Signal(c.sessions)
+        s.hold, s.unhold = (stream.Signature(Layouts(c).op).create() for _ in range(2))
         s.host_type = Signal()
         s.used_lines = Signal(c.half_line_bits + 1)
-        s.asks = p.reader.i.p
+        s.asks, s.building, s.build_ready = p.reader.i.p, Signal(), Signal()
         m.d.comb += [
             s.session.eq(s.block >> p.window.map.group_bits),
             p.window.block.eq(s.block),
             s.squeue.eq(s.session * c.queues + s.bell.queue),
             p.store.squeue.eq(s.squeue),
             p.store.token_lines.eq(s.bell.lines - 1),
-            p.reader.session.eq(s.session),
-            p.reader.squeue.eq(s.squeue),
-            p.reader.host_type.eq(s.host_type),
-            p.reader.token_lines.eq(s.bell.lines - 1),
+            p.reader.query_host_type.eq(s.host_type),
         ]
+        with m.If(s.building):
+            m.d.comb += [
+                p.reader.session.eq(s.session),
+                p.reader.squeue.eq(s.squeue),
+                p.reader.host_type.eq(s.host_type),
+                p.reader.token_lines.eq(s.bell.lines - 1),
+            ]
         for k in range(c.sessions):
             with m.If(s.session == k):
                 m.d.comb += s.held.eq(self.sessions[k])
         m.d.sync += s.gone.eq(s.gone | self.ended)
-        with m.If((self.ended >> s.session)[0]):
-            m.d.sync += s.void.eq(1)
         # Each part builds what its states stand on, then, when it goes on, the states.
         parts = [
             self._scan(m, s),
-            *(part(self, m, s) for part in (check, query, give_back, summarise, choose)),
-            self._answer(m, s),
+            *(part(self, m, s) for part in (check, query, give_back, summarise, feed)),
         ]
         for part in parts:
             next(part)
         with m.FSM() as fsm:
             for part in parts:
                 next(part, None)
+        choose(self, m, s)
+        self._ops(m, s)
+        m.d.sync += s.live.eq((s.live & ~s.dies) | s.lives)
         m.d.comb += self.idle.eq(
             fsm.ongoing("SCAN")
+            & s.alone
             & ~p.window.pending.any()
             & ~s.gone.any()
             & ~self.ended.any()
             & ~self.o_fetch.valid
         )
         return m
+
+    def _ops(self, m, s):
+        """HOLD and UNHOLD; what is offered stays until it is taken."""
+        holds, held, stands = Signal(), Signal(), Signal()
+        m.d.comb += [
+            holds.eq(Mux(stands, held, s.hold.valid)),
+            self.o_op.valid.eq(Mux(holds, s.hold.valid, s.unhold.valid)),
+            self.o_op.p.eq(Mux(holds, s.hold.p.as_value(), s.unhold.p.as_value())),
+            s.hold.ready.eq(self.o_op.ready & holds),
+            s.unhold.ready.eq(self.o_op.ready & ~holds),
+        ]
+        m.d.sync += [held.eq(holds), stands.eq(self.o_op.valid & ~self.o_op.ready)]
 
     def _scan(self, m, s):
         """Whose turn it is: a session that has ended, or whose time is over, or a doorbell."""
@@ -177,19 +217,19 @@ class SelectControl(wiring.Component):
         s.live = Signal(c.sessions)
         s.layer = [Signal(16, name=f"layer_{k}") for k in range(c.sessions)]
         s.since = [Signal(TIME_BITS, name=f"since_{k}") for k in range(c.sessions)]
-        s.hold = [Signal(range(HOLD_MOST + 1), name=f"hold_{k}") for k in range(c.sessions)]
+        s.hold_time = [Signal(range(HOLD_MOST + 1), name=f"hold_{k}") for k in range(c.sessions)]
         s.low = [Signal(c.queue_bits, name=f"low_{k}") for k in range(c.sessions)]
         s.high = [Signal(c.queue_bits, name=f"high_{k}") for k in range(c.sessions)]
 
-        def of_session(values):
+        def of_session(values, session=s.session):
             found = Signal.like(values[0])
             for k in range(c.sessions):
-                with m.If(s.session == k):
+                with m.If(session == k):
                     m.d.comb += found.eq(values[k])
             return found
 
         s.of_session = of_session
-        since, hold = of_session(s.since), of_session(s.hold)
+        since, hold = of_session(s.since), of_session(s.hold_time)
         s.own = Signal()  # the session has slots
         s.own_layer, s.own_low, s.own_high = map(of_session, (s.layer, s.low, s.high))
         age, over = Signal(TIME_BITS), Signal()
@@ -204,51 +244,22 @@ class SelectControl(wiring.Component):
         gone = (s.gone >> s.session)[0]
         yield
         with m.State("SCAN"):
-            m.d.sync += [s.void.eq(0), s.refusal.eq(Refusal.NONE), s.count.eq(0), s.absent.eq(0)]
-            m.d.sync += [s.chosen.eq(0), s.generation.eq(0)]
+            m.d.sync += [s.refusal.eq(Refusal.NONE), s.generation.eq(0)]
             with m.If(~p.store.ready | ~p.gather.ready):
                 pass
             with m.Elif(gone | over):
-                m.d.sync += [
-                    s.gone.eq((s.gone & ~(1 << s.session)) | self.ended),
-                    s.queue.eq(s.own_low),
-                    s.last_queue.eq(s.own_high),
-                    s.all.eq(1),
-                    s.then.eq(Then.SCAN),
-                ]
-                with m.If(s.own):
-                    m.next = "WALK"
+                with m.If(s.alone):
+                    m.d.sync += [
+                        s.gone.eq((s.gone & ~(1 << s.session)) | self.ended),
+                        s.queue.eq(s.own_low),
+                        s.last_queue.eq(s.own_high),
+                        s.all.eq(1),
+                        s.then.eq(Then.SCAN),
+                    ]
+                    with m.If(s.own):
+                        m.next = "WALK"
             with m.Elif((p.window.pending >> s.block)[0]):
                 m.d.comb += p.window.take.eq(1)
                 m.next = "BELL"
             with m.Else():
                 m.d.sync += s.block.eq(s.block + 1)
-
-    def _answer(self, m, s):
-        """The answer, its first line last."""
-        p = self.parts
-        window, lines = p.window, p.window.map.answer_lines
-        written, header = Signal(range(lines)), Signal(_ANSWER)
-        m.d.comb += [
-            header.sequence.eq(s.bell.sequence),
-            header.status.eq(
-                Mux(s.refusal == Refusal.NONE, SelectStatus.DONE, SelectStatus.REFUSED)
-            ),
-            header.refusal.eq(s.refusal),
-            header.count.eq(s.count),
-            header.absent.eq(s.absent),
-            header.generation.eq(Mux(s.count == 0, 0, s.generation)),
-            window.answer_line.eq(lines - 1 - written),
-        ]
-        with m.If(window.answer_line == 0):
-            m.d.comb += window.answer.eq(header)
-        for k in range(1, lines):
-            with m.If(window.answer_line == k):
-                m.d.comb += window.answer.eq(Cat(s.chosen[8 * (k - 1) + n] for n in range(8)))
-        yield
-        with m.State("ANSWER"):
-            m.d.comb += window.answer_en.eq(~s.void & (s.gone & (1 << s.session) == 0))
-            m.d.sync += written.eq(written + 1)
-            with m.If(written == lines - 1):
-                m.d.sync += [written.eq(0), s.block.eq(s.block + 1)]
-                m.next = "SCAN"

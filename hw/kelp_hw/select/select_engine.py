@@ -52,6 +52,8 @@ class SelectEngine(wiring.Component):
         Pages chosen at most, beside the first and the newest.
     protect : bool
         The candidates' marks and names have check bits.
+    context : shape-like, optional
+        What a request brings along for its caller.
 
     Members
     -------
@@ -59,7 +61,8 @@ class SelectEngine(wiring.Component):
         Of the request that comes next, before it is offered.
     i : in, stream
         The newest page, how many are chosen at `most`, the `target` of the heads' masses together,
-        and the scale of scores. Taken when its pages are named and stage two has begun.
+        the scale of scores, and the `context`. Taken when its pages are named and stage two has
+        begun.
     o_summary, i_summary : out, stream of pages; in, stream of summary_line
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
@@ -69,6 +72,11 @@ class SelectEngine(wiring.Component):
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`.
+    scores, scored, leaves : out
+        A request is in stage two, its context, and in the last cycle of it `leaves`: none of its
+        keys is inside any more.
+    chooses, chosen : out
+        A request is behind it, from then until its last item is taken at `o`, and its context.
     fault : out, BlockFault
     """
 
@@ -76,7 +84,15 @@ class SelectEngine(wiring.Component):
     INTERVAL = 54
 
     def __init__(
-        self, *, heads: int, lines: int, pages: int, quota: int, most: int, protect: bool = False
+        self,
+        *,
+        heads: int,
+        lines: int,
+        pages: int,
+        quota: int,
+        most: int,
+        protect: bool = False,
+        context=1,
     ):
         self.heads, self.lines, self.pages, self.protect = heads, lines, pages, protect
         self.quota, self.most = checked("quota", quota, 1, 256), checked("most", most, 1, 256)
@@ -93,6 +109,7 @@ class SelectEngine(wiring.Component):
                 "most": range(most + 1),
                 "target": self.choice.sum_bits,
                 "scale": self.layouts.scale,
+                "context": context,
             }
         )
         super().__init__(
@@ -104,6 +121,11 @@ class SelectEngine(wiring.Component):
                 "o_key": Out(stream.Signature(bits)),
                 "i_key": In(stream.Signature(keys.stored_line)),
                 "o": Out(stream.Signature(self.choice.o.p.shape())),
+                "scores": Out(1),
+                "scored": Out(context),
+                "leaves": Out(1),
+                "chooses": Out(1),
+                "chosen": Out(context),
                 "fault": Out(BlockFault),
             }
         )
@@ -246,11 +268,10 @@ class SelectEngine(wiring.Component):
         request, own_bank = Signal(self.request), Signal()
         newest, page, taken = request.newest, mass.o.p.id, Signal()
         few = newest <= 1  # nothing is named
-        #: pages of a request are chosen, of which that is
-        chooses, chosen = Signal(), Signal(self.request)
+        chosen = Signal(self.request)
         # What is not scored must be known when the last page has come, and the choice be free.
         last = page == newest
-        goes = ~last | ((few | unscored.o.valid) & ~chooses)
+        goes = ~last | ((few | unscored.o.valid) & ~self.chooses)
         m.d.comb += [
             scores.bank.eq(own_bank),
             scores.scale.eq(request.scale),
@@ -270,7 +291,7 @@ class SelectEngine(wiring.Component):
         ]
         with m.If(handed & self.i.ready):
             m.d.sync += handed.eq(0)
-        with m.FSM():
+        with m.FSM() as fsm:
             with m.State("WAIT"):
                 with m.If(self.i.valid & ~handed):
                     m.d.sync += [request.eq(self.i.p), own_bank.eq(bank), handed.eq(1)]
@@ -298,15 +319,21 @@ class SelectEngine(wiring.Component):
             with m.State("LAST"):
                 with m.If(taken):
                     m.next = "WAIT"
-        self._choose(m, chooses, chosen, taken, request)
+        m.d.comb += [
+            self.scores.eq(~fsm.ongoing("WAIT")),
+            self.scored.eq(request.context),
+            self.leaves.eq(taken),
+            self.chosen.eq(chosen.context),
+        ]
+        self._choose(m, chosen, taken, request)
 
-    def _choose(self, m, chooses, chosen, taken, request):
+    def _choose(self, m, chosen, taken, request):
         """The shares' pages to the choice."""
         share, choice = self.share, self.choice
         with m.If(taken):
-            m.d.sync += [chooses.eq(1), chosen.eq(request)]
+            m.d.sync += [self.chooses.eq(1), chosen.eq(request)]
         with m.If(self.o.valid & self.o.ready & self.o.p.none):
-            m.d.sync += chooses.eq(0)
+            m.d.sync += self.chooses.eq(0)
         m.d.comb += [
             choice.most.eq(chosen.most),
             choice.target.eq(chosen.target),

@@ -59,8 +59,8 @@ class SelectWindow(wiring.Component):
         A bit for each block.
     take : in
         The block's doorbell is taken.
-    answer_en, answer_line, answer : in
-        A line of the block's answer; line 0 is the last of them, and makes the answer known.
+    answer_en, answer_block, answer_line, answer : in
+        A line of a block's answer; line 0 is the last of them, and makes the answer known.
     o_event : out, always-ready stream of event
     idle : out
     fault : out, BlockFault
@@ -90,6 +90,7 @@ class SelectWindow(wiring.Component):
                 "pending": Out(self.blocks),
                 "take": In(1),
                 "answer_en": In(1),
+                "answer_block": In(self.block_bits),
                 "answer_line": In(range(self.map.answer_lines)),
                 "answer": In(LINE_BITS),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
@@ -145,7 +146,7 @@ class SelectWindow(wiring.Component):
             self.bell.eq(bells.read_data),
             self.broken.eq(self.bell.broken | bells.fault.uncorrected),
             answers.write_en.eq(self.answer_en),
-            answers.write_address.eq((self.block << half) | self.answer_line),
+            answers.write_address.eq((self.answer_block << half) | self.answer_line),
             answers.write_data.eq(self.answer),
             answers.read_en.eq(accepts),
             answers.read_address.eq(Cat(at.line, at.block)),
@@ -156,7 +157,7 @@ class SelectWindow(wiring.Component):
         with m.If(self.take):
             m.d.sync += self.pending.bit_select(self.block, 1).eq(0)
         with m.If(self.answer_en & (self.answer_line == 0)):
-            m.d.sync += known.bit_select(self.block, 1).eq(1)
+            m.d.sync += known.bit_select(self.answer_block, 1).eq(1)
         for s in range(c.sessions):
             with m.If(self.forget[s]):
                 blocks = slice(s << self.map.group_bits, (s + 1) << self.map.group_bits)

@@ -21,7 +21,7 @@ from ..quality.llama import Llama
 from ..quality.threads import one_thread
 from . import kernel, memory
 from .readers import _blocks, _paged, scale_of
-from .timing import RTL, Choice, Shape, Timing
+from .timing import RTL, Busy, Choice, Shape, Timing
 
 __all__ = ["Device", "Run", "decode"]
 
@@ -208,11 +208,12 @@ class _Host:
                 memory.opened(self.pool, self._turn(step, newest, start), queue)
         self.pool.held[:] = False
         engine = start + d.timing.written(shape) + d.timing.asked(shape)
+        busy = Busy(engine, engine, engine)
         heads, out = [], np.empty_like(q)
         for head in range(shape.kv_heads):
-            cycles, count = self._select(step, layer, head, query, newest, tokens, engine)
-            engine += cycles
-            heads.append((cycles, d.timing.page_lines(shape, count, tokens)))
+            busy, count = self._select(step, layer, head, query, newest, tokens, busy)
+            heads.append((busy.rest - engine, d.timing.page_lines(shape, count, tokens)))
+            engine = busy.rest
             mine = slice(head * shape.group, (head + 1) * shape.group)
             keys = self.k[layer, head], self.v[layer, head]
             _attend(q[mine], *keys, self._chosen, position, shape.page_tokens, out[mine])
@@ -229,9 +230,9 @@ class _Host:
         run.link[step] += useful + 64 * asked
         return out
 
-    def _select(self, step, layer, head, query, newest, tokens, now) -> tuple[int, int]:
-        """SELECT of a KV head at a time: its cycles and how many pages it chose."""
-        d, shape, s, run = self.d, self.shape, self.pool, self.run
+    def _select(self, step, layer, head, query, newest, tokens, busy) -> tuple[Busy, int]:
+        """SELECT of a KV head behind others: until when it is busy, and how many pages it chose."""
+        d, shape, s, run, now = self.d, self.shape, self.pool, self.run, busy.front
         queue = layer * shape.kv_heads + head
         keys = slice(queue * self.pages, (queue + 1) * self.pages)
         target = round(d.target * ONE) * shape.group
@@ -260,11 +261,11 @@ class _Host:
         s.held[keys] = self._chosen
         count = int(self._chosen.sum())
         did = Choice(pages=newest + 1, candidates=candidates, chosen=count, tokens=tokens)
-        cycles = wait + d.timing.select(shape, did, d.quota)
-        turn = self._turn(step, newest, now + cycles)
+        busy = d.timing.serve(busy, shape, did, d.quota, wait)
+        turn = self._turn(step, newest, busy.rest)
         memory.turn_over(s, turn, queue, self._chosen | self._wanted)
         memory.demand(s, turn, queue, self._wanted, False)
-        return cycles, count
+        return busy, count
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
         for head in range(self.shape.kv_heads):

@@ -8,8 +8,9 @@ memory", has the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["RTL", "Choice", "Shape", "Timing"]
+__all__ = ["RTL", "Busy", "Choice", "Shape", "Timing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,15 @@ class Choice:
     rebuilt: int = 0  #: pages whose summary was made for it
 
 
+class Busy(NamedTuple):
+    """Until when the parts of the engine are busy: what a SELECT does before its keys, with the
+    keys, and behind them."""
+
+    front: int
+    keys: int
+    rest: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """Figures of the RTL, in cycles."""
@@ -48,21 +58,37 @@ class Timing:
     register: int = 20
     #: lines a cycle that hits and gathers are answered with (tests/hw/test_choice.py prints 1.0)
     gather: float = 1.0
-    #: latencies of a choice's passes together, beside docs/select.md's formulas, with a memory of
-    #: 64 cycles (tests/hw/select/test_select_engine.py, tests/hw/test_choice.py)
-    choice: int = 250
+    #: latencies beside docs/select.md's formulas, added up from those of the blocks: from a
+    #: doorbell to the first look for a summary (check, queries, slots given back)
+    prepare: int = 85
+    #: of stage one and the names
+    name: int = 25
+    #: from a LOOK, through the endpoint and a memory of 64 cycles, to the mass of its page
+    look: int = 115
+    #: of masses, of the HOLDs behind one another, and of the answer
+    hold: int = 35
     tier_latency: int = 25_000
     tier_bytes: int = 14  #: a cycle
 
     def select(self, shape: Shape, c: Choice, quota: int) -> int:
-        """SELECT of a KV head, from its doorbell to its answer."""
-        lines, tokens = shape.lines, shape.page_tokens
-        # The first page's keys come meanwhile.
-        first = max(c.pages * lines + 2 * quota, tokens * lines)
-        second = c.candidates * tokens * lines + c.tokens * lines
+        """SELECT of a KV head alone, from its doorbell to its answer."""
+        return self.serve(Busy(0, 0, 0), shape, c, quota).rest
+
+    def serve(self, busy: Busy, shape: Shape, c: Choice, quota: int, wait: int = 0) -> Busy:
+        """SELECT of a KV head behind those that are under way; its answer is there when `rest` is
+        over. `wait`: for the tier, before it chooses."""
+        lines, page = shape.lines, shape.page_tokens * shape.lines
+        # Which page has no summary, a cycle a page; those are made when no other keys are read.
+        looked = busy.front + self.prepare + c.pages
+        if c.rebuilt:
+            looked = max(looked, busy.keys) + c.rebuilt * page + self.look
+        named = looked + c.pages * lines + 2 * quota + self.name
+        # The first page's keys come while pages are named.
+        begun = max(looked, busy.keys)
+        keys = max(begun + page, named) + c.candidates * page + c.tokens * lines + self.look
         masses = 2 * (c.candidates + 2) + 50 + shape.group
-        rebuild = c.rebuilt * tokens * lines
-        return rebuild + first + second + masses + c.chosen + self.choice
+        rest = max(keys, busy.rest) + wait + masses + c.chosen + self.hold
+        return Busy(max(named + c.candidates * lines, begun), keys, rest)
 
     def asked(self, shape: Shape) -> int:
         """Lines that a KV head's SELECT takes to ask: queries and doorbell."""
@@ -87,8 +113,8 @@ class Timing:
         return lines + self.written(shape) + self.answer
 
     def layer(self, shape: Shape, heads: list[tuple[int, int]], most: int) -> int:
-        """A layer's cycles from [(cycles of SELECT, lines gathered)] of its KV heads: the engine
-        serves one after another, the host gathers one head's pages while the next is chosen."""
+        """A layer's cycles from [(cycles from the answer before, lines gathered)] of its KV heads:
+        the host gathers one head's pages while the next is chosen."""
         engine = self.written(shape) + self.asked(shape) + self.register
         link = self.written(shape) + self.asked(shape) * len(heads)
         for cycles, lines in heads:

@@ -3,7 +3,19 @@
 """SelectControl: slots that come and go, refusals, sessions that end, pages that are not there."""
 
 import numpy as np
-from select_room import BELL, CONFIG, OWNER, SHAPE, Room, compare, device, pins, queries, write
+from select_room import (
+    BELL,
+    CONFIG,
+    OWNER,
+    SHAPE,
+    Room,
+    compare,
+    device,
+    logged,
+    pins,
+    queries,
+    write,
+)
 
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.select_region import SelectRegion
@@ -156,3 +168,103 @@ def test_queries_and_doorbells_that_are_no_good():
         assert len(answered) in (18, 24)  # the second, one or two of the four, the last
 
     room.run(host)
+
+
+def together(pairs, *, offer=1.0, take=1.0, between=None):
+    """Pairs of SELECTs, of two groups, rung one right behind the other: answers and slots are those
+    of the golden region, which serves one after the other, and so are the ops of each queue. The
+    ops of all pairs, as they came."""
+    makes = device(queues=(0, 1, 2)), device(queues=(0, 1, 2))
+    room, region = Room(makes[0], offer=offer, take=take, cycles=60_000), SelectRegion(makes[1])
+    ops, came = logged(region), []
+
+    async def host(room):
+        for n, pair in enumerate(pairs):
+            begun = len(room.ops)
+            for group in (0, 1):
+                await room.ask(region, queries(2 * n + group), group=group)
+            for group, bell in enumerate(pair):
+                await room.ring(region, {"sequence": 2 * n + group + 1} | bell, group=group)
+            if between:
+                await between(room, n)
+            for group in (0, 1):
+                found, wanted = await room.answered(region, 2 * n + group + 1, group=group)
+                assert found == wanted, (pair, record(ANSWER_FIELDS, found[0][:13]))
+            came.append(room.ops[begun:])
+        for _ in range(30):
+            await room.cycle()
+        assert room.ctx.get(room.dut.idle)
+
+    room.run(host)
+    for queue in (0, 1, 2):
+        assert [op for op in room.ops if op[1] == queue] == [op for op in ops if op[1] == queue]
+    assert pins(makes[0]) == pins(makes[1])
+    return came, room
+
+
+def last(ops, kind, queue):
+    return max(n for n, op in enumerate(ops) if op[0] == kind and op[1] == queue)
+
+
+def first(ops, kind, queue):
+    return min(n for n, op in enumerate(ops) if op[0] == kind and op[1] == queue)
+
+
+def test_heads_of_a_layer_overlap():
+    """The second one's keys are read, and its slots given back, while the first one's pages are
+    chosen and held."""
+    pair = ({"queue": 0}, {"queue": 1})
+    (built, again), _ = together([pair, pair])
+    assert first(again, "LOOK", 1) < last(again, "HOLD", 0) < first(again, "HOLD", 1)
+    assert first(again, "UNHOLD", 1) < first(again, "HOLD", 0)
+    # A page without a summary is read when the keys of the SELECT before it are.
+    assert last(built, "LOOK", 0) < first(built, "LOOK", 1)
+
+
+def test_what_may_not_overlap_does_not():
+    """The same queue, another layer, a release, a refusal, a guess: in turn, and answered in
+    turn."""
+    pairs = [
+        ({"queue": 0}, {"queue": 0, "most": 2}),
+        ({"queue": 0}, {"queue": 1, "layer": 1}),
+        ({"queue": 1, "layer": 1}, {"release": 1}),
+        ({"queue": 0}, {"queue": 4}),
+        ({"queue": 0}, {"queue": 2, "layer": 1, "speculative": 1}),
+        ({"queue": 2, "layer": 1, "speculative": 1}, {"queue": 1}),
+    ]
+    (same, layers, release, *_), room = together(pairs, offer=0.8, take=0.8)
+    assert last(same, "HOLD", 0) > first(same, "UNHOLD", 0) > first(same, "HOLD", 0)
+    assert first(layers, "HOLD", 0) < last(layers, "UNHOLD", 0) < first(layers, "HOLD", 1)
+    assert last(release, "HOLD", 1) < last(release, "UNHOLD", 1)
+    assert room.events == [(Event.SELECT_REFUSED, Refusal.QUEUE)]
+
+
+def test_a_session_ends_amid_two_selects():
+    """Nobody is answered, no slot is left, and the next owner finds nothing."""
+    for wait in (20, 120, 200, 320):
+        made = device(queues=(0, 1))
+        room, region = Room(made), SelectRegion(device(queues=(0, 1)))
+
+        async def host(room, wait=wait, made=made, region=region):
+            for group in (0, 1):
+                await room.ask(region, queries(group), group=group)
+            for group in (0, 1):
+                bell = {"sequence": 1, "queue": group}
+                await room.ring(region, bell, group=group)
+            for _ in range(wait):
+                await room.cycle()
+            made.apply(TrackerOp(Op.CLOSE))
+            room.tell(Op.CLOSE)
+            for _ in range(900):
+                await room.cycle()
+            assert not pins(made)
+            assert room.ctx.get(room.dut.idle)
+            made.apply(TrackerOp(Op.CLOSED))
+            made.apply(TrackerOp(Op.OPEN), descriptor=SHAPE)
+            room.tell(Op.OPEN)
+            for _ in range(40):
+                await room.cycle()
+            for group in (0, 1):
+                assert await room.access(region.map.bell(0, group)) == bytes(64)
+
+        room.run(host)

@@ -43,6 +43,7 @@ def test_an_answer_is_shown_to_the_owner_when_it_is_whole():
         for line in range(MAP.answer_lines - 1, -1, -1):
             ctx.set(dut.answer_line, line)
             ctx.set(dut.answer, 0x1234 + line)
+            ctx.set(dut.answer_block, 1 << MAP.group_bits | 1)
             ctx.set(dut.answer_en, 1)
             await ctx.tick()
         ctx.set(dut.answer_en, 0)

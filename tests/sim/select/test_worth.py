@@ -11,7 +11,7 @@ from kelp_sim.select import rivals, study, worth, worth_page
 from kelp_sim.select.decode import Device, decode
 from kelp_sim.select.readers import Device as Batch
 from kelp_sim.select.readers import Ideal
-from kelp_sim.select.timing import RTL, Choice, Shape
+from kelp_sim.select.timing import RTL, Busy, Choice, Shape
 
 FIRST, TOKENS = 240, 300
 
@@ -89,6 +89,13 @@ def test_a_choice_costs_what_its_passes_cost():
         RTL.select(shape, Choice(pages=p, candidates=c, chosen=6, tokens=2), 4)
         for p, c in ((12, 8), (20, 9))
     )
-    assert many - few == 8 * 2 + 2 * 2 + 2
+    assert many - few == 8 * (2 + 1) + 2 * 2 + 2
+    # Behind another, one takes as long as what is before its keys, or as its keys.
+    names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
+    one = RTL.serve(Busy(0, 0, 0), shape, names, 4)
+    assert RTL.serve(one, shape, names, 4).rest - one.rest == one.front
+    keys = Choice(pages=12, candidates=100, chosen=6, tokens=2)
+    one = RTL.serve(Busy(0, 0, 0), shape, keys, 4)
+    assert RTL.serve(one, shape, keys, 4).rest - one.rest == (100 + 1) * 4 + 2 * 2 + RTL.look
     slow = RTL.layer(shape, [(1000, 100)] * 2, 4) - RTL.layer(shape, [(900, 100)] * 2, 4)
     assert slow == 200, "one head's choice after the other's"
