@@ -128,8 +128,8 @@ class GatherWindow(wiring.Component):
             self.found_slot.eq(slots.read_data),
             self.found_queue.eq(rows.read_data),
         ]
-        was_read = Signal()
-        m.d.sync += was_read.eq(self.read)
+        was_read, slot_read = Signal(), Signal.like(self.slot)
+        m.d.sync += [was_read.eq(self.read), slot_read.eq(self.slot)]
 
         # A KV address is line | K/V | page | queue | session, one of the window
         # line | slot | K/V | generation | queue | session.
@@ -183,7 +183,7 @@ class GatherWindow(wiring.Component):
                 used(slots.fault, valid & gathers),
                 used(rows.fault, valid & gathers),
                 used(copies[1][1].fault, was_read),
-                used(copies[1][0].fault, was_read & (self.slot < self.found_queue.count)),
+                used(copies[1][0].fault, was_read & (slot_read < self.found_queue.count)),
             ),
         )
         return m
