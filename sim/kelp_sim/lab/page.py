@@ -17,10 +17,11 @@ import numpy as np
 
 from .gaps import name_of
 
-__all__ = ["page"]
+__all__ = ["STYLE", "page"]
 
 _GAP = "0 is LRU over one pool, 1 is Belady over one pool"
-_STYLE = """
+#: Of the pages of lab and choice.
+STYLE = """
 body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #252b33;
   background: #f5f6f8; margin: 0; }
 main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
@@ -66,7 +67,7 @@ def page(rows: list[dict], entries: list[dict], losses: list[dict]) -> str:
     ]
     head = (
         '<meta charset="utf-8"><meta name="viewport" '
-        + f'content="width=device-width"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        + f'content="width=device-width"><title>{escape(title)}</title><style>{STYLE}</style>'
     )
     return (
         "<!doctype html><html "

@@ -14,24 +14,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from ..lab.page import STYLE
 from .worth import Found, summary
 
 __all__ = ["page", "plots"]
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #252b33;
-  background: #f5f6f8; margin: 0; }
-main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 26px 0 8px; }
-p.under { color: #5b6570; margin: 0 0 12px; }
-section { background: #fff; border: 1px solid #e1e5ea; border-radius: 8px; padding: 14px 18px;
-  overflow-x: auto; }
-img { width: 100%; height: auto; display: block; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 600; padding: 4px 12px 4px 0;
-  border-bottom: 2px solid #d5dae0; }
-td { padding: 3px 12px 3px 0; border-bottom: 1px solid #eef0f3; white-space: nowrap; }
-"""
 _COLOURS = {
     "kelp": "#1f6fd1",
     "ideal": "#c9a227",
@@ -89,7 +76,7 @@ def page(found: Found, pictures: dict[str, bytes], what: str) -> str:
     parts += ["<h2>Document by document, no host compute</h2>", _documents(found.rows)]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        + f"<title>{title}</title><style>{_STYLE}</style>"
+        + f"<title>{title}</title><style>{STYLE}</style>"
     )
     return (
         f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}'
