@@ -44,7 +44,6 @@ class Core(ABC):
     config: Config
     hints: bool = True  #: whether hint lines and policies mean anything to it
     persistent: bool = False  #: whether its contents outlive the process
-    tenants: bool = True  #: whether it tells LD-IDs apart
 
     def __init__(self):
         self.lock = threading.RLock()

@@ -11,8 +11,9 @@ sees what the device has, rounding included. That takes the C library (`python -
 and for hints and for formats that round a processor that stores a line in one write (AVX-512 or
 MOVDIR64B): hints in parts are dropped, and a line in parts would be rounded with each of them.
 
-A mapping has no LD-IDs: whoever maps the device is LD-ID 0 with everything in it, one process at a
-time; `kelp serve` cannot keep tenants apart behind it and refuses.
+A mapping has no LD-IDs: whoever maps the device is LD-ID 0 with everything in it, so it is one
+process's at a time. `kelp serve` shares it: who owns which session is then kept here
+(`cxl_kv.backends.cxl_owners`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..core import ALL_BYTES, Core, Loaded, Status
 from ..errors import DeviceFullError, TransportError, UnsupportedError
 from ..process import let_go_in_children
 from ..registers import unpack
+from .cxl_owners import Owners
 from .dax_header import size_of
 from .file_lock import try_take
 from .mapping import ALIGNMENT, mapped
@@ -163,8 +165,6 @@ class CxlCore(Core):
         One of :func:`find_config`.
     """
 
-    tenants = False
-
     def __init__(self, window: Window, config: Config):
         super().__init__()
         if window.size < window_bytes(config):
@@ -173,6 +173,7 @@ class CxlCore(Core):
                 + f"{window_bytes(config)}"
             )
         self.config, self._window, self.hints = config, window, window.whole
+        self._owners = Owners(config)
         self._registers = RegisterMap(config).by_name
         self._register_base = AddressMap(config).register_base
 
@@ -215,16 +216,9 @@ class CxlCore(Core):
             and queue < shape["layers"] * shape["kv_heads"]
         )
 
-    def _only_the_control_plane(self, ld_id):
-        if ld_id:
-            raise UnsupportedError(
-                f"LD-ID {ld_id} is refused: whoever maps a device is LD-ID 0 to it"
-            )
-
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
-        self._only_the_control_plane(ld_id)
         addresses = np.ascontiguousarray(addresses, np.uint64)
-        inside = addresses < self._window.size
+        inside = (addresses < self._window.size) & self._owners.own(addresses, ld_id)
         lines, status = np.zeros((len(addresses), 64), np.uint8), np.zeros(len(addresses), np.uint8)
         lines[inside], lost = self._window.load(addresses[inside])
         status[inside] = np.where(lost, Status.POISON, Status.DATA)
@@ -234,22 +228,25 @@ class CxlCore(Core):
             region = address >> self.config.aperture_bits
             if region != Region.KV or not self._is_mapped(address):
                 lines[i], status[i] = 0, Status.NOT_MAPPED
+        self._owners.shown(addresses, lines, ld_id)
         return Loaded(lines, status)
 
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
     ) -> None:
-        self._only_the_control_plane(ld_id)
         addresses = np.ascontiguousarray(addresses, np.uint64)
         lines = np.ascontiguousarray(lines, np.uint8)
         enables = np.full(len(addresses), ALL_BYTES, np.uint64)
         if byte_enable is not None:
             enables = np.ascontiguousarray(byte_enable, np.uint64)
+        goes = self._owners.own(addresses, ld_id) & self._owners.takes(addresses, lines, ld_id)
+        addresses = addresses[goes]
+        lines, enables = self._owners.writes(addresses, lines[goes], enables[goes], ld_id)
         whole = enables == ALL_BYTES
         # Registers and hints take effect one after another, and after what was stored before them:
         # each is a store of its own, which ends with a fence.
         side = addresses >> np.uint64(self.config.aperture_bits) != Region.KV
-        group = np.cumsum(side | np.append(False, side[:-1] | (np.diff(whole))))
+        group = np.cumsum(side | np.append(False, side[:-1] | np.diff(whole))[: len(side)])
         for part in np.split(np.arange(len(addresses)), np.flatnonzero(np.diff(group)) + 1):
             if not len(part):
                 continue
@@ -262,6 +259,8 @@ class CxlCore(Core):
                     f"the line at {int(addresses[part][lost][0]):#x} cannot be reached: is the "
                     + "device still there?"
                 )
+        for session in list(self._owners.opening):
+            self._owners.opened(session, bool(self._register(f"s{session}_state")["open"]))
 
     def close(self) -> None:
         self._window.close()

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 __all__ = [
+    "SOURCE",
     "WAYS",
     "BuildError",
     "best_way",
@@ -39,7 +40,7 @@ __all__ = [
 
 #: to write a line; movdir64b and avx512 write it at once
 WAYS = ("plain", "sse2", "avx512", "movdir64b")
-_SOURCE = Path(__file__).with_name("lines.c")
+SOURCE = Path(__file__).with_name("lines.c")
 
 
 class BuildError(Exception):
@@ -49,7 +50,7 @@ class BuildError(Exception):
 def path() -> Path:
     """Where this source's library is or would be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(_SOURCE.read_bytes() + os.uname().machine.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(SOURCE.read_bytes() + os.uname().machine.encode()).hexdigest()[:16]
     return cache / "kelp" / f"lines-{digest}.so"
 
 
@@ -69,7 +70,7 @@ def build() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [compiler, "-x", "c", "-O2", "-fPIC", "-shared", "-o", str(made), str(_SOURCE)]
+        command = [compiler, "-x", "c", "-O2", "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         except OSError as error:

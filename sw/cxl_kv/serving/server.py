@@ -136,11 +136,6 @@ class Server:
     tokens : Tokens, optional
         Who may connect over TCP and read metrics; without them nobody may.
     limits : Limits
-
-    Raises
-    ------
-    UnsupportedError
-        The core does not tell LD-IDs apart (`cxl:`), so that no tenant would be safe from another.
     """
 
     def __init__(
@@ -151,11 +146,6 @@ class Server:
         tokens: Tokens | None = None,
         limits: Limits = Limits(),
     ):
-        if not core.tenants:
-            raise UnsupportedError(
-                "a mapped device takes whoever maps it for LD-ID 0 and cannot be shared among "
-                + "tenants; serve golden:, rtl:, dax: or serial:"
-            )
         self.core, self.budget_bytes, self.tokens = core, budget_bytes, tokens or Tokens({})
         self.limits = limits
         self.journal = Journal(getLogger("cxl_kv.serving.server"))

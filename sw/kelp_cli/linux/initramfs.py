@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from kelp_spec.files import write_whole
@@ -57,14 +58,23 @@ class Initramfs:
         self._entry(name, stat.S_IFLNK | 0o777, to.encode())
 
     def program(self, path: Path, env: dict, name: str) -> bool:
-        """A program and the libraries that it loads; False where one is missing."""
+        """A program and the libraries that it loads; False where one of these is missing."""
+        if not self.libraries(path, env):
+            return False
+        self.file(name, path.read_bytes())
+        return True
+
+    def libraries(self, path: Path, env: dict, known: Collection[Path] = ()) -> bool:
+        """The libraries that a program or library loads, but for those `known` to lie elsewhere;
+        False where one is missing."""
         said = subprocess.run(
             ["ldd", str(path)], capture_output=True, text=True, env=env, timeout=60, check=False
         ).stdout
         if "not found" in said:
             return False
-        self.file(name, path.read_bytes())
         for library in re.findall(r"(?:=> )?(/\S+) \(0x", said):
+            if Path(library).resolve() in known:
+                continue
             where = f"lib/{Path(library).name}"
             if "ld-linux" in library:
                 where = f"lib64/{Path(library).name}"

@@ -20,7 +20,7 @@ from .proxy import Proxy
 
 __all__ = ["Machine"]
 
-_MEMORY = "320M"
+_MEMORY = "640M"
 _FIRMWARE_SECONDS = 60
 _KERNEL_LINE = "console=ttyS0 pci=nocrs panic=-1 oops=panic loglevel=6 trace_buf_size=64k"
 

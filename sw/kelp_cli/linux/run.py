@@ -19,6 +19,7 @@ from .initramfs import GUEST, Initramfs, compile_guest, module_order
 from .machine import Machine
 from .packages import Missing, Packages
 from .pmu_module import pmu_module
+from .python import add_python
 from .session import header
 from .tables import write_tables
 
@@ -43,6 +44,7 @@ def run(
         "words_differing": None,
         "interrupts": 0,
         "events": 0,
+        "cxl_kv": None,
         "pmu_exact": None,
         "registers": "rtl",
         "configuration": config.name,
@@ -72,7 +74,7 @@ def _boot(folder, config, seconds, perf, verbose, say, report) -> dict:
     tables = write_tables(folder, places, tools / "usr/bin/iasl", machine.env)
     initrd = folder / "initramfs"
     pmu = _pmu(packages, kernel, machine, say) if perf and device.io.pmu else None
-    _initramfs(folder, image, tools, machine, device, pmu, initrd)
+    _initramfs(folder, image, tools, machine, device, pmu, say, initrd)
     (vmlinuz,) = image.glob("boot/vmlinuz-*")
     found = Found()
     say("boots")
@@ -112,7 +114,7 @@ def _cdat(found, io) -> dict:
     return {"bytes": len(seen), "same": seen == wanted}
 
 
-def _initramfs(folder, image, tools, machine, driver, pmu, to):
+def _initramfs(folder, image, tools, machine, driver, pmu, say, to):
     archive = Initramfs()
     busybox = (tools / "bin/busybox").read_bytes()
     archive.file("bin/busybox", busybox)
@@ -123,6 +125,10 @@ def _initramfs(folder, image, tools, machine, driver, pmu, to):
         archive.link(f"bin/{applet}", "busybox")
     archive.program(tools / "usr/bin/cxl", machine.env, "bin/cxl")
     archive.file("bin/session", compile_guest(folder, header(driver)).read_bytes())
+    try:
+        add_python(archive)
+    except Missing as missing:
+        say(f"no session of cxl_kv: {missing}")
     order = module_order(image)
     if pmu:
         archive.file("modules/cxl_pmu.ko", pmu.read_bytes(), 0o644)
@@ -160,6 +166,12 @@ class Found:
         for name in _NUMBERS:
             if values := self.all(name):
                 out[name] = int(values[-1])
+        if self.all("kv_differing"):
+            out["cxl_kv"] = {
+                name: int(self.all(f"kv_{name}")[-1])
+                for name in ("elements", "differing", "reads", "writes")
+                if self.all(f"kv_{name}")
+            } | {"configuration": self.all("kv_config")[-1]}
         counts = [line.split() for line in self.all("counted")]
         if counts:
             out["counted"] = {name: [int(got), int(true)] for name, got, true in counts}

@@ -6,6 +6,7 @@ packages cannot be had. A boot is `kelp linux` itself."""
 import json
 import socket
 import struct
+import subprocess
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from kelp_cli.linux.fabric import RootPort
 from kelp_cli.linux.initramfs import Initramfs
 from kelp_cli.linux.places import Places
 from kelp_cli.linux.proxy import Proxy
+from kelp_cli.linux.python import add_python
 from kelp_cli.linux.run import Found
 from kelp_cli.main import build_app
 
@@ -127,6 +129,7 @@ def test_what_the_guest_says_stands_in_the_report():
         "counted writes 300 300",
         "counted data 199 200",
         *("lost 24", "zero 0", "other 0", "lost 0", "zero 24", "other 0"),
+        *("kv_config unit_cxl", "kv_elements 2048", "kv_differing 0", "kv_reads 512"),
     ):
         found.take(line)
     report = found.report({"bound": None})
@@ -135,8 +138,42 @@ def test_what_the_guest_says_stands_in_the_report():
     assert report["events"] == 1 and report["pmu_exact"] is False
     assert report["after_poison"] == {"lost": 24, "zero": 0, "other": 0}
     assert report["after_clear"] == {"lost": 0, "zero": 24, "other": 0}
+    wanted = {"configuration": "unit_cxl", "elements": 2048, "differing": 0, "reads": 512}
+    assert report["cxl_kv"] == wanted
     # It did not come to its end, and that is said.
     assert report["failed"]
+
+
+def test_the_guests_python_stands_alone(tmp_path):
+    """What is packed for the guest runs in a folder of its own, and has the host library."""
+    archive = Initramfs()
+    files = {}
+    archive.file = lambda name, content, mode=0o755: files.update({name: content})
+    add_python(archive)
+    assert any(name.endswith("/encodings/ascii.pyc") for name in files)
+    assert not [name for name in files if "kelp_golden" in name or name.endswith(".py.pyc")]
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (tmp_path / "bin/python").chmod(0o755)
+    where = {
+        "PYTHONHOME": f"{tmp_path}/python",
+        "PYTHONPATH": f"{tmp_path}/python/site",
+        "XDG_CACHE_HOME": f"{tmp_path}/cache",
+        "LD_LIBRARY_PATH": f"{tmp_path}/lib",
+    }
+    done = subprocess.run(
+        [tmp_path / "bin/python", tmp_path / "bin/kv.py", "cxl:/dev/null"],
+        capture_output=True,
+        text=True,
+        env=where,
+        timeout=120,
+        check=False,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("cxl_kv.errors.TransportError: cxl:/dev/null has 0 bytes; legal: a ")
+    assert str(tmp_path) in done.stderr and "site-packages" not in done.stderr
 
 
 def test_without_packages_nothing_is_bound_and_that_is_no_failure(monkeypatch, tmp_path):

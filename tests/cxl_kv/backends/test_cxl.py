@@ -17,12 +17,13 @@ from cxl_kv.backends.cxl import CxlCore, MappedWindow, find_config, window_bytes
 from cxl_kv.backends.mapping import ALIGNMENT
 from cxl_kv.core import Status
 from cxl_kv.device import Device
-from cxl_kv.serving.server import Server
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
-from kelp_spec.registers import IDENTITY
+from kelp_spec.hints import HintKind, HintLine
+from kelp_spec.hints import pack as pack_hint
+from kelp_spec.registers import IDENTITY, SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, formats="int8")
 RAW = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -104,12 +105,50 @@ def test_ones_of_a_closed_session_are_not_mapped_and_stored_ones_are_data():
         assert core.load(outside, 0).status[0] == Status.NOT_MAPPED
 
 
-def test_a_mapping_has_no_tenants():
+def test_a_session_is_its_owners_from_open_to_close():
+    """Below the device's own rules, which know LD-ID 0 alone."""
     core = CxlCore(SimulatedWindow(make_core("golden:unit")), named("unit"))
-    with pytest.raises(cxl_kv.UnsupportedError, match="cannot be shared among tenants"):
-        Server(core)
-    with pytest.raises(cxl_kv.UnsupportedError, match="LD-ID 3 is refused"):
-        LocalTransport(core, 3).load(np.zeros(1, np.uint64))
+    control, alice, bob = (LocalTransport(core, ld_id, shared=True) for ld_id in (0, 1, 2))
+    session = Device(alice).open_session(RAW)
+    line = np.array(
+        [AddressMap(core.config).encode(KvAddress(session.number, 0, 0, 0, 0))], np.uint64
+    )
+    data = np.full((1, 64), 7, np.uint8)
+    alice.store(line, data)
+    registers = {t.ld_id: Device(t).registers for t in (control, alice, bob)}
+    p = f"s{session.number}_"
+    assert registers[0].fields(p + "shape")["owner"] == 1
+    for foreign in (control, bob):
+        foreign.store(line, data + 1)
+        assert foreign.load(line).status[0] == Status.NOT_MAPPED
+    assert np.array_equal(alice.load(line).lines, data)
+    assert registers[1].read(p + "state") and not registers[2].read(p + "state")
+    assert registers[0].read("reserve") and not registers[1].read("reserve")
+    before = registers[0].read(p + "policy")
+    registers[2].write(p + "policy", before ^ 1)
+    assert registers[0].read(p + "policy") == before
+    for command in (SessionCommand.OPEN, SessionCommand.CLOSE):
+        registers[1].write(p + "command", command)
+        state = registers[0].fields(p + "state")
+        assert state["refused"] and state["open"]
+    line_of_mass = HintLine(kind=HintKind.MASS, session=session.number, entries=(1,), advance=True)
+    hint = pack_hint(line_of_mass)
+    step = session.step
+    for t in (bob, control, alice):
+        t.store(
+            np.array([AddressMap(core.config).hint_base], np.uint64),
+            np.frombuffer(hint, np.uint8).reshape(1, 64),
+        )
+        assert session.step == step + (t is alice)
+    session.close()
+    assert not registers[1].read(p + "policy") and alice.load(line).status[0] == Status.NOT_MAPPED
+    # An OPEN that the device refuses makes nobody an owner.
+    shape = registers[0].pack(p + "shape", owner=2, layers=0)
+    registers[0].write_many([(p + "shape", shape), (p + "command", SessionCommand.OPEN)])
+    assert registers[0].fields(p + "state")["refused"] and not registers[2].read(p + "policy")
+    before = registers[0].read(p + "policy")
+    registers[2].write(p + "policy", before ^ 1)
+    assert registers[0].read(p + "policy") == before
     core.close()
 
 

@@ -99,9 +99,11 @@ class Machine(RuleBasedStateMachine):
             self.stack.callback(self.kill_server)
             self.start_server()
         elif self.served:
-            self.core = make_core(url)
+            self.core = core = make_core(url.removeprefix("cxl:"))
+            if url.startswith("cxl:"):
+                core = CxlCore(SimulatedWindow(core), core.config)
             known = tenants(Path(folder), "alice", "bob")
-            self.server = self.stack.enter_context(Server(self.core, tokens=known))
+            self.server = self.stack.enter_context(Server(core, tokens=known))
             address = self.server.listen(self.listen.format(folder=folder))
             self.addresses = [
                 address + (f"?token_file={folder}/{name}.token" if address[0] == "t" else "")
@@ -459,6 +461,7 @@ BACK_ENDS = {
     "unix to a process on dax": (machine("ApartDax", apart=True, **DAX), 6, 20),
     "serial": (machine("Serial", url="serial:", crowded=True), 10, 20),
     "cxl on golden": (machine("Cxl", url="cxl:golden:unit"), 10, 20),
+    "unix to cxl": (machine("UnixCxl", url="cxl:golden:unit", served=True), 8, 20),
     "rtl": (machine("Rtl", url="rtl:unit"), 4, 12),
     "unix to rtl": (machine("UnixRtl", url="rtl:unit", served=True), 3, 12),
 }

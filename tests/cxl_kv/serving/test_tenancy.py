@@ -5,8 +5,10 @@ sees the very same answers as if it were alone."""
 
 import numpy as np
 import pytest
+from simulated_window import SimulatedWindow
 
 import cxl_kv
+from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 from kelp_spec.registers import SessionCommand
@@ -50,15 +52,19 @@ def everything(device, session):
     )
 
 
-def watch(tmp_path, neighbour):
+def mapped(url):
+    """The same device as memory that is mapped, where whoever asks is LD-ID 0."""
+    core = make_core(url)
+    return CxlCore(SimulatedWindow(core), core.config)
+
+
+def watch(tmp_path, neighbour, make):
     """What a tenant sees at each of its steps, beside a neighbour that does something or nothing
     between them."""
     k, v = tensors(1)
     seen = []
     frame = SHAPE.frame_bytes(0, make_core("golden:unit").config)
-    with Server(
-        make_core("golden:unit?sessions=2&frames=24,8,24,8"), budget_bytes=2 * frame
-    ) as server:
+    with Server(make("golden:unit?sessions=2&frames=24,8,24,8"), budget_bytes=2 * frame) as server:
         url = server.listen(f"unix:{tmp_path}/{neighbour.__name__}.sock")
         with cxl_kv.open(url) as mine, cxl_kv.open(url) as theirs:
             session = mine.open_session(SHAPE, policy=cxl_kv.Policy(score="pushed"))
@@ -121,8 +127,9 @@ def busy(device, state, step):
         session.close()
 
 
-def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path):
-    alone, beside = watch(tmp_path, nobody), watch(tmp_path, busy)
+@pytest.mark.parametrize("make", [make_core, mapped])
+def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path, make):
+    alone, beside = watch(tmp_path, nobody, make), watch(tmp_path, busy, make)
     names = (
         "keys",
         "values",
