@@ -93,7 +93,9 @@ def fitting(model, tokens: int, resident: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("device", nargs="?", help="golden:CONFIG, rtl:CONFIG, dax:/path, cxl:/path …")
+    parser.add_argument(
+        "device", nargs="?", help="golden:CONFIG, rtl:CONFIG, dax:/path, cxl:/path …"
+    )
     parser.add_argument("--model", help="smollm2, a .gguf file, or a folder of a causal model")
     parser.add_argument("--prompt", default="What is a cache? Explain it to a child.")
     parser.add_argument("--tokens", type=int, default=24)

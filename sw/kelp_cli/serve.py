@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         device: Annotated[
             str,
             typer.Argument(
-                help="Device to serve: golden:CONFIG, rtl:CONFIG, dax: or cxl:/path (docs/cxl_kv.md)."
+                help="Device: golden:CONFIG, rtl:CONFIG, dax: or cxl:/path (docs/cxl_kv.md)."
             ),
         ] = "golden:trace",
         listen: Annotated[
