@@ -179,6 +179,7 @@ SIZES: dict[str, Coherence] = {
     "unit": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "unit_cxl": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "unit_cxl_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
+    "unit_flit": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "unit_select": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "unit_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "trace": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),

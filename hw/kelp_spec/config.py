@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from .cxlio.config import CXLIO, named_cxlio
+from .flit import CREDITS
 from .formats import Format, formats_of
 from .geometry import stored_lines
 
@@ -87,6 +88,9 @@ class Config:
     coherence: bool = False
     #: CXL.io before it: the name of a kelp_spec.cxlio.config.CxlIoConfig (docs/cxl.md); "" none
     cxlio: str = ""
+    #: the six channels on a link of flits: credits of each channel of the `FlitFront` that
+    #: `kelp verilog` writes beside the rest (docs/cxl.md); 0 none
+    flits: int = 0
 
     def __post_init__(self) -> None:
         def need(field: str, ok: bool, legal: str) -> None:
@@ -156,6 +160,7 @@ class Config:
             need("coherence", not self.coherence, "False with select")
         fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
         need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
+        need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
         for field in ("codecs", "wide_counters", "protect", "coherence"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
@@ -292,8 +297,8 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select`, `coherence` and `cxlio` where they are off, so that devices from before there
-        were others keep theirs."""
+        do `select`, `coherence`, `cxlio` and `flits` where they are off, so that devices from
+        before there were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
@@ -301,6 +306,8 @@ class Config:
             del values["coherence"]
         if not self.cxlio:
             del values["cxlio"]
+        if not self.flits:
+            del values["flits"]
         if self.pool_formats == Config.pool_formats:
             del values["pool_formats"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -348,7 +355,7 @@ _UNIT = Config(
 
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
 #: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
-#: with both, `trace` fits the
+#: with both, `unit_flit` with a front for a link of flits, `trace` fits the
 #: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
 #: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64`
 #: and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders
@@ -377,6 +384,7 @@ NAMED: dict[str, Config] = {
             cxlio="joined_coherent",
             codec_lanes=8,
         ),
+        _UNIT.with_(name="unit_flit", flits=16),
         _UNIT.with_(
             name="unit_select",
             pages=64,

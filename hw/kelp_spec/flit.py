@@ -16,6 +16,7 @@ __all__ = [
     "AREAS",
     "BYTE_ENABLES",
     "COUNT_BITS",
+    "CREDITS",
     "DIRECTIONS",
     "FLIT_BITS",
     "FLIT_FIELDS",
@@ -38,6 +39,7 @@ __all__ = [
 FLIT_BITS = 2048
 VERSION = 0b10101  #: of this layout; a flit of all zeros or all ones is refused
 COUNT_BITS = 8  #: credits are counted since reset, modulo 2^8
+CREDITS = (4, 8, 16, 32, 64)  #: that a receiver may have for each channel
 MOST_CREDITS = 128  #: of a channel at once
 NOTHING_TOLD = 6
 
@@ -77,7 +79,7 @@ AREAS = {"y": (144, 3, 8), "c": (1424, 6, 0), "b": (912, 6, 0), "a": (400, 6, 0)
 HOLD = 4  #: cycles that a flit waits for more messages while a message comes in each
 PLENTY = 6  #: narrow messages that wait for a line to leave them places before they take y
 QUEUE = 8  #: narrow messages that wait in front of a flit
-REFRESH = 64  #: cycles after which a count is told though nothing changed
+REFRESH = 16  #: cycles after which a count is told though nothing changed
 
 
 class Middle(IntEnum):

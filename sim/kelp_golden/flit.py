@@ -292,7 +292,7 @@ class Packer:
         self.direction = d = DIRECTIONS[direction]
         self.allowance = Allowance(direction)
         self.told = [0] * 6  #: what was told last of each count
-        self._turn, self._time, self._refreshes = 0, 0, False
+        self._turn, self._time, self._refreshes, self._again = 0, 0, False, 0
         self._base = dict.fromkeys(d.channels, 0)
         self._narrow_channel = next(each for each in reversed(d.narrow) if each != d.carrier)
         self._wide_channel = next(each for each in d.wide if each != d.carrier)
@@ -441,7 +441,8 @@ class Packer:
         c = self._content
         order = [(self._turn + n) % 6 for n in range(6)]
         if self._refreshes:
-            c.told, self._refreshes = self._turn, False
+            c.told, self._refreshes = self._again, False
+            self._again = (self._again + 1) % 6
         else:
             c.told = next((n for n in order if due[n]), NOTHING_TOLD)
         if c.told < 6:

@@ -12,19 +12,15 @@ from kelp_spec.files import write_whole
 
 from .output import UserError, console, write_json
 
-__all__ = ["register", "write_verilog"]
+__all__ = ["module_text", "register", "write_verilog"]
 
 
-def write_verilog(config: Config, directory: Path, *, external_macros: bool = False) -> list[Path]:
-    """Write the Verilog and everything beside it into ``directory``; returns the
-    files."""
+def module_text(component, name: str) -> str:
+    """Verilog of `component` as module `name`, which lints alone."""
     import os
 
     from amaranth.back import verilog
 
-    import kelp_hw
-    from kelp_hw.cxl_device import CxlDevice
-    from kelp_hw.endpoint import Endpoint
     from kelp_hw.export.clean import (
         default_cases,
         distinct_instances,
@@ -33,22 +29,34 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
         initial_constants,
         reduce_not,
     )
-    from kelp_hw.export.ports import top_name, top_ports
     from kelp_hw.export.rtlil import to_rtlil
     from kelp_hw.export.widths import explicit_widths
-    from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
     from kelp_rtl.build.verilog import settle_constants
+
+    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
+    text = explicit_widths(to_rtlil(component, name=name))
+    text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
+    return distinct_instances(
+        drop_true_asserts(initial_constants(reduce_not(default_cases(drop_empty_wires(text))))),
+        name,
+    )
+
+
+def write_verilog(config: Config, directory: Path, *, external_macros: bool = False) -> list[Path]:
+    """Write the Verilog and everything beside it into ``directory``; returns the
+    files."""
+    import kelp_hw
+    from kelp_hw.cxl_device import CxlDevice
+    from kelp_hw.endpoint import Endpoint
+    from kelp_hw.export.ports import top_name, top_ports
+    from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
+    from kelp_hw.flit.front import FlitFront
 
     from .config import describe
 
-    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     top = top_name(config)
     device = CxlDevice(config=config) if config.cxlio else Endpoint(config=config)
-    text = explicit_widths(to_rtlil(device, name=top))
-    text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
-    text = distinct_instances(
-        drop_true_asserts(initial_constants(reduce_not(default_cases(drop_empty_wires(text))))), top
-    )
+    text = module_text(device, top)
     head = (
         f"// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP {top[5:]}, "
         + f"configuration {config.name} ({config.digest}). Generated; do not edit.\n"
@@ -61,7 +69,12 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
         f"{top}_wrapper.sv": wrapper(config),
         f"{top}_smoke.sv": smoke_bench(config),
     }
-    files["kelp.core"] = core_file(config, [f"{top}.v", f"{top}_wrapper.sv"])
+    sources = [f"{top}.v", f"{top}_wrapper.sv"]
+    if config.flits:
+        front = FlitFront(side="device", credits=config.flits)
+        files["kelp_flit_front.v"] = head + module_text(front, "kelp_flit_front")
+        sources.append("kelp_flit_front.v")
+    files["kelp.core"] = core_file(config, sources)
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_whole(directory / name, content)
@@ -107,7 +120,8 @@ def verilog(
     ] = False,
 ) -> None:
     """Write the endpoint's Verilog (of a configuration with CXL.io the device's), a wrapper with
-    flat ports, a smoke bench, a FuseSoC core file and a JSON description."""
+    flat ports, a smoke bench, a FuseSoC core file and a JSON description; of one with flits their
+    front beside it."""
     chosen = named(config)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; -o wants a directory")

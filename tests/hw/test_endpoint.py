@@ -288,3 +288,12 @@ def test_everything_without_codecs():
             "formats": 1,
         },
     )
+
+
+def test_traffic_through_flits():
+    """Host packer, device unpacker, endpoint, device packer, host unpacker: what the bench sees is
+    what it sees without them, and no flit is refused."""
+    config = named("unit_flit")
+    assert config == UNIT.with_(name="unit_flit", flits=16)
+    cover = runner_of(config, opt="-O0")([EASY, ROUGH], 1500)
+    assert cover["hit"] and cover["miss"]

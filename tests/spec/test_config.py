@@ -60,3 +60,9 @@ def test_refused_pools_are_named(pools):
     said = str(refused.value)
     assert said.startswith(f"configuration 'unit': pool_formats = {pools!r} is refused; legal: raw")
     assert "\n" not in said
+
+
+def test_flits_have_credits_that_a_front_can_have():
+    assert named("unit").flits == 0 and named("unit_flit").flits == 16
+    with pytest.raises(ConfigError, match="flits = 12 is refused; legal: 0, 4, 8, 16, 32, 64"):
+        named("unit").with_(flits=12)

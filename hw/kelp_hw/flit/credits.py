@@ -148,7 +148,7 @@ class CreditReceiver(wiring.Component):
                 came.eq(self.new[n] & self.takes.replicate(self.NEW_BITS)),
                 more.eq(self.freed[n]),
             ]
-            with m.If(self.new[n] > free):
+            with m.If((self.new[n] > free) | (mine & (missing > free))):
                 m.d.comb += self.refuses.eq(1)
             m.d.sync += [
                 received.eq(received + came),
@@ -157,11 +157,9 @@ class CreditReceiver(wiring.Component):
             ]
             with m.If(mine):
                 m.d.comb += self.lost.eq(missing)
-                with m.If(missing > free):
-                    m.d.comb += self.refuses.eq(1)
-                with m.Elif(self.takes):
-                    m.d.comb += more.eq(missing + self.freed[n])
-                    m.d.sync += received.eq(received + missing + came)
+            with m.If(mine & self.takes):
+                m.d.comb += more.eq(missing + self.freed[n])
+                m.d.sync += received.eq(received + missing + came)
             m.d.sync += self.granted[n].eq(self.granted[n] + more)
             m.d.sync += Assert(~self.freed[n] | (held != 0), "a place is freed twice")
         return m

@@ -9,7 +9,7 @@ from amaranth.hdl import Module
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.flit import DIRECTIONS, Refusal
+from kelp_spec.flit import CREDITS, DIRECTIONS, Refusal
 
 from ..layouts import MESSAGES
 from .layouts import FLIT, PORTS
@@ -39,7 +39,7 @@ class FlitFront(wiring.Component):
     side : str
         "device" or "host".
     credits : int
-        That this end gives on each channel it receives; 4, 8, 16, 32, 64.
+        That this end gives on each channel it receives; one of `CREDITS`.
 
     Members
     -------
@@ -57,6 +57,9 @@ class FlitFront(wiring.Component):
     def __init__(self, *, side: str, credits: int):
         if side not in ("device", "host"):
             raise ValueError(f"side = {side!r} is refused; legal: 'device', 'host'")
+        if credits not in CREDITS:
+            legal = ", ".join(map(str, CREDITS))
+            raise ValueError(f"credits = {credits!r} is refused; legal: {legal}")
         self.side, self.credits = side, credits
         self.receives, self.sends = ("m2s", "s2m") if side == "device" else ("s2m", "m2s")
         ports = {}

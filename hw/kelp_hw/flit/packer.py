@@ -235,7 +235,8 @@ class FlitPacker(wiring.Component):
         def at(index, name):
             """The wide place with that number among those that the flit has."""
             out = Signal(5, name=name)
-            m.d.comb += out.eq(index + Mux(skips & (index >= d.x[0]), 3, 0))
+            behind = skips & (index >= d.x[0]) if d.x[0] else skips
+            m.d.comb += out.eq(index + Mux(behind, 3, 0))
             return out
 
         wides, narrows = [], []
@@ -278,6 +279,8 @@ class FlitPacker(wiring.Component):
         begun, age = Signal(), Signal(range(HOLD))
         clock, refreshes = Signal(range(REFRESH)), Signal()
         told, turn = [Signal(COUNT_BITS, name=f"told_{n}") for n in range(_COUNTED)], Signal(3)
+        # What is told again has a turn of its own: none is left out, whatever else is told.
+        again = Signal(range(_COUNTED))
         counts = [*self.granted, *credits.before]
         due, tells, count = Signal(_COUNTED), Signal(3), Signal(COUNT_BITS)
         blocked, full, any_placed, leaves = Signal(), Signal(), Signal(), Signal()
@@ -317,7 +320,9 @@ class FlitPacker(wiring.Component):
                         with m.If(due[(n + k) % _COUNTED]):
                             m.d.comb += tells.eq((n + k) % _COUNTED)
         with m.If(refreshes):
-            m.d.comb += tells.eq(turn)
+            m.d.comb += tells.eq(again)
+            with m.If(leaves):
+                m.d.sync += again.eq(Mux(again == _COUNTED - 1, 0, again + 1))
         with m.Switch(tells):
             for n in range(_COUNTED):
                 with m.Case(n):
@@ -330,7 +335,7 @@ class FlitPacker(wiring.Component):
         with m.If(self.o.ready):
             m.d.sync += self.o.valid.eq(0)
         with m.If(leaves):
-            again = then.taken & (then.middle == Middle.FIRST)
+            owed = then.taken & (then.middle == Middle.FIRST)
             m.d.sync += [
                 self.o.valid.eq(1),
                 self.o.p.version.eq(VERSION),
@@ -341,10 +346,10 @@ class FlitPacker(wiring.Component):
                 *(self.o.p[area].eq(held[area] | added[area]) for area in held),
                 *(getattr(now, field).eq(0) for field in ("lines", "wides", "narrows")),
                 *(held[area].eq(0) for area in held),
-                held["y"].eq(next_half & again.replicate(256)),
-                now.taken.eq(again),
-                now.middle.eq(Mux(again, Middle.SECOND, Middle.WIDE)),
-                begun.eq(again),
+                held["y"].eq(next_half & owed.replicate(256)),
+                now.taken.eq(owed),
+                now.middle.eq(Mux(owed, Middle.SECOND, Middle.WIDE)),
+                begun.eq(owed),
                 age.eq(0),
                 refreshes.eq(0),
             ]

@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.flit import (
     BYTE_ENABLES,
+    CREDITS,
     DIRECTIONS,
     NARROW_BITS,
     NOTHING_TOLD,
@@ -48,7 +49,7 @@ class FlitUnpacker(wiring.Component):
     direction : str
         One of `kelp_spec.flit.DIRECTIONS`.
     credits : int
-        Of each channel; a power of two, 4 … 64.
+        Of each channel; one of `CREDITS`.
 
     Members
     -------
@@ -66,8 +67,9 @@ class FlitUnpacker(wiring.Component):
     INTERVAL = 1
 
     def __init__(self, *, direction: str, credits: int):
-        if credits not in (4, 8, 16, 32, 64):
-            raise ValueError(f"credits = {credits!r} is refused; legal: 4, 8, 16, 32, 64")
+        if credits not in CREDITS:
+            legal = ", ".join(map(str, CREDITS))
+            raise ValueError(f"credits = {credits!r} is refused; legal: {legal}")
         self.direction, self.credits = DIRECTIONS[direction], credits
         super().__init__(
             {

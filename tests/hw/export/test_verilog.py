@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 
-from kelp_cli.verilog import write_verilog
+from kelp_cli.verilog import module_text, write_verilog
 from kelp_hw.export.clean import drop_empty_wires
 from kelp_hw.export.widths import explicit_widths
+from kelp_hw.flit.front import FlitFront
 from kelp_rtl.build import tools
 from kelp_spec.config import NAMED, named
 
@@ -68,6 +69,14 @@ def test_lints_alone_under_wall(written):
 def test_every_named_configuration_lints(name, tmp_path):
     write_verilog(named(name), tmp_path)
     done = lint(tmp_path)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+@pytest.mark.timeout(900)
+def test_the_front_for_flits_lints_alone(tmp_path):
+    front = FlitFront(side="device", credits=4)
+    (tmp_path / "front.v").write_text(module_text(front, "front"), encoding="utf-8")
+    done = verilator(tmp_path, "--lint-only", "-Wall", *WAIVED, "--top-module", "front", "front.v")
     assert done.returncode == 0, done.stderr[:3000]
 
 

@@ -4,13 +4,16 @@ for, and no commit records but the results."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+from amaranth.hdl import Assert, Cat, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.endpoint import Endpoint, endpoint_signature
+from kelp_hw.flit.front import FlitFront
+from kelp_hw.flit.layouts import PORTS
 from kelp_spec.config import Config
+from kelp_spec.messages import M2SRwD
 
 __all__ = ["PAGE_WORDS", "FlatEndpoint"]
 
@@ -37,7 +40,8 @@ def _payload(channel: wiring.Member):
 
 class FlatEndpoint(wiring.Component):
     """:class:`kelp_hw.endpoint.Endpoint` with `axi` as `m_axi_arvalid`, `m_axi_arid` …; what its
-    bench does not look at is left inside.
+    bench does not look at is left inside. With `Config.flits` its channels pass a host's
+    `FlitFront`, a link and a device's.
 
     Parameters
     ----------
@@ -63,17 +67,23 @@ class FlatEndpoint(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.endpoint = endpoint = Endpoint(config=self.config)
+        front = self._link(m, endpoint) if self.config.flits else endpoint
         for name, member in endpoint_signature(self.config).items():
             if name in _LEFT_OUT:
                 continue
-            inner, outer = getattr(endpoint, name), getattr(self, name)
+            inner = getattr(front if name in PORTS.values() else endpoint, name)
+            outer = getattr(self, name)
             if member.is_signature:
                 connect(m, inner, flipped(outer))
             elif member.flow is wiring.Out:
                 m.d.comb += outer.eq(inner)
             else:
                 m.d.comb += inner.eq(outer)
-        m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
+        m.d.comb += front.s2m_bisnp.ready.eq(1)
+        if self.config.flits:
+            # The endpoint has never asked; a host that sends byte enables says so.
+            partial = self.m2s_rwd.p.opcode == M2SRwD.MEM_WR_PTL
+            m.d.comb += front.m2s_rwd.p.bep.eq(partial)
         for channel, member in axi_signature(self.config).members.items():
             port = getattr(endpoint.axi, channel)
             valid, ready = (
@@ -97,3 +107,15 @@ class FlatEndpoint(wiring.Component):
                     *(inner.eq(outer) for outer, inner in fields),
                 ]
         return m
+
+    def _link(self, m, endpoint) -> FlitFront:
+        """Two fronts and the link between them; the host's, which stands for the endpoint."""
+        m.submodules.host = host = FlitFront(side="host", credits=self.config.flits)
+        m.submodules.device = device = FlitFront(side="device", credits=self.config.flits)
+        connect(m, host.o_flit, device.i_flit)
+        connect(m, device.o_flit, host.i_flit)
+        for name in PORTS.values():
+            connect(m, getattr(device, name), getattr(endpoint, name))
+        bad = [end.counts.as_value() != 0 for end in (host, device)]
+        m.d.sync += Assert(~Cat(bad).any(), "a flit is refused")
+        return host

@@ -23,6 +23,7 @@ from kelp_hw.eviction.evictor import Evictor
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.eviction.slots import EvictionSlots
+from kelp_hw.flit.credits import CreditReceiver
 from kelp_hw.host.egress import Egress
 from kelp_hw.host.hints import HintAbsorber
 from kelp_hw.lib.bypass_fifo import BypassFifo
@@ -46,6 +47,7 @@ from kelp_hw.tracker.sessions import SessionCheck
 from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .cold_spec import ColdSchedulerContract
+from .credit_spec import CreditsContract
 from .end_specs import CloserEnds, OrphansEnds
 from .evictor_spec import EvictorEnds
 from .fifo_specs import (
@@ -311,6 +313,20 @@ PROOFS = (
                 "Mux(fresh, never_used, returned.r_data)",
                 "Mux(fresh & ~self.i.valid, never_used, returned.r_data)",
             ),
+        ),
+    ),
+    Proof(
+        name="flit_credits",
+        block=CreditReceiver,
+        spec=CreditsContract,
+        cover=14,
+        bugs=(
+            # what was lost is not promised anew, or counts as if it had not been lost
+            ("more.eq(missing + self.freed[n])", "more.eq(self.freed[n])"),
+            ("received + missing + came", "received + came"),
+            # a freed place is promised although the flit was refused
+            ("came.eq(self.new[n] & self.takes.replicate(self.NEW_BITS))", "came.eq(self.new[n])"),
+            ("missing > free", "missing >= free"),
         ),
     ),
     Proof(
