@@ -4,7 +4,7 @@
 what the other does. The tenant's program is the same twice, the other's is another one each time.
 
 Left out: time, and what it decides of pages that share the pools (which of them are resident, hits
-and misses, refused pins); totals and the event log, which LD-ID 0 alone may read.
+and misses, refused pins); totals, and that an event log of sixteen may be full of another's events.
 """
 
 import numpy as np
@@ -16,6 +16,7 @@ from kelp_rtl.program import PARTIAL, POISON, READ, WRITE, Program, Response
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
+from kelp_spec.metadata import Event
 from kelp_spec.registers import Scope, SessionCommand
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -31,10 +32,10 @@ ALL_BYTES = (1 << 64) - 1
 class Tenants:
     """A device with two sessions. `seed` is the tenant's under test, `foreign` the other's, and
     of all that is random around the device. What the other does to what is not its own, it does as
-    `intruder`."""
+    `intruder`. A round has `own` requests of the one and fewer than `others` of the other."""
 
-    def __init__(self, seed, foreign, intruder=OTHER):
-        self.intruder = intruder
+    def __init__(self, seed, foreign, intruder=OTHER, own=(20, MOST), others=3 * MOST):
+        self.intruder, self.own, self.others = intruder, own, others
         self.mine, self.theirs = np.random.default_rng(seed), np.random.default_rng(foreign)
         self.device = d = Driver(
             UNIT,
@@ -121,10 +122,10 @@ class Tenants:
         """Requests of both, mixed by chance; what mine were answered."""
         written: set[int] = set()
         own = [
-            self.request(self.mine, MINE, ME, written) for _ in range(self.mine.integers(20, MOST))
+            self.request(self.mine, MINE, ME, written) for _ in range(self.mine.integers(*self.own))
         ]
         own = [r for r in own if r[0] != READ or r[1] not in written]
-        count, foreign = int(self.theirs.integers(0, 3 * MOST)), []
+        count, foreign = int(self.theirs.integers(0, self.others)), []
         for _ in range(count):
             foreign.append(
                 self.intrusion()
@@ -166,6 +167,21 @@ class Tenants:
         own = [name for name in own if name.startswith(P) and not _of_the_pools(name)]
         self.seen.append(dict(zip(own, d.read_registers(own, ld_id=ME), strict=True)))
 
+    def events(self):
+        """The log's records with the tenant's LD-ID, in order of their content, but for those of
+        the pools; then it is empty. None may have been lost."""
+        d = self.device
+        d.settle()
+        names = [f"event_{i}" for i in range(d.read64("event_count"))]
+        records = [d.unpack("event_0", word) for word in d.read_registers(names)]
+        assert not d.unpack("status", d.read64("status"))["event_overflow"]
+        d.write64("event_clear", 1)
+        pools = (Event.PIN_REFUSED, Event.NO_VICTIM)
+        own = [r for r in records if r["ld_id"] == ME and r["code"] not in pools]
+        assert all(r["squeue"] // UNIT.queues == MINE for r in own if r["squeue"])
+        # The argument may be a request's tag, which the driver counts over both.
+        return sorted((r["code"], r["squeue"], r["page"]) for r in own), len(records)
+
     def run(self):
         for n in range(ROUNDS):
             self.round()
@@ -189,6 +205,23 @@ def test_answers_do_not_depend_on_another_tenant(seed):
     data = [answer for (opcode, _), answer in lines if opcode == READ]
     assert {response for response, _ in data} == {Response.DATA, Response.POISON}
     assert sum(any(line) for _, line in data) > 100
+
+
+@pytest.mark.parametrize("intruder", [OTHER, ME])
+def test_events_of_a_tenant_do_not_depend_on_another(intruder):
+    """Poison, closed and foreign accesses of the other stand under its own LD-ID; under the
+    tenant's, they are seen."""
+    seen, records = [], 0
+    for foreign in (300, 400):
+        tenants, told = Tenants(5, foreign, intruder, own=(2, 6), others=9), []
+        for _ in range(100):
+            tenants.round()
+            own, count = tenants.events()
+            told += own
+            records += count
+        seen.append(told)
+    assert len(seen[0]) > 6 and records > len(seen[0]) + len(seen[1]) + 50
+    assert (seen[0] == seen[1]) == (intruder == OTHER)
 
 
 def test_one_who_comes_in_under_the_tenants_name_is_seen():
