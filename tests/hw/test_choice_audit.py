@@ -6,9 +6,11 @@ golden model asks for every op of them, knows each answer, and what is in every 
 import numpy as np
 import pytest
 
+from kelp_golden.audit.choices import SelectAudit
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_verif.endpoint.audited_select import AuditedSelect
+from kelp_verif.endpoint.audited_selects import AuditedSelects
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
@@ -62,4 +64,68 @@ def test_the_audit_sees_a_summary_that_does_not_hold(monkeypatch):
     assert not s.audit.count
     s.choice._summaries.clear()
     s.select(10, PAGES, s.addresses(PAGES), **fields)
+    assert s.audit.count
+
+
+def run_all(formats, seed, count):
+    """Batches of SELECTs of every group of two sessions, in traffic on all of their pages, or on
+    the keys of those that are asked for."""
+    print("seed", seed)
+    s = AuditedSelects(named("unit_select"), formats, seed=seed, pressure=0.3)
+    s.device.write_registers({"reserve": 2})
+    s.audit.endpoint.tracker.reserve = 2
+    s.write(*s.addresses(PAGES))
+    c, rng, held = s.config, np.random.default_rng(seed), 0
+    for n in range(count):
+        bells = {}
+        for session in range(c.sessions):
+            queues = rng.permutation(c.queues)
+            for group in range(c.select_groups):
+                bells[session, group] = {
+                    "queue": int(queues[group]),
+                    "layer": n // 3 + int(rng.random() < 0.1),
+                    "most": int(rng.integers(5)),
+                    "fetch": int(rng.integers(2)),
+                    "target": int(rng.choice([1 << 15, 1 << 17])),
+                    "m": 47274,
+                    "sh": 18,
+                } | ({"lines": 3} if rng.random() < 0.05 else {})
+        addresses = s.addresses(PAGES)
+        if n % 2:  # keys of the very pages
+            addresses = [
+                s.address(session * c.queues + fields["queue"], page, 0, line)
+                for (session, _), fields in bells.items()
+                for page in range(PAGES)
+                for line in range(4)
+            ]
+        held += s.select_all(int(rng.integers(400, 1200)), PAGES, addresses, bells)
+    s.audit.finish()
+    assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+    assert not s.silent, s.silent[:3]
+    return s, held
+
+
+@pytest.mark.parametrize(
+    "formats", [(Format.RAW16, Format.RAW16), (Format.INT8, Format.INT4)], ids=str
+)
+def test_selects_of_two_sessions_at_once(formats):
+    s, held = run_all(formats, 31, 4)
+    print("ops of choices", s.choice.choices, "rung together", s.together, "held", held)
+    assert held and s.gathered and s.audit.victims
+    assert s.choice.choices > 300 and s.together == 12
+
+
+def test_the_audit_sees_a_select_out_of_turn(monkeypatch):
+    """So it would tell."""
+    served = SelectAudit.served
+    monkeypatch.setattr(SelectAudit, "served", lambda self, order: served(self, [*order][::-1]))
+    s = AuditedSelects(named("unit_select"), (Format.RAW16, Format.RAW16), seed=3)
+    s.write(*s.addresses(PAGES))
+    fields = {"most": 2, "m": 47274, "sh": 18, "target": 1 << 17}
+    s.select_all(
+        10,
+        PAGES,
+        s.addresses(PAGES),
+        {(0, 0): fields | {"queue": 1}, (1, 0): fields | {"queue": 2}},
+    )
     assert s.audit.count

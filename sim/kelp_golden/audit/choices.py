@@ -5,9 +5,12 @@ then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
 
 from kelp_spec.metadata import Op
+from kelp_spec.select import BELL_FIELDS, record
 
 from ..ops import Op as TrackerOp
 from ..select_region import Built, Decided, Holds, SelectRegion
@@ -18,25 +21,43 @@ _CHOICES = (Op.LOOK, Op.HOLD, Op.UNHOLD)
 
 
 class _Summaries(dict):
-    """Summaries of an endpoint, and those that were dropped lately."""
+    """Summaries of an endpoint; what is dropped is told to the SELECTs that are under way."""
 
     def __init__(self):
         super().__init__()
-        self.dropped: dict = {}  #: since `forget`: page → what held, or None
+        self.followed: list[_Followed] = []
         self.touched: set = set()  #: pages whose keys were written since their first LOOK
 
     def pop(self, key, default=None):
         self.touched.add(key)
         found = super().pop(key, default)
-        self.dropped[key] = found or self.dropped.get(key)
+        for select in self.followed:
+            select.dropped[key] = found or select.dropped.get(key)
         return found
 
     def __bool__(self):
         return True  # writes are of interest even where no summary holds
 
 
+@dataclass(eq=False)
+class _Followed:
+    """A SELECT that was rung and is not over."""
+
+    block: int
+    session: int
+    squeue: int
+    steps: Generator
+    begun: bool = False
+    looked: bool = False
+    reply: Decided | None = None  #: to its last op
+    #: since its last op: page → the summary that held, or None
+    dropped: dict = field(default_factory=dict)
+
+
 class SelectAudit:
-    """Follows one SELECT at a time through the commit stream.
+    """Follows SELECTs through the commit stream: one, or several of queues of their own, whose ops
+    may come in between one another's. Each op is that of its queue's SELECT; slots of other queues
+    are given back by the SELECT that begins.
 
     The endpoint asks whether a summary holds some time between two ops of its choice: it may go
     either way where a key was written in between. What its next op is says which way it went.
@@ -52,74 +73,125 @@ class SelectAudit:
     def __init__(self, region: SelectRegion, wrong: Callable):
         self.region, self._wrong = region, wrong
         self._summaries = region.endpoint.summaries = _Summaries()
-        self._steps: Generator | None = None
-        self._reply: Decided | None = None  # to the SELECT's last op
+        self._order: deque[int] = deque()  # queues whose SELECTs begin next
         #: ops of choices so far; summaries that were dropped while a SELECT asked for them
         self.choices = self.raced = 0
 
+    @property
+    def _followed(self) -> list[_Followed]:
+        return self._summaries.followed
+
     def ring(self, block: int, data: bytes, *, whole: bool = True) -> None:
-        """A doorbell; the SELECT before it is over."""
+        """A doorbell; the SELECTs before it are over."""
         self.finish()
-        self._steps = self.region.steps(block, data, whole=whole)
-        self._summaries.dropped.clear()
+        select = self._follow(block, data, whole)
+        self._order.append(select.squeue)
+
+    def ring_all(self, bells: dict[int, bytes]) -> None:
+        """Doorbells by block, each of a queue of its own, of which none is answered before the last
+        of them stands; the SELECTs before them are over."""
+        self.finish()
+        for block, data in bells.items():
+            self._follow(block, data, True)
+
+    def served(self, squeues: Iterable[int]) -> None:
+        """In which order they have LOOKs in the commit stream, which is fed next. What was rung
+        together is served block after block."""
+        waiting = {select.squeue: select.block for select in self._followed if not select.begun}
+        self._order.extend(squeue for squeue in dict.fromkeys(squeues) if squeue in waiting)
+        blocks = [waiting[squeue] for squeue in self._order]
+        if sum(b < a for a, b in zip(blocks, [*blocks[1:], *blocks[:1]], strict=True)) > 1:
+            self._wrong("order of SELECTs", blocks, sorted(blocks))
+
+    def _follow(self, block: int, data: bytes, whole: bool) -> _Followed:
+        session = block >> self.region.map.group_bits
+        squeue = session * self.region.config.queues + record(BELL_FIELDS, data)["queue"]
+        steps = self.region.steps(block, data, whole=whole)
+        self._followed.append(_Followed(block, session, squeue, steps))
+        return self._followed[-1]
+
+    def _begins(self) -> _Followed | None:
+        """The SELECT that begins next."""
+        squeue = self._order.popleft() if self._order else None
+        for select in self._followed:
+            if select.squeue == squeue and not select.begun:
+                select.begun = True
+                return select
+        return None
+
+    def _whose(self, op: TrackerOp) -> Generator:
+        """SELECTs that an op may be of, the likeliest first."""
+        begun = [select for select in self._followed if select.begun]
+        session = op.squeue // self.region.config.queues
+        for select in reversed(begun):
+            gives_back = op.kind == Op.UNHOLD and not select.looked and select.session == session
+            if select.squeue == op.squeue or gives_back:
+                yield select
+        if (select := self._begins()) is not None:
+            yield select
 
     def op(self, op: TrackerOp, decided: Decided) -> None:
         """An op that was committed, and what the golden endpoint, which has applied it, decided."""
         if op.kind not in _CHOICES:
             return
-        if self._steps is None:
+        for select in self._whose(op):
+            wanted = self._next(select, op)
+            if wanted is not None:
+                break
+        else:
             self._wrong("choice", Op(op.kind).name, "no SELECT is under way")
             return
-        wanted = self._next(op)
         found = int(op.kind), op.squeue, op.page, op.kv_line if op.kind == Op.LOOK else 0
-        golden = wanted and (int(wanted.kind), wanted.squeue, wanted.page, wanted.kv_line)
+        golden = int(wanted.kind), wanted.squeue, wanted.page, wanted.kv_line
         if found != golden:
             self._wrong("op of a choice", found, golden)
-            self._steps = None
+            self._followed.remove(select)
             return
         self.choices += 1
-        if op.kind == Op.LOOK and op.kv_line == 0:
-            self._summaries.touched.discard(op.squeue * self.region.config.pages + op.page)
-        self._summaries.dropped.clear()
-        self._reply = decided
+        if op.kind == Op.LOOK:
+            select.looked = True
+            if op.kv_line == 0:
+                self._summaries.touched.discard(op.squeue * self.region.config.pages + op.page)
+        select.dropped.clear()
+        select.reply = decided
 
     def finish(self) -> None:
-        """The answer has come: nothing more is asked for."""
-        if self._steps is None:
-            return
-        wanted = self._next(None)
-        if wanted is not None:
-            self._wrong("op of a choice", None, wanted)
-        self._steps = None
+        """The answers have come: nothing more is asked for."""
+        for select in list(self._followed):
+            wanted = self._next(select, None)
+            if wanted is not None:
+                self._wrong("op of a choice", None, wanted)
+        self._followed.clear()
+        self._order.clear()
 
-    def _next(self, op: TrackerOp | None) -> TrackerOp | None:
+    def _next(self, select: _Followed, op: TrackerOp | None) -> TrackerOp | None:
         """The op that the SELECT asks for next, `op` being the one that the device commits; None
         when it is over."""
-        reply, self._reply = self._reply, None
+        reply, select.reply = select.reply, None
         while True:
             try:
-                step = self._steps.send(reply)
+                step = select.steps.send(reply)
             except StopIteration:
-                self._steps = None
+                self._followed.remove(select)
                 return None
             reply = None
             if isinstance(step, Holds):
-                reply = self._holds(step, op)
+                reply = self._holds(select, step, op)
             elif isinstance(step, Built):
                 if step.page not in self._summaries.touched:
                     self._summaries[step.page] = step.lines, step.summary
             else:
                 return step
 
-    def _holds(self, asked: Holds, op: TrackerOp | None):
+    def _holds(self, select: _Followed, asked: Holds, op: TrackerOp | None):
         """What the device found, as its next op has it, among what it may have found."""
-        now, before = self._summaries.get(asked.page), self._summaries.dropped.get(asked.page)
+        now, before = self._summaries.get(asked.page), select.dropped.get(asked.page)
         legal = [found for found in (now, before) if found and found[0] == asked.lines]
         page = op and op.squeue * self.region.config.pages + op.page
         looks = op and op.kind == Op.LOOK and op.kv_line == 0 and page == asked.page
-        self.raced += asked.page in self._summaries.dropped
+        self.raced += asked.page in select.dropped
         if not looks and legal:
             return legal[0][1]
-        if looks and now and now[0] == asked.lines and asked.page not in self._summaries.dropped:
+        if looks and now and now[0] == asked.lines and asked.page not in select.dropped:
             self._wrong("summary", "built anew", "holds")
         return None

@@ -69,27 +69,26 @@ class AuditedSelect(AuditedShadow):
         wanted = b"".join(self.region.read(first + n, 0) for n in range(places.answer_lines))
         if found.tobytes() != wanted:
             self.audit._wrong("answer", found.tobytes().hex(), wanted.hex())
-        self._gather(bell.get("queue", 0))
-        return sum(state == SlotState.HELD for _, state in self._slots(bell.get("queue", 0)))
+        return self._gather(bell.get("queue", 0))
 
-    def _slots(self, queue):
-        return self.region.queues[queue].pages
-
-    def _gather(self, queue):
+    def _gather(self, squeue):
         """Every line of the queue's slots, compared with the page that the golden model has in
-        them."""
-        places, own = [], []
-        generation = self.region.queues[queue].generation
-        for slot, (page, state) in enumerate(self._slots(queue)):
+        them; how many pages those are."""
+        places, own, held = [], [], 0
+        session, queue = divmod(squeue, self.config.queues)
+        at = self.region.queues[squeue]
+        generation = at.generation
+        for slot, (page, state) in enumerate(at.pages):
             if state != SlotState.HELD:
                 continue
-            assert self.region.page_of(0, queue, generation, slot) == page
+            held += 1
+            assert self.region.page_of(session, queue, generation, slot) == page
             for kv in range(2):
                 for line in range(self.config.half_lines):
                     places.append(
-                        self.device.addresses.gather(0, queue, generation, kv, slot, line)
+                        self.device.addresses.gather(session, queue, generation, kv, slot, line)
                     )
-                    own.append(self.address(queue, page, kv, line))
+                    own.append(self.address(squeue, page, kv, line))
         if places:
             read = self.device.run(Program.reads(np.array(places, np.uint64)))
             # The commits are reads of the pages' own lines.
@@ -97,3 +96,4 @@ class AuditedSelect(AuditedShadow):
             self.gathered += len(places)
             for address, response, data in zip(own, read.response, read.data, strict=True):
                 self._judge(address, Response(response), data.tobytes())
+        return held

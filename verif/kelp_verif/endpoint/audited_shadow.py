@@ -85,8 +85,12 @@ class AuditedShadow(MemoryShadow):
     def decided(self, record: ResultRecord) -> None:
         """After each op of M3; for those who know more of it."""
 
+    def records(self):
+        """What was committed since the last call."""
+        return audit_records(self.device.take_commits())
+
     def _feed(self) -> None:
-        for record in audit_records(self.device.take_commits()):
+        for record in self.records():
             if isinstance(record, ResultRecord):
                 op = record.op
                 self._op = op.kind, op.squeue, op.page, op.kv_line
