@@ -354,6 +354,7 @@ _UNIT = Config(
 )
 
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
+#: `trace_select` fits the small model that chooses, every page of which has a frame,
 #: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
 #: with both, `unit_flit` with a front for a link of flits, `trace` fits the
 #: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
@@ -395,6 +396,27 @@ NAMED: dict[str, Config] = {
             select_quota=4,
             select_groups=2,
             select_looks=16,
+        ),
+        Config(
+            name="trace_select",
+            queues=12,
+            pages=128,
+            half_lines=16,
+            frames=(1536, 4, 4, 4),
+            misses=16,
+            parked=32,
+            write_backs=4,
+            line_slots=128,
+            scale_slots=8,
+            write_slots=64,
+            hot_pages=4,
+            hint_lines=4,
+            prefetch_slots=8,
+            candidates=4,
+            select=32,
+            select_lines=1,
+            select_groups=2,
+            select_looks=128,
         ),
         Config(
             name="trace",

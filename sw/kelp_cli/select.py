@@ -18,8 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 #: Options that speak of recordings, or of their absence, alone.
-_OF_TRACE = ("residency", "wait_above", "policy", "guess", "warm", "lists", "page")
+_OF_TRACE = ("residency", "wait_above", "policy", "guess", "warm", "lists", "page", "rtl", "config")
 _OF_NO_TRACE = ("texts", "page_tokens")
+_NOT_OF_RTL = ("residency", "wait_above", "policy", "guess", "lists", "page")
 
 
 def select(
@@ -102,10 +103,20 @@ def select(
         Path | None,
         typer.Option(help="Of TRACE: write a page and its plots into this folder."),
     ] = None,
+    rtl: Annotated[
+        bool,
+        typer.Option(
+            "--rtl",
+            help="Of TRACE: the choices on the RTL, everything resident: its answers against the "
+            + "golden model's, its cycles against the timing model's.",
+        ),
+    ] = False,
+    config: Annotated[str, typer.Option(help="With --rtl: the configuration.")] = "trace_select",
 ) -> None:
     """Mass found, recall and perplexity of the device's choice, everything resident, against an
     ideal reader's: the best pages by exact scores until 90 % of the mass. With TRACE: token time,
-    who waits and perplexity with little resident, against hosts that choose themselves.
+    who waits and perplexity with little resident, against hosts that choose themselves. With --rtl:
+    whether the device chooses so, and in as many cycles.
 
     The choice is the golden model's, bit for bit; the model runs in NumPy. docs/select.md
     defines it.
@@ -119,18 +130,16 @@ def select(
         if context.get_parameter_source(name).name != "DEFAULT":
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} goes {'without' if traces else 'with'} TRACE")
+    for name in _NOT_OF_RTL if rtl else ("config",):
+        if context.get_parameter_source(name).name != "DEFAULT":
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} goes {'without' if rtl else 'with'} --rtl")
     writable(json, lists, folder=page)
     if traces:
         from .select_worth import Asked, worth
 
-        worth(
-            Asked(model, traces, tokens, first, residency, wait_above, policy, guess, warm),
-            chosen[0],
-            most,
-            json,
-            lists,
-            page,
-        )
+        asked = Asked(model, traces, tokens, first, residency, wait_above, policy, guess, warm)
+        worth(asked, chosen[0], most, json, lists, page, config if rtl else None)
         return
     tokens, first = tokens or 2048, 1792 if first is None else first
     if not first < tokens - 1:

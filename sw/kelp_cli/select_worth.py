@@ -27,8 +27,8 @@ class Asked:
     warm: int
 
 
-def worth(asked: Asked, quota: int, most: int, json, lists, page) -> None:
-    """Measure, and show or write what was asked for."""
+def worth(asked: Asked, quota: int, most: int, json, lists, page, config: str | None) -> None:
+    """Measure, and show or write what was asked for; with a `config` on its RTL."""
     from kelp_sim.lab.recorder import RecorderError
     from kelp_sim.quality.llama import ModelError
     from kelp_sim.quality.tokens import TokenizerError
@@ -54,6 +54,11 @@ def worth(asked: Asked, quota: int, most: int, json, lists, page) -> None:
             f"--warm {asked.warm} of {shortest} steps leaves none to judge by; legal: 0 to "
             + f"{shortest - 1}"
         )
+    if config is not None:
+        from .select_rtl import rtl
+
+        rtl(loaded, documents, Device(quota=quota, most=most), config, asked.warm, json)
+        return
     device = Device(
         quota=quota,
         most=most,

@@ -5,6 +5,7 @@
 import io
 import json
 
+import pytest
 from command import kelp
 from paths import ROOT
 from rich.console import Console
@@ -54,6 +55,22 @@ def test_worth_with_little_memory(tmp_path, monkeypatch):
     assert "…" not in shown.file.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_rtl_chooses_so_in_as_many_cycles():
+    """Of a short part, whose first step makes all summaries."""
+    trace = str(ROOT / "data" / "traces" / "attn_3.npz")
+    done = kelp(
+        *("select", trace, "--model", MODEL, "--tokens", "533", "--warm", "1", "--rtl"),
+        *("--json", "-"),
+    )
+    found = json.loads(done.stdout)
+    [row] = found["rows"]
+    assert row["steps"] == 19 and row["selects"] == 20 * 12 and row["as_decoded"] == 1
+    assert not row["wrong"] and row["gathered_lines"] > 20 * 12 * 32
+    assert abs(row["error"]) <= found["bar"] and row["gather_lines_per_cycle"] >= 0.98
+
+
 def test_bad_input_for_worth_is_one_line(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a short text", encoding="utf-8")
@@ -69,6 +86,10 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),
         ((small, "--page", str(text)), f"{text} cannot be written to"),
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
+        ((small, "--rtl", "--residency", "0.5"), "--residency goes without --rtl"),
+        ((small, "--config", "trace_select"), "--config goes with --rtl"),
+        ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 16"),
+        ((small, "--rtl", "--config", "trace"), "--config trace: it chooses no pages"),
     ):
         done = kelp("select", *options, "--model", MODEL)
         assert done.returncode and "Traceback" not in done.stderr

@@ -61,6 +61,11 @@ class Run:
     missing: np.ndarray
     link: np.ndarray  #: [steps] bytes over the link
     useful: np.ndarray = field(default=None)  #: [steps] bytes of the pages chosen
+    #: where it was asked for, float16: queries [steps, layers, heads, d] as the host writes them,
+    #: keys and values [layers, kv_heads, tokens, d]
+    q: np.ndarray | None = None
+    k: np.ndarray | None = None
+    v: np.ndarray | None = None
 
 
 @numba.njit(cache=True)
@@ -124,7 +129,7 @@ class _Host:
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
         self.seen = np.full((self.queues, self.pages, shape.group), SEEN_NEVER, np.int16)
-        self.now = self.layer_start = 0
+        self.now = self._slots = 0
         at = steps, self.layers
         self.run = Run(
             device,
@@ -260,7 +265,15 @@ class _Host:
         run.chosen[step, layer, head] = self._chosen
         s.held[keys] = self._chosen
         count = int(self._chosen.sum())
-        did = Choice(pages=newest + 1, candidates=candidates, chosen=count, tokens=tokens)
+        did = Choice(
+            pages=newest + 1,
+            candidates=candidates,
+            chosen=count,
+            tokens=tokens,
+            rebuilt=int(tokens == 1 and newest > 1),  # the page that is whole by now
+            released=self._slots if head == 0 else 0,
+        )
+        self._slots = count if head == 0 else self._slots + count
         busy = d.timing.serve(busy, shape, did, d.quota, wait)
         turn = self._turn(step, newest, busy.rest)
         memory.turn_over(s, turn, queue, self._chosen | self._wanted)
@@ -291,22 +304,24 @@ def decode(
     first: int,
     devices: list[Device],
     *,
+    keep: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> list[Run]:
-    """The text from token ``first`` on, of each device; dense before."""
+    """The text from token ``first`` on, of each device; dense before. With ``keep`` each `Run` has
+    the lines that its host writes."""
     heads, kv_heads = model.config["num_attention_heads"], model.kv_heads
     shape = Shape(kv_heads=kv_heads, group=heads // kv_heads, lines=-(-model.head_dim // 32))
     keys = []
 
-    def keep(_layer, kv):
+    def note(_layer, kv):
         kv = kv.astype(np.float32)
         keys.append(kv)
         return kv
 
-    model.losses(tokens[: first + 1], keep)
+    model.losses(tokens[: first + 1], note)
     k, v = (np.stack([layer[half][:, :first] for layer in keys]) for half in (0, 1))
     hosts = [_Host(d, model, shape, (k, v), len(tokens), first) for d in devices]
-    count = len(hosts)
+    count, queries = len(hosts), []  # of each step and layer [heads, devices, d]
     for step, position in enumerate(range(first, len(tokens) - 1)):
         turn = model.turn(np.array([position]))
         x = np.repeat(model.embedded(tokens[position : position + 1]), count, axis=0)
@@ -321,6 +336,8 @@ def decode(
             bx = found.x.reshape(*rows.shape[:2], shape.lines, 32).astype(np.int8)
             be = found.e.reshape(*rows.shape[:2], shape.lines).astype(np.int16)
             out = np.empty_like(q)
+            if keep:
+                queries.append(q.astype(np.float16))
             for n, host in enumerate(hosts):
                 host.write(
                     layer, position, kv[0][:, n], kv[1][:, n],
@@ -347,4 +364,10 @@ def decode(
         for name in ("nats", "chosen", "cycles", "waits", "reads", "early", "lru", "missing",
                      "link", "useful"):  # fmt: skip
             setattr(host.run, name, getattr(host.run, name)[:-1])
+    if keep:
+        every = np.stack(queries).reshape(-1, model.layers, *queries[0].shape)
+        for n, host in enumerate(hosts):
+            end = len(tokens) - 1
+            host.run.q = every[:, :, :, n]
+            host.run.k, host.run.v = (a[:, :, :end].astype(np.float16) for a in (host.k, host.v))
     return [host.run for host in hosts]

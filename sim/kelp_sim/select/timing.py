@@ -37,6 +37,7 @@ class Choice:
     chosen: int
     tokens: int  #: of the newest page
     rebuilt: int = 0  #: pages whose summary was made for it
+    released: int = 0  #: slots that were given back for it
 
 
 class Busy(NamedTuple):
@@ -54,13 +55,17 @@ class Timing:
 
     #: from a request to its answer: 64 of memory and 20 of the endpoint (docs/replay.md)
     answer: int = 84
-    #: the same where no memory is read: `hit_latency` of `kelp bench` less its memory
-    register: int = 20
-    #: lines a cycle that hits and gathers are answered with (tests/hw/test_choice.py prints 1.0)
+    #: a host's look at an answer: 5 cycles, and half of the 7 between two looks
+    register: int = 8
+    #: between two lines of the SELECT region, written or read
+    window: int = 4
+    #: lines a cycle that hits and gathers are answered with (`kelp bench --only select`)
     gather: float = 1.0
     #: latencies beside docs/select.md's formulas, added up from those of the blocks: from a
-    #: doorbell to the first look for a summary (check, queries, slots given back)
-    prepare: int = 85
+    #: doorbell to the first look for a summary, beside check, queries and slots given back
+    prepare: int = 25
+    #: UNHOLD of a slot that is given back
+    unhold: int = 2
     #: of stage one and the names
     name: int = 25
     #: from a LOOK, through the endpoint and a memory of 64 cycles, to the mass of its page
@@ -80,6 +85,8 @@ class Timing:
         lines, page = shape.lines, shape.page_tokens * shape.lines
         # Which page has no summary, a cycle a page; those are made when no other keys are read.
         looked = busy.front + self.prepare + c.pages
+        # The doorbell is checked, queries are loaded, slots given back.
+        looked += shape.page_tokens + 2 * shape.group * lines + self.unhold * c.released
         if c.rebuilt:
             looked = max(looked, busy.keys) + c.rebuilt * page + self.look
         named = looked + c.pages * lines + 2 * quota + self.name
@@ -115,11 +122,11 @@ class Timing:
     def layer(self, shape: Shape, heads: list[tuple[int, int]], most: int) -> int:
         """A layer's cycles from [(cycles from the answer before, lines gathered)] of its KV heads:
         the host gathers one head's pages while the next is chosen."""
-        engine = self.written(shape) + self.asked(shape) + self.register
-        link = self.written(shape) + self.asked(shape) * len(heads)
+        engine = self.written(shape) + self.window * self.asked(shape)
+        link = self.written(shape) + self.window * self.asked(shape) * len(heads)
         for cycles, lines in heads:
             engine += cycles
-            told = engine + self.register + self.told(most)
+            told = engine + self.register + self.window * self.told(most)
             link = max(link, told) + int(lines / self.gather)
         return link + self.answer
 

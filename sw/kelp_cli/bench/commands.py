@@ -30,6 +30,7 @@ _GROUPS = (
     "scale",
     "waiting",
     "policy",
+    "select",
     "replay",
     "lab",
     "host",
@@ -122,6 +123,10 @@ def _rows(group: str):
         from .policy import policy_rows
 
         return list(policy_rows())
+    if group == "select":
+        from .choice import select_rows
+
+        return list(select_rows())
     if group == "lab":
         from .lab import lab_rows
 

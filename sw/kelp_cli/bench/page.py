@@ -57,6 +57,14 @@ _TITLES = {
         + "alone. `real_model` is SmolLM2-135M (`data/traces/smollm2_argparse.npz`, tuned on), "
         + "`kelp` three recordings of the small model.",
     ),
+    "select": (
+        "Choice near memory",
+        "attn_3, a text that the small model decodes by chosen pages ([select.md](select.md)). "
+        + "Configuration `trace_select`: 200 steps on the RTL, everything resident; "
+        + "`timing_error` is the timing model's, of all cycles. `hit_lines_per_cycle`: gathered "
+        + "while the next KV head's SELECT runs. Below: 959 steps by that model, a quarter of the "
+        + "pages resident.",
+    ),
     "replay": (
         "Replay rates",
         "Wall-clock rates of one core, the median of three, attn_0 (the small model), comparison "

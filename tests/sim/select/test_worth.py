@@ -90,6 +90,8 @@ def test_a_choice_costs_what_its_passes_cost():
         for p, c in ((12, 8), (20, 9))
     )
     assert many - few == 8 * (2 + 1) + 2 * 2 + 2
+    back = RTL.select(shape, Choice(pages=12, candidates=8, chosen=6, tokens=2, released=3), 4)
+    assert back - few == 3 * RTL.unhold
     # Behind another, one takes as long as what is before its keys, or as its keys.
     names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
     one = RTL.serve(Busy(0, 0, 0), shape, names, 4)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Choices of a whole text on the device, as a host makes them: a step's keys and values written, a
+SELECT for each KV head of a layer, its answer read, its pages gathered (docs/select.md). The golden
+model gets the same lines, and every line of every answer must be its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kelp_golden.endpoint import Endpoint, QueuePolicy
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.ops import QueueConfig, Session
+from kelp_golden.select_region import SelectRegion
+from kelp_spec.config import Config
+from kelp_spec.formats import ELEMENTS, LINE_BYTES
+from kelp_spec.metadata import Op
+from kelp_spec.registers import RegisterMap
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    CHOSEN_FIELDS,
+    SlotState,
+    record,
+    record_bytes,
+)
+
+from ..device import Descriptor, Driver, MemoryTiming, Pressure
+from ..program import Program, Response
+from .job import EXAMPLES
+
+__all__ = ["Asked", "Chosen", "choices"]
+
+#: looks at an answer, each some 20 cycles, before a SELECT counts as lost
+_POLLS = 10_000
+_DONE, _HELD = Response.DATA, SlotState.HELD
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """What a host has and asks for. Arrays are float16; step t decodes token first + t."""
+
+    q: np.ndarray  #: [steps, layers, query heads, head_dim]
+    k: np.ndarray  #: [layers, kv_heads, tokens, head_dim]
+    v: np.ndarray
+    first: int
+    most: int  #: pages beside the first and the newest
+    target: int  #: a share, UQ0.16, times the query heads of a KV head
+    m: int
+    sh: int
+    compute: int = 0  #: cycles of the host, a layer
+
+
+@dataclass(eq=False)
+class Chosen:
+    """What came of it, by step and layer, and by KV head."""
+
+    cycles: np.ndarray  #: [steps, layers]: from the first message to the last answer, and compute
+    select: np.ndarray  #: [steps, layers, kv_heads]: from the first doorbell to the answer
+    candidates: np.ndarray  #: the same: pages scored beside the first and the newest
+    rebuilt: np.ndarray  #: pages that were summarised
+    lines: np.ndarray  #: that were gathered
+    gather: np.ndarray  #: cycles from the first of them to the last
+    pages: np.ndarray  #: [steps, layers, kv_heads, pages] bool
+    answer_lines: int = 0  #: that were compared
+    wrong: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def differs(self, what: str) -> None:
+        self.wrong += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(what)
+
+
+class _Region(SelectRegion):
+    """Which pages a SELECT looks at: those that it summarises, then from page 0 on candidates."""
+
+    def _look(self, session, squeue, page, count, lines):
+        self.looks.append(page)
+        return super()._look(session, squeue, page, count, lines)
+
+
+class _Run:
+    def __init__(self, config: Config, asked: Asked, memory, pressure, seed):
+        self.config, self.asked = config, asked
+        steps, self.layers, heads, dim = asked.q.shape
+        self.kv_heads = asked.k.shape[1]
+        self.group = heads // self.kv_heads
+        self.lines = -(-dim // ELEMENTS)
+        self.size = config.half_lines // self.lines
+        self._check(heads, steps)
+        padding = ((0, 0),) * 3 + ((0, self.lines * ELEMENTS - dim),)
+        self.q, self.k, self.v = (
+            np.ascontiguousarray(np.pad(a, padding), "<f2").view(np.uint8)
+            for a in (asked.q, asked.k, asked.v)
+        )
+        self.driver = Driver(config, memory=memory, pressure=pressure, seed=seed)
+        self.golden = Endpoint(config)
+        self.region = _Region(self.golden)
+        self.map = self.region.map
+        self.base = self.driver.addresses.select_base
+        self._open()
+        at = steps, self.layers, self.kv_heads
+        self.found = Chosen(
+            np.zeros(at[:2], np.int64),
+            *(np.zeros(at, np.int64) for _ in range(5)),
+            np.zeros((*at, config.pages), bool),
+        )
+
+    def _check(self, heads, steps):
+        c, a = self.config, self.asked
+        pages = self._queues * -(-(a.first + steps) // self.size)
+        free = RegisterMap(c).by_name["high_water"].reset  # frames that eviction keeps so
+        for what, value, legal in (
+            ("query heads of a KV head", self.group, self.group == c.select_heads),
+            ("lines of a token", self.lines, self.lines <= c.select_lines),
+            ("layers · KV heads", self.layers * self.kv_heads, self._queues <= c.queues),
+            ("KV heads", self.kv_heads, self.kv_heads <= c.select_groups),
+            ("pages chosen", a.most + 2, a.most + 2 <= c.select),
+            ("tokens", a.first + steps, a.first + steps <= c.pages * self.size),
+            ("pages", pages, pages <= c.frames[0] - free),
+        ):
+            if not legal:
+                raise ValueError(f"{value} {what} do not fit configuration {c.name!r}")
+
+    @property
+    def _queues(self):
+        return self.layers * self.kv_heads
+
+    def _open(self):
+        shape = {"kv_heads": self.kv_heads, "used_lines": self.size * self.lines}
+        self.driver.open_session(0, Descriptor(layers=self.layers, **shape))
+        for squeue in range(self.config.squeues):
+            self.golden.configure(squeue, QueueConfig(), QueuePolicy())
+        self.golden.apply(
+            TrackerOp(Op.OPEN),
+            descriptor=Session(used_queues=self._queues, used_pages=self.config.pages, **shape),
+        )
+
+    # - keys and values ----------------------------------------------------------------------------
+    def _written(self, layer, tokens):
+        """Addresses and lines of tokens of a layer, K and V of each head, and the golden ops."""
+        addresses, rows, ops = [], [], []
+        for token in tokens:
+            page, at = divmod(token, self.size)
+            for head in range(self.kv_heads):
+                queue = layer * self.kv_heads + head
+                for kv, half in enumerate((self.k, self.v)):
+                    for n, row in enumerate(half[layer, head, token].reshape(-1, LINE_BYTES)):
+                        line = at * self.lines + n
+                        addresses.append(self.driver.address(0, queue, page, kv, line))
+                        rows.append(row)
+                        ops.append(
+                            TrackerOp(
+                                Op.WRITE,
+                                squeue=queue,
+                                page=page,
+                                kv_line=kv * self.config.half_lines + line,
+                                write=1,
+                                has_write=1,
+                                origin=(row.tobytes(), (1 << LINE_BYTES) - 1),
+                            )
+                        )
+        return addresses, rows, ops
+
+    def history(self):
+        """Everything before the first step."""
+        for layer in range(self.layers):
+            addresses, rows, ops = self._written(layer, range(self.asked.first))
+            self.driver.run(Program.writes(np.array(addresses, np.uint64), np.array(rows)))
+            for op in ops:
+                self.golden.apply(op)
+        self.driver.settle()
+
+    # - a layer ------------------------------------------------------------------------------------
+    def _bell(self, step, layer, head, position):
+        a = self.asked
+        return record_bytes(
+            BELL_FIELDS,
+            {
+                "sequence": step * self.layers + layer + 1,
+                "queue": layer * self.kv_heads + head,
+                "layer": layer,
+                "newest": position // self.size,
+                "tokens": position % self.size + 1,
+                "lines": self.lines,
+                "most": a.most,
+                "target": a.target,
+                "m": a.m,
+                "sh": a.sh,
+            },
+        ).ljust(LINE_BYTES, b"\0")
+
+    def _ask(self, step, layer, position):
+        """What the host stores: the token, then each head's queries and its doorbell."""
+        addresses, rows, ops = self._written(layer, [position])
+        for op in ops:
+            self.golden.apply(op)
+        bells = []
+        for head in range(self.kv_heads):
+            mine = slice(head * self.group, (head + 1) * self.group)
+            queries = self.q[step, layer, mine].reshape(self.group, self.lines, LINE_BYTES)
+            for at in np.ndindex(self.group, self.lines):
+                line = self.map.query(0, head, *at)
+                addresses.append(self.base + LINE_BYTES * line)
+                rows.append(queries[at])
+                self.region.write(line, queries[at].tobytes(), 0)
+            data = self._bell(step, layer, head, position)
+            bells.append((len(rows), data))
+            addresses.append(self.base + LINE_BYTES * self.map.bell(0, head))
+            rows.append(np.frombuffer(data, np.uint8))
+        return Program.writes(np.array(addresses, np.uint64), np.array(rows)), bells
+
+    def _answer_addresses(self, head):
+        first = self.map.bell(0, head)
+        told = 1 + -(-(self.asked.most + 2) // 8)
+        return self.base + LINE_BYTES * np.arange(first, first + told, dtype=np.uint64)
+
+    def _expected(self, head, data):
+        """The golden model's answer."""
+        self.region.looks = []
+        first = self.map.bell(0, head)
+        self.region.write(first, data, 0)
+        told = len(self._answer_addresses(head))
+        return [self.region.read(first + n, 0) for n in range(told)], self.region.looks
+
+    def _compare(self, place, lines, expected):
+        found = self.found
+        for n, (line, wanted) in enumerate(zip(lines, expected, strict=True)):
+            found.answer_lines += 1
+            if line.tobytes() != wanted:
+                found.differs(
+                    f"step, layer, head {place}: line {n} of the answer is {line.tobytes().hex()},"
+                    + f" not {wanted.hex()}"
+                )
+
+    def _gather(self, place, header, pages, position):
+        """Reads of the pages chosen, K and then V, and what they must bring."""
+        _, layer, head = place
+        queue, whole = layer * self.kv_heads + head, self.size * self.lines
+        newest, last = position // self.size, (position % self.size + 1) * self.lines
+        addresses, wanted = [], []
+        for kv, half in enumerate((self.k, self.v)):
+            mine = half[layer, head].reshape(-1, LINE_BYTES)
+            for slot, chosen in enumerate(pages):
+                page, count = chosen["page"], last if chosen["page"] == newest else whole
+                own = self.driver.address(0, queue, page, kv, 0)
+                window = self.driver.addresses.gather(0, queue, header["generation"], kv, slot, 0)
+                start = window if chosen["state"] == _HELD else own
+                addresses.append(start + LINE_BYTES * np.arange(count, dtype=np.uint64))
+                wanted.append(mine[page * whole : page * whole + count])
+        return np.concatenate(addresses), np.concatenate(wanted)
+
+    def layer(self, step, layer):
+        d, found, position = self.driver, self.found, self.asked.first + step
+        begun = d.time
+        if self.asked.compute:
+            d.idle(self.asked.compute)
+        program, bells = self._ask(step, layer, position)
+        rung = d.run(program).accept_cycle
+        reads, wanted = np.zeros(0, np.uint64), np.zeros((0, LINE_BYTES), np.uint8)
+        for head, (_, data) in enumerate(bells):
+            place = step, layer, head
+            expected, looks = self._expected(head, data)
+            told = self._answer_addresses(head)
+            sequence = record(ANSWER_FIELDS, data)["sequence"]
+            # The look at this head's answer goes behind the lines of the head before.
+            first = d.run(Program.reads(np.append(reads, told[0])))
+            self._gathered((step, layer, head - 1), first, wanted)
+            row = first.data[-1]
+            for _ in range(_POLLS):
+                if record(ANSWER_FIELDS, row.tobytes())["sequence"] == sequence:
+                    break
+                first = d.run(Program.reads(told[:1]))
+                row = first.data[0]
+            else:
+                found.differs(f"step, layer, head {place}: no answer")
+                return
+            rest = d.run(Program.reads(told[1:]))
+            found.select[place] = first.response_cycle[-1] - rung[bells[0][0]]
+            lines = [row, *rest.data]
+            self._compare(place, lines, expected)
+            start = looks.index(0)
+            found.rebuilt[place] = start
+            newest = position // self.size
+            found.candidates[place] = len(looks) - start - len({0, newest})
+            # What is gathered is what the golden model chose: a wrong answer is told already.
+            header = record(ANSWER_FIELDS, expected[0])
+            rows = b"".join(expected[1:])
+            pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+            found.pages[place][[page["page"] for page in pages]] = True
+            reads, wanted = self._gather(place, header, pages, position)
+        last = d.run(Program.reads(reads))
+        self._gathered(place, last, wanted)
+        found.cycles[step, layer] = last.response_cycle.max() + 1 - begun
+        d.take_commits()
+
+    def _gathered(self, place, result, wanted):
+        """Lines of the pages of `place`, if there are any, at the beginning of a result."""
+        count = len(wanted)
+        if not count:
+            return
+        cycles = result.response_cycle[:count]
+        self.found.lines[place] = count
+        self.found.gather[place] = cycles.max() - cycles.min() + 1
+        right = (result.response[:count] == _DONE) & (result.data[:count] == wanted).all(axis=1)
+        if not right.all():
+            self.found.differs(f"{place}: {(~right).sum()} of {count} gathered lines")
+
+
+def choices(
+    config: Config,
+    asked: Asked,
+    *,
+    memory: MemoryTiming = MemoryTiming(),
+    pressure: Pressure = Pressure(),
+    seed: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Chosen:
+    """A text's steps on the device of `config`, everything resident, layer after layer: a layer's
+    answers are read and its pages gathered, head after head, before the next layer is asked for.
+
+    ValueError where the text does not fit the configuration. `progress` hears of each step.
+    """
+    run = _Run(config, asked, memory, pressure, seed)
+    run.history()
+    for step in range(len(asked.q)):
+        for layer in range(run.layers):
+            run.layer(step, layer)
+        if progress is not None:
+            progress(step + 1)
+    run.driver.close()
+    return run.found
