@@ -151,6 +151,7 @@ class TB:
         self.rng = random.Random(self.seed)
         self.loose = random.Random(self.seed + 3)
         self.birsp_bits = MESSAGES["M2SBIRsp"].size
+        self.birsp_stands = False
         self.registers = RegisterMap(config).by_name
         self.model = Model(config)
         self.watch = ColdWatch(
@@ -350,6 +351,10 @@ class TB:
             for receiver, r in zip(self.receivers, ready, strict=True):
                 receiver.sample(r)
             self.sample_cold()
+            if self.config.flits:
+                self.birsp_stands = bool(
+                    dut.m2s_birsp__valid.value == 1 and dut.m2s_birsp__ready.value == 0
+                )
             if dut.commit_result__valid.value == 1:
                 vector = int(dut.commit_result__payload.value)
                 self.decided[tuple(vector >> low & mask for low, mask in self.result_fields)] += 1
@@ -365,7 +370,9 @@ class TB:
 
     def send_birsp(self) -> None:
         """Answers to snoops that nobody sent come at any time: they are taken, and change
-        nothing. On a link they wait for their turn."""
+        nothing. On a link they wait for their turn, and stand still meanwhile."""
+        if self.birsp_stands:
+            return
         assert self.config.flits or self.dut.m2s_birsp__ready.value == 1
         self.dut.m2s_birsp__valid.value = self.loose.getrandbits(1)
         self.dut.m2s_birsp__payload.value = self.loose.getrandbits(self.birsp_bits)
