@@ -50,6 +50,7 @@ class _Followed:
     begun: bool = False
     looked: bool = False
     reply: Decided | None = None  #: to its last op
+    ahead: TrackerOp | None = None  #: its next op, where it was asked for it already
     #: since its last op: page → the summary that held, or None
     dropped: dict = field(default_factory=dict)
 
@@ -154,6 +155,10 @@ class SelectAudit:
                 self._summaries.touched.discard(op.squeue * self.region.config.pages + op.page)
         select.dropped.clear()
         select.reply = decided
+        if op.kind == Op.HOLD:
+            # Its answer is that of its last HOLD: a SELECT of another layer may give the slots
+            # back before anything more is heard of this one.
+            select.ahead = self._next(select, None)
 
     def finish(self) -> None:
         """The answers have come: nothing more is asked for."""
@@ -167,6 +172,9 @@ class SelectAudit:
     def _next(self, select: _Followed, op: TrackerOp | None) -> TrackerOp | None:
         """The op that the SELECT asks for next, `op` being the one that the device commits; None
         when it is over."""
+        if select.ahead is not None:
+            step, select.ahead = select.ahead, None
+            return step
         reply, select.reply = select.reply, None
         while True:
             try:
