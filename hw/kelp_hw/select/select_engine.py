@@ -137,7 +137,7 @@ class SelectEngine(wiring.Component):
         m.submodules.choice = self.choice
         sizes = {"heads": self.heads, "lines": self.lines}
         m.submodules.bounds = bounds = SummaryScore(**sizes, id_bits=bits)
-        m.submodules.scores = scores = KeyScore(**sizes, id_bits=bits + 1, banks=2)
+        m.submodules.key_scores = scores = KeyScore(**sizes, id_bits=bits + 1, banks=2)
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.
         m.submodules.names = names = ProtectedFifo(
