@@ -17,6 +17,7 @@ from ..output import write_json
 from .fabric import Fabric
 from .initramfs import GUEST, Initramfs, compile_guest, module_order
 from .machine import Machine
+from .oracle import EmulatedDevice, compare
 from .packages import Missing, Packages
 from .pmu_module import pmu_module
 from .python import add_python
@@ -45,6 +46,7 @@ def run(
         "interrupts": 0,
         "events": 0,
         "cxl_kv": None,
+        "oracle": None,
         "pmu_exact": None,
         "registers": "rtl",
         "configuration": config.name,
@@ -70,6 +72,7 @@ def _boot(folder, config, seconds, perf, verbose, say, report) -> dict:
     places = machine.places()
     say("the device's RTL" if not verbose else f"windows at {places}")
     device = JoinedDriver(config)
+    oracle = _oracle(device, tools, machine, say)
     fabric = Fabric(device, places)
     tables = write_tables(folder, places, tools / "usr/bin/iasl", machine.env)
     initrd = folder / "initramfs"
@@ -93,7 +96,24 @@ def _boot(folder, config, seconds, perf, verbose, say, report) -> dict:
         "emulator": machine.version,
         "counts": dict(fabric.counts),
         "cdat": _cdat(found, device.io),
+        "oracle": oracle,
     }
+
+
+def _oracle(device, tools, machine, say) -> dict | None:
+    """The device's answers beside those of the emulator's own; None where it has none. The device
+    is reset behind it."""
+    device.write("configuration", 4, 2, 2)
+    try:
+        with EmulatedDevice(tools, machine.env) as emulated:
+            found = compare(device, emulated)
+    except Missing as missing:
+        say(f"no second device to compare with: {missing}")
+        return None
+    finally:
+        device.reset()
+    say(f"{found['compared']} answers beside the emulator's own device's: {found['differing']}")
+    return found
 
 
 def _pmu(packages, kernel, machine, say) -> Path | None:
