@@ -5,9 +5,12 @@ back as it was written."""
 
 import numpy as np
 import pytest
+from simulated_window import SimulatedWindow
 
 import cxl_kv
-from cxl_kv.select import scale_of
+from cxl_kv.backends.cxl import CxlCore
+from cxl_kv.core import Status
+from cxl_kv.select import gather, scale_of
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
@@ -136,6 +139,34 @@ def test_behind_a_server(tmp_path):
             found, _, positions = session.gather(chosen)
             real = positions[0] >= 0
             assert (found[0][real] == k[0, 0][positions[0][real]]).all()
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_in_memory_that_is_mapped(tmp_path, words):
+    """The same choices and the same pages through loads and stores of the processor's; behind a
+    server a neighbour gathers nothing of it. In words of 8 bytes, in which a doorbell would be in
+    parts, the host chooses."""
+    core = make_core(GOLDEN)
+    mapped = CxlCore(SimulatedWindow(core, words=words), core.config)
+    q = queries(np.random.default_rng(5))
+    with Server(mapped) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        device, session, k, v = filled(url)
+        with device, cxl_kv.open(url) as other:
+            chosen = session.select(1, q, tokens=TOKENS, mass=0.9)
+            plain, alone, *_ = filled()
+            with plain:
+                wanted = alone.select(1, q, tokens=TOKENS, mass=0.9)
+                assert words or all(map(np.array_equal, chosen.pages, wanted.pages))
+            k_out, v_out, positions = session.gather(chosen)
+            for head in range(HEADS):
+                real = positions[head] >= 0
+                assert (k_out[head][real] == k[1, head][positions[head][real]]).all()
+                assert (v_out[head][real] == v[1, head][positions[head][real]]).all()
+            addresses = gather(session, chosen)[0].reshape(-1)
+            assert not device.transport.load(addresses).status.any()
+            foreign = other.transport.load(addresses)
+            assert (foreign.status == Status.NOT_MAPPED).all() and not foreign.lines.any()
 
 
 def test_plain_memory(tmp_path):
