@@ -32,8 +32,8 @@ class Ends:
     takes : the streams that the test takes from
     offer, take : the shares of cycles in which it begins an offer, is ready
     held : port → value, all the time
-    answer : (stream, item) of what the block gives or takes → (stream, item) to send, one after
-        another
+    answer : (stream, item) of what the block gives → (stream, item) to send, one after another
+    sent : the same of what it has taken
     watch : called in each cycle with the simulator's context, before the clock edge
     before : a testbench that is run first, with the context and the block
     """
@@ -44,6 +44,7 @@ class Ends:
     take: float = 1.0
     held: dict | None = None
     answer: Any = None
+    sent: Any = None
     watch: Any = None
     before: Any = None
 
@@ -77,8 +78,8 @@ def pump(dut, ends, *, cycles, seed=1):
             if not _fixed(streams[path]):
                 ctx.set(streams[path].ready, rng.random() < ends.take)
 
-    def answer(path, item):
-        for to, what in ends.answer(path, item) if ends.answer else ():
+    def follow(hook, path, item):
+        for to, what in hook(path, item) if hook else ():
             queues.setdefault(to, deque()).append(what)
 
     def given(ctx, cycle, path):
@@ -94,7 +95,7 @@ def pump(dut, ends, *, cycles, seed=1):
         if ctx.get(stream.ready):
             item = ctx.get(stream.payload)
             seen[path].append(Transfer(since.pop(path), cycle, item))
-            answer(path, item)
+            follow(ends.answer, path, item)
         else:
             standing[path] = since[path], raw
 
@@ -112,7 +113,7 @@ def pump(dut, ends, *, cycles, seed=1):
                 given(ctx, cycle, path)
             for path in taken:
                 seen[path].append(Transfer(since.pop(path), cycle, queues[path].popleft()))
-                answer(path, seen[path][-1].item)
+                follow(ends.sent, path, seen[path][-1].item)
             await ctx.tick()
 
     top = Module()

@@ -70,12 +70,13 @@ def judge(result):
     assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])
 
 
-@pytest.mark.timeout(2400)  # the first test builds the model
+@pytest.mark.slow  # five minutes of processor time, the model's of two and a half among them
+@pytest.mark.timeout(2400)
 def test_bits_in_each_memory_of_a_choice(bench):
     judge(campaign(each=1, only=list(design()), states=1, bench=bench))
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(2400)  # it may build the model
 def test_bits_in_every_row_between_an_answer_and_its_slots():
     """One bit is corrected; of two the host is told, and is shown no other page."""
     driver, host = ready_device(3, SelectHost(3))

@@ -44,6 +44,8 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
             for n in range(tokens * lines):
                 end = n // lines == tokens - 1
                 yield "i_key", keys[page * tokens * lines + n] | {"id": page | end * PAGES}
+
+    def after(path, item):
         if path == "i_query":
             waits[0] -= 1
             if not waits[0]:
@@ -60,6 +62,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
         offer=offer,
         take=take,
         answer=answer,
+        sent=after,
     )
     return pump(dut, ends, cycles=int(cycles * len(asked) / offer / take)), dut
 
