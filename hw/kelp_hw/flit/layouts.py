@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal, Value
+from itertools import zip_longest
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data
 
 from kelp_spec.flit import COUNT_BITS, FLIT_BITS, FLIT_FIELDS, header_fields
 
-__all__ = ["FLIT", "GRANTED", "PORTS", "REFUSED", "TOLD", "chosen", "header", "lowest"]
+__all__ = ["FLIT", "GRANTED", "PORTS", "REFUSED", "TOLD", "any_of", "chosen", "header", "lowest"]
 
 #: A flit as it passes, `link` included.
 FLIT = data.StructLayout(dict(FLIT_FIELDS))
@@ -43,12 +45,19 @@ def lowest(mask: Value) -> Value:
     return (mask & (~mask + 1))[: len(mask)]
 
 
+def any_of(values: list[Value]) -> Value:
+    """The bits of all, joined by or, in a tree: a chain of them takes the simulator its length's
+    square to compile."""
+    while len(values) > 1:
+        values = [a | b for a, b in zip_longest(values[::2], values[1::2], fillvalue=Const(0))]
+    return values[0]
+
+
 def chosen(m: Module, one_hot: Value, words, name: str) -> Signal:
     """The word whose bit is set."""
     words = [Value.cast(word) for word in words]
     out = Signal(max(map(len, words)), name=name)
-    value = 0
-    for bit, word in zip(one_hot, words, strict=True):
-        value = value | (word & bit.replicate(len(word)))
-    m.d.comb += out.eq(value)
+    m.d.comb += out.eq(
+        any_of([Mux(bit, word, 0) for bit, word in zip(one_hot, words, strict=True)])
+    )
     return out

@@ -26,7 +26,7 @@ from kelp_spec.flit import (
 
 from ..layouts import MESSAGES
 from .credits import CreditSender
-from .layouts import FLIT, GRANTED, PORTS, TOLD, header
+from .layouts import FLIT, GRANTED, PORTS, TOLD, any_of, header
 
 __all__ = ["FlitPacker"]
 
@@ -267,10 +267,7 @@ class FlitPacker(wiring.Component):
         out = {}
         for area, words in added.items():
             out[area] = Signal(FLIT[area].shape, name=f"added_{area}")
-            value = Const(0)
-            for low, put, word in words:
-                value = value | ((word & put.replicate(len(word))) << low)
-            m.d.comb += out[area].eq(value)
+            m.d.comb += out[area].eq(any_of([Mux(put, word, 0) << low for low, put, word in words]))
         return out
 
     def _send(self, m, s, p, now, then, credits):

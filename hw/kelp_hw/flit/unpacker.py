@@ -138,9 +138,10 @@ class FlitUnpacker(wiring.Component):
             "b": flit.lines < 2,
             "c": flit.lines < 3,
         }
-        codes = [
-            Mux(holds[area], place[:WIDE_KIND_BITS], 0)
-            for (area, _), place in zip(d.places()[0], wides, strict=True)
+        codes = [Signal(WIDE_KIND_BITS, name=f"code_{n}") for n in range(len(wides))]
+        m.d.comb += [
+            code.eq(Mux(holds[area], place[:WIDE_KIND_BITS], 0))
+            for code, (area, _), place in zip(codes, d.places()[0], wides, strict=True)
         ]
         kinds = {kind: Cat(code == n + 1 for code in codes) for n, kind in enumerate(d.wide)}
         reserved = [code > len(d.wide) for code in codes] if len(d.wide) < 3 else []
@@ -220,7 +221,8 @@ class FlitUnpacker(wiring.Component):
         ends, one, word = Signal(), {}, {}
         m.d.comb += ends.eq(1)
         for kind, left in work.left.items():
-            one[kind] = lowest(left)
+            one[kind] = Signal(len(left), name="one_" + _name(kind))
+            m.d.comb += one[kind].eq(lowest(left))
             if kind in d.wide:
                 cut, places = WIDE_KIND_BITS, wide_places
             else:
