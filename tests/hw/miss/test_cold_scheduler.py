@@ -127,6 +127,9 @@ PLANTED = [
     ),
     ("self.o_retry.eq(turn.push_again)", "self.o_retry.eq(turn.tried)"),
     ("self.o_timeout.eq(1)", "self.o_timeout.eq(0)"),
+    # a row of which nothing is known yet, or one that names the next attempt
+    ("(turn.here & known_row).any()", "1"),
+    ("turn.live | ((act == _Act.SEND) & (turn.here & known_row).any())", "turn.live"),
 ]
 
 

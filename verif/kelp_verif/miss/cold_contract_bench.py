@@ -432,3 +432,20 @@ async def flipped_bits(dut):
             tb.faults.clear()
             await _busy(tb, path, None, 0)
             await tb.faults.expect(path, bits, counted, _busy(tb, path, stage, bits))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def flips_between_requests(dut):
+    """A flipped bit in each row of `states` while nothing is in flight. Before an entry's first
+    command since reset its row is nobody's, and nothing is said of it; afterwards it has the next
+    command's attempt bit, and is counted once."""
+    tb = await start(dut)
+    for told in (0, tb.count):
+        tb.faults.clear()
+        tb.faults.flip("states.rows.memory", 1)
+        while tb.free_misses:
+            await put(tb, "demand")
+        for _ in range(tb.config.write_backs):
+            await put(tb, "write")
+        await finish(tb, 3 * turn(tb))
+        assert tb.faults.told["corrected"] == told, tb.faults.told
