@@ -10,7 +10,9 @@ from kelp_spec.config import POOLS, named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState
 from kelp_spec.policy import Policy
+from kelp_verif.endpoint import audited_tenants
 from kelp_verif.endpoint.audited_shadow import AuditedShadow
+from kelp_verif.endpoint.audited_tenants import AuditedTenants
 from kelp_verif.endpoint.memory_shadow import MEMORY_EVENTS, MemoryShadow
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -211,3 +213,48 @@ def test_the_audit_over_a_failing_memory_sees_a_line_that_is_wrong(monkeypatch):
     monkeypatch.setattr(type(s.audit.endpoint), "memory_error", lambda *_: None)
     s.random(800, s.addresses(4))
     assert s.audit.count
+
+
+def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6):
+    """Chapters of traffic, in every other one of which a tenant leaves; then all is well."""
+    s = AuditedTenants(UNIT, seed=seed, pressure=0.3)
+    for n in range(chapters):
+        s.errors(*errors)
+        s.tier(failing)
+        s.traffic(500, leaves=n // 2 % UNIT.sessions if n % 2 else None)
+    s.errors()
+    s.tier()
+    s.traffic(500)
+    s.audit.finish()
+    return s
+
+
+@pytest.mark.parametrize(
+    ("errors", "failing"),
+    [((0.0, 0.0), 0.0), ((0.03, 0.03), 0.0), ((0.02, 0.05), 0.2)],
+    ids=["fair", "memory", "foul"],
+)
+def test_every_decision_about_tenants_that_come_and_go_is_the_golden_models(errors, failing):
+    """Their CLOSE is in the midst of traffic, over a memory and a tier that fail."""
+    s = comings_and_goings(1, errors, failing)
+    assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+    assert s.left == 3 and s.audit.victims > 50 and bool(s.audit.spared) == any(errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_seeds_of_tenants_that_come_and_go(seed):
+    s = comings_and_goings(seed, (0.03, 0.03), 0.1 * (seed % 3), chapters=24)
+    assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+
+
+def test_the_audit_sees_a_policy_that_outlives_its_tenant(monkeypatch):
+    """As if the golden model's first tenants left theirs in force."""
+    first = {}
+
+    def tell(audit, session, shape, parameters, owner):
+        kept = first.setdefault(session, parameters)
+        audited_tenants.tell(audit, session, shape, kept, owner)
+
+    monkeypatch.setattr(AuditedTenants, "tell", staticmethod(tell))
+    assert {"score", "eviction"} <= {m.what for m in comings_and_goings(1).audit.mismatches}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,10 +168,12 @@ class Audit:
         self._seen = 0
         endpoint.on_score = lambda *score: self._scores.append(score)
 
-    def begin(self, requests: int) -> None:
+    def begin(self, requests: int, *, beside: Iterable[int] = ()) -> None:
         """So many requests come next; their indices count from 0 again. Those of before must have
-        been answered and compared."""
+        been answered and compared. Those of `beside` are for no line, and get a Cmp."""
         self._kinds, self._versions = bytearray(requests), array("q", bytes(8 * requests))
+        for index in beside:
+            self._kinds[index] = Answer.CMP
         self._frames = array("i", (-1,)) * requests
         self._erred.clear()
 

@@ -36,8 +36,11 @@ class AuditedShadow(MemoryShadow):
     Attributes
     ----------
     audit : Audit
+    beside : tuple of int
+        Requests of the program that is run next that are for no line, each of which gets its Cmp.
     """
 
+    beside: tuple[int, ...] = ()
     RULES = RunRules(record_hot_reads=True)
 
     def __init__(self, config, formats, *, policy: Policy = Policy.EMA, **options):
@@ -74,8 +77,9 @@ class AuditedShadow(MemoryShadow):
         count = len(program)
         self._program = program
         for n in np.argsort(result.accept_order).tolist():
-            self._due[program.opcode[n] == READ].append(n)
-        self.audit.begin(count)
+            if n not in self.beside:
+                self._due[program.opcode[n] == READ].append(n)
+        self.audit.begin(count, beside=self.beside)
         self._feed()
         left = sum(map(len, self._due.values()))
         assert not left, f"{left} requests were never committed"
