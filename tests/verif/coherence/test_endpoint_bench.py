@@ -12,6 +12,7 @@ import pytest
 import kelp_hw.coherence.host_port as host_port
 import kelp_hw.endpoint as endpoint
 import kelp_hw.eviction.eviction as eviction
+from kelp_golden.frame_table import FrameTable as GoldenFrames
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.lost_lines import LostLines
 from kelp_hw.endpoint import Endpoint
@@ -20,6 +21,7 @@ from kelp_hw.host.ingress import Ingress
 from kelp_hw.tracker.frame_table import FrameTable
 from kelp_rtl.device import DriverError
 from kelp_spec.config import named
+from kelp_verif.coherence.audited_driver import AuditedDriver
 from kelp_verif.coherence.endpoint_bench import WEATHERS, CachingDriver, weather
 from kelp_verif.formal.prove import mutant
 
@@ -50,6 +52,23 @@ def test_the_reference_compares_rounded_values():
 
     with pytest.raises(DriverError, match=r"stale read of line \w+ of format [1-4]"):
         weather("smooth", transactions=3_000, driver=Unrounded)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "unused" else pytest.mark.slow) for name in WEATHERS],
+)
+def test_every_decision_beside_a_host_that_caches_is_the_golden_models(name):
+    few = name == "unused"
+    counted = weather(name, transactions=3_000 if few else 20_000, seed=2, driver=AuditedDriver)
+    assert counted["evictions"] > 200 and counted["own"] > 20 and counted["left"] > 200
+
+
+def test_the_audit_beside_a_host_that_caches_sees_an_owned_page_that_is_clean(monkeypatch):
+    monkeypatch.setattr(GoldenFrames, "own", lambda *_: None)
+    with pytest.raises(AssertionError, match=r"frame \d+ after"):
+        weather("unused", transactions=3_000, driver=AuditedDriver)
 
 
 #: Planted bugs: where the block is looked up, the block, the piece and what it becomes; the

