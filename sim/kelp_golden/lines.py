@@ -42,7 +42,7 @@ class Lines:
     ) -> int:
         """A partial write: read what is stored (zeros when `fresh`), replace the enabled bytes,
         store the whole line again."""
-        before = bytes(LINE_BYTES) if fresh else self.resolve([self._current[key]])[0].tobytes()
+        before = bytes(LINE_BYTES) if fresh else self.resolve([self.current(key)])[0].tobytes()
         return self.write(
             key,
             bytes(
@@ -55,7 +55,7 @@ class Lines:
 
     def current(self, key) -> int:
         """The version that a read of a valid line returns. A line that became valid with its page's
-        loss was never written and is ZEROS under its poison."""
+        loss, or by a write that was poison, was never written and is ZEROS under its poison."""
         return self._current.get(key, ZEROS)
 
     def forget(self, keys) -> None:
