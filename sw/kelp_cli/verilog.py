@@ -71,7 +71,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     }
     sources = [f"{top}.v", f"{top}_wrapper.sv"]
     if config.flits:
-        front = FlitFront(side="device", credits=config.flits)
+        front = FlitFront(side="device", credits=config.flits, protect=config.protect)
         files["kelp_flit_front.v"] = head + module_text(front, "kelp_flit_front")
         sources.append("kelp_flit_front.v")
     files["kelp.core"] = core_file(config, sources)

@@ -294,9 +294,7 @@ def main(arguments: list[str]) -> int:
         prog="python -m kelp_fpga.flow.pnr", description="Place and route one block on LFE5U-85F."
     )
     parser.add_argument("block", help="module:Class, for instance kelp_hw.codec.quantise:Quantiser")
-    parser.add_argument(
-        "parameters", nargs="*", metavar="name=integer", help="constructor arguments"
-    )
+    parser.add_argument("parameters", nargs="*", metavar="name=value", help="constructor arguments")
     parser.add_argument("--speed", type=int, default=8)
     parser.add_argument("--mhz", type=float, default=150)
     parser.add_argument("--seed", type=int, default=1)
@@ -311,7 +309,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     module, _, cls = options.block.partition(":")
     values = {
-        key: int(value)
+        key: int(value) if value.isdecimal() else value
         for key, _, value in (parameter.partition("=") for parameter in options.parameters)
     }
     component = getattr(importlib.import_module(module), cls)(**values)

@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.flit import CREDITS, DIRECTIONS, Refusal
 
 from ..layouts import MESSAGES
+from ..lib.protected import BlockFault, gather_blocks
 from .layouts import FLIT, PORTS
 from .packer import FlitPacker
 from .unpacker import FlitUnpacker
@@ -23,6 +24,7 @@ _BITS = 16
 FLIT_COUNTS = data.StructLayout(
     {f"refused_{reason.name.lower()}": _BITS for reason in Refusal}
     | {"orphans": _BITS, "lost": _BITS, "wrong_credits": _BITS}
+    | dict.fromkeys(BlockFault.members, _BITS)
 )
 
 
@@ -40,6 +42,8 @@ class FlitFront(wiring.Component):
         "device" or "host".
     credits : int
         That this end gives on each channel it receives; one of `CREDITS`.
+    protect : bool
+        Its queues carry check bits (docs/protection.md, "The flit front").
 
     Members
     -------
@@ -48,19 +52,21 @@ class FlitFront(wiring.Component):
     m2s_<channel>, s2m_<channel> : streams of messages
         A device's m2s go out and its s2m come in; a host's the other way.
     counts : out, FLIT_COUNTS
+    fault : out, BlockFault
+        Of the cycle before: in a queue a message was corrected, poisoned, or dropped (fatal).
     """
 
     LATENCY = FlitUnpacker.LATENCY
     SEND_LATENCY = FlitPacker.LATENCY
     INTERVAL = 1
 
-    def __init__(self, *, side: str, credits: int):
+    def __init__(self, *, side: str, credits: int, protect: bool):
         if side not in ("device", "host"):
             raise ValueError(f"side = {side!r} is refused; legal: 'device', 'host'")
         if credits not in CREDITS:
             legal = ", ".join(map(str, CREDITS))
             raise ValueError(f"credits = {credits!r} is refused; legal: {legal}")
-        self.side, self.credits = side, credits
+        self.side, self.credits, self.protect = side, credits, protect
         self.receives, self.sends = ("m2s", "s2m") if side == "device" else ("s2m", "m2s")
         ports = {}
         for direction, flow in ((self.receives, Out), (self.sends, In)):
@@ -72,15 +78,16 @@ class FlitFront(wiring.Component):
                 "o_flit": Out(stream.Signature(FLIT)),
                 **{name: ports[name] for name in PORTS.values()},
                 "counts": Out(FLIT_COUNTS),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.unpacker = unpacker = FlitUnpacker(
-            direction=self.receives, credits=self.credits
+            direction=self.receives, credits=self.credits, protect=self.protect
         )
-        m.submodules.packer = packer = FlitPacker(direction=self.sends)
+        m.submodules.packer = packer = FlitPacker(direction=self.sends, protect=self.protect)
         connect(m, flipped(self.i_flit), unpacker.i)
         connect(m, packer.o, flipped(self.o_flit))
         for name in DIRECTIONS[self.receives].channels:
@@ -95,6 +102,9 @@ class FlitFront(wiring.Component):
         self._count(m, "orphans", told.orphan)
         self._count(m, "lost", told.lost)
         self._count(m, "wrong_credits", packer.wrong)
+        gather_blocks(m, self.fault, unpacker.fault, packer.fault)
+        for kind in BlockFault.members:
+            self._count(m, kind, self.fault[kind])
         return m
 
     def _count(self, m, name, more):

@@ -9,8 +9,20 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data
 
 from kelp_spec.flit import COUNT_BITS, FLIT_BITS, FLIT_FIELDS, header_fields
+from kelp_spec.messages import FIELDS
 
-__all__ = ["FLIT", "GRANTED", "PORTS", "REFUSED", "TOLD", "any_of", "chosen", "header", "lowest"]
+__all__ = [
+    "FLIT",
+    "GRANTED",
+    "PORTS",
+    "REFUSED",
+    "TOLD",
+    "any_of",
+    "chosen",
+    "code_words",
+    "header",
+    "lowest",
+]
 
 #: A flit as it passes, `link` included.
 FLIT = data.StructLayout(dict(FLIT_FIELDS))
@@ -33,6 +45,19 @@ GRANTED = data.ArrayLayout(COUNT_BITS, 3)
 #: What became of the flits of one cycle: one was refused, and why (`Refusal`); half a line was
 #: missing, or was nobody's; so many messages were in flits refused before.
 REFUSED = data.StructLayout({"refused": 1, "reason": 2, "orphan": 1, "lost": COUNT_BITS})
+
+
+def code_words(message: str) -> tuple[int, ...]:
+    """Bits of each code word of a message in its queue: of its header first, then one of byte
+    enables where it has such, then those of its line."""
+    fields = dict(FIELDS[message])
+    bits = sum(size for _, size in header_fields(message))
+    count = -(-bits // 64)
+    size = -(-bits // count)
+    return (
+        *(min(size, bits - low) for low in range(0, bits, size)),
+        *(64 for name in ("byte_enable", "data") for _ in range(fields.get(name, 0) // 64)),
+    )
 
 
 def header(message: str, payload) -> Value:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.flit import (
@@ -25,6 +24,7 @@ from kelp_spec.flit import (
 )
 
 from ..layouts import MESSAGES
+from ..lib.protected import BlockFault, ProtectedFifo, gather
 from .credits import CreditSender
 from .layouts import FLIT, GRANTED, PORTS, TOLD, any_of, header
 
@@ -50,6 +50,9 @@ class FlitPacker(wiring.Component):
     ----------
     direction : str
         One of `kelp_spec.flit.DIRECTIONS`.
+    protect : bool
+        The narrow channel's queue carries check bits. A message in it that is beyond repair is
+        dropped.
 
     Members
     -------
@@ -62,13 +65,16 @@ class FlitPacker(wiring.Component):
     o : out, stream of FLIT
     wrong : out
         `heard` cannot be.
+    fault : out, BlockFault
+        Of the cycle before: a message was corrected, or dropped (fatal).
     """
 
     LATENCY = 2
     INTERVAL = 1
 
-    def __init__(self, *, direction: str):
+    def __init__(self, *, direction: str, protect: bool):
         self.direction = d = DIRECTIONS[direction]
+        self.protect = protect
         self.narrow = next(name for name in reversed(d.narrow) if name != d.carrier)
         self.wide = next(name for name in d.wide if name != d.carrier)
         super().__init__(
@@ -78,6 +84,7 @@ class FlitPacker(wiring.Component):
                 "granted": In(GRANTED),
                 "o": Out(stream.Signature(FLIT)),
                 "wrong": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -85,7 +92,9 @@ class FlitPacker(wiring.Component):
         m = Module()
         d = self.direction
         m.submodules.credits = credits = CreditSender()
-        m.submodules.queue = queue = SyncFIFO(width=MESSAGES[self.narrow].size, depth=QUEUE)
+        m.submodules.queue = queue = ProtectedFifo(
+            shape=MESSAGES[self.narrow], depth=QUEUE, protect=self.protect, buffered=False
+        )
         waiting = getattr(self, PORTS[self.narrow])
         m.d.comb += [
             credits.heard.eq(self.heard),
@@ -94,6 +103,8 @@ class FlitPacker(wiring.Component):
             queue.w_data.eq(waiting.p),
             waiting.ready.eq(queue.w_rdy),
         ]
+        lost = queue.fault.uncorrected
+        gather(m, self.fault, queue.fault)
         left = dict(zip(d.channels, credits.left, strict=True))
 
         def head(name):
@@ -103,8 +114,8 @@ class FlitPacker(wiring.Component):
         s = SimpleNamespace(
             carrier=head(d.carrier),
             narrow=SimpleNamespace(
-                valid=queue.r_rdy & left[self.narrow],
-                p=MESSAGES[self.narrow](queue.r_data),
+                valid=queue.r_rdy & left[self.narrow] & ~lost,
+                p=queue.r_data,
                 plenty=queue.level >= PLENTY,
             ),
             wide=head(self.wide),
@@ -115,7 +126,7 @@ class FlitPacker(wiring.Component):
         m.d.comb += [
             getattr(self, PORTS[d.carrier]).ready.eq(placed.carrier),
             getattr(self, PORTS[self.wide]).ready.eq(placed.wide),
-            queue.r_en.eq(placed.narrow),
+            queue.r_en.eq(placed.narrow | lost),
             Cat(credits.takes).eq(
                 Cat(
                     {

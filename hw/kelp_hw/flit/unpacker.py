@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -26,8 +26,9 @@ from kelp_spec.flit import (
 
 from ..layouts import MESSAGES
 from ..lib.order_fifo import OrderFifo
+from ..lib.protected import BlockFault, Fault, gather
 from .credits import CreditReceiver
-from .layouts import FLIT, GRANTED, PORTS, REFUSED, TOLD, chosen, lowest
+from .layouts import FLIT, GRANTED, PORTS, REFUSED, TOLD, chosen, code_words, lowest
 
 __all__ = ["FlitUnpacker"]
 
@@ -41,6 +42,10 @@ class FlitUnpacker(wiring.Component):
     A DRS whose line has its second half in the next flit waits for that; where the next flit that
     counts has none, it is delivered poisoned, its data zero.
 
+    A message whose header is beyond repair in its queue is dropped, and its place promised anew;
+    one of whose line that is so is delivered poisoned, and with all its byte enables on where
+    these are: `fault`.
+
     Latency: `LATENCY` cycles from a flit to its first messages. One message of each channel in each
     cycle, one flit in each cycle that has no more of any (`INTERVAL`). Errors: `told`.
 
@@ -50,6 +55,8 @@ class FlitUnpacker(wiring.Component):
         One of `kelp_spec.flit.DIRECTIONS`.
     credits : int
         Of each channel; one of `CREDITS`.
+    protect : bool
+        The queues carry check bits.
 
     Members
     -------
@@ -61,16 +68,18 @@ class FlitUnpacker(wiring.Component):
     granted : out
         What this end allows.
     told : out, REFUSED
+    fault : out, BlockFault
+        Of the cycle before: a message was corrected, poisoned, or dropped (fatal).
     """
 
     LATENCY = 4
     INTERVAL = 1
 
-    def __init__(self, *, direction: str, credits: int):
+    def __init__(self, *, direction: str, credits: int, protect: bool):
         if credits not in CREDITS:
             legal = ", ".join(map(str, CREDITS))
             raise ValueError(f"credits = {credits!r} is refused; legal: {legal}")
-        self.direction, self.credits = DIRECTIONS[direction], credits
+        self.direction, self.credits, self.protect = DIRECTIONS[direction], credits, protect
         super().__init__(
             {
                 "i": In(stream.Signature(FLIT)),
@@ -81,6 +90,7 @@ class FlitUnpacker(wiring.Component):
                 "heard": Out(TOLD),
                 "granted": Out(GRANTED),
                 "told": Out(REFUSED),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -235,6 +245,11 @@ class FlitUnpacker(wiring.Component):
                 with m.If((left & ~one[kind]).any()):
                     m.d.comb += ends.eq(0)
         rows = {name: self._queue(m, name, n, credits) for n, name in enumerate(d.channels)}
+        if self.protect:
+            faults = [row.faults for row in rows.values()]
+            gather(
+                m, self.fault, *(head for head, _ in faults), poisoned=[line for _, line in faults]
+            )
         for name, row in rows.items():
             if name != d.carrier:
                 m.d.comb += [row.valid.eq(work.left[name].any()), row.p.eq(word[name])]
@@ -298,18 +313,50 @@ class FlitUnpacker(wiring.Component):
         layout, port = MESSAGES[name], getattr(self, PORTS[name])
         row = SimpleNamespace(valid=Signal(name=f"{_name(name)}_valid"), p=Signal(layout))
         m.submodules[f"queue_{_name(name)}"] = queue = OrderFifo(
-            width=layout.size, depth=self.credits
+            width=layout.size,
+            depth=self.credits,
+            protect=self.protect,
+            parts=code_words(name) if self.protect else None,
         )
+        dropped = Signal(name=f"{_name(name)}_dropped")
         m.d.comb += [
             queue.i.valid.eq(row.valid),
             queue.i.p.eq(row.p),
-            port.valid.eq(queue.o.valid),
+            port.valid.eq(queue.o.valid & ~dropped),
             port.p.eq(queue.o.p),
-            queue.o.ready.eq(port.ready),
-            credits.freed[number].eq(port.valid & port.ready),
+            queue.o.ready.eq(port.ready | dropped),
+            credits.freed[number].eq(queue.o.valid & queue.o.ready),
         ]
+        if self.protect:
+            row.faults = self._lost(m, queue, port, dropped)
         m.d.sync += Assert(~queue.i.valid | queue.i.ready, "a message without a place")
         return row
+
+    @staticmethod
+    def _lost(m, queue, port, dropped):
+        """What becomes of a message that is beyond repair; faults of its header and of its line."""
+        message = port.p.shape()(queue.o.p)
+        poisoned = Signal(name=f"poisoned_{queue.width}")
+        sizes = {name: field.width // 64 for name, field in port.p.shape()}
+        enables, line = sizes.get("byte_enable", 0), sizes.get("data", 0)
+        words = len(queue.lost)
+        header = queue.lost[: words - enables - line]
+        m.d.comb += dropped.eq(queue.o.valid & header.any())
+        if line:
+            spoiled = queue.lost[words - line :].any()
+            if enables:
+                which = queue.lost[words - line - enables]
+                m.d.comb += port.p.byte_enable.eq(message.byte_enable | which.replicate(64))
+                # A message that brought none has them all.
+                spoiled = spoiled | (which & message.bep)
+            m.d.comb += [
+                port.p.poison.eq(message.poison | spoiled),
+                poisoned.eq(spoiled & port.valid & port.ready),
+            ]
+        return (
+            Fault(Cat(queue.fault.corrected, dropped)),
+            Fault(Cat(Const(0, 1), poisoned)),
+        )
 
 
 def _name(kind):

@@ -28,6 +28,8 @@ class OrderFifo(wiring.Component):
         A power of two, 4 and up.
     protect : bool
         The RAM's rows carry check bits, with encoder and decoder combinational.
+    parts : sequence of int, optional
+        As `CheckedWord` has them.
 
     Members
     -------
@@ -37,6 +39,8 @@ class OrderFifo(wiring.Component):
     fault : out, Fault
         Of an item that moves from the RAM's output to `o`, in the cycle before it is there. Zero
         when not protected.
+    lost : out
+        With `parts`: a bit for each that is beyond repair, of the item at `o`.
 
     Attributes
     ----------
@@ -49,16 +53,17 @@ class OrderFifo(wiring.Component):
     LATENCY = 2
     INTERVAL = 1
 
-    def __init__(self, *, width: int, depth: int, protect: bool = False):
+    def __init__(self, *, width: int, depth: int, protect: bool = False, parts=None):
         if not isinstance(depth, int) or depth < 4 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 4 and up")
-        self.width, self.depth, self.protect = width, depth, protect
+        self.width, self.depth, self.protect, self.parts = width, depth, protect, parts
         super().__init__(
             {
                 "i": In(stream.Signature(width)),
                 "o": Out(stream.Signature(width)),
                 "level": Out(range(depth + 1)),
                 "fault": Out(Fault),
+                **({} if parts is None else {"lost": Out(len(parts))}),
             }
         )
         self.last, self.ahead = Signal(width), Signal()
@@ -68,7 +73,11 @@ class OrderFifo(wiring.Component):
         # What is read is never what is being written: a row is read in the cycle after it was
         # written at the earliest.
         m.submodules.rows = rows = ProtectedMemory(
-            depth=self.depth, shape=self.width, protect=self.protect, transparent=False
+            depth=self.depth,
+            shape=self.width,
+            protect=self.protect,
+            parts=self.parts,
+            transparent=False,
         )
         begin, end = Signal(range(self.depth)), Signal(range(self.depth))
         last, ahead = self.last, self.ahead
@@ -95,6 +104,8 @@ class OrderFifo(wiring.Component):
                 self.o.valid.eq(ahead | waits),
                 self.o.p.eq(Mux(ahead, rows.read_data, last)),
             ]
+            if self.parts is not None:
+                m.d.sync += self.lost.eq(Mux(ahead, rows.uncorrected, 0))
         with m.If(puts):
             m.d.sync += end.eq(end + 1)
         with m.If(asks):

@@ -3,89 +3,17 @@
 """Two fronts and a link: all arrives, in order, at full rate, whatever the readers do; what a link
 spoils is counted, and afterwards everything goes on."""
 
-import random
-
 import pytest
-from amaranth.hdl import Module, Signal, Value
-from flit_traffic import random_message, raw
+from flit_link import Link
 from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
 from kelp_hw.flit.front import FLIT_COUNTS, FlitFront
 from kelp_hw.flit.layouts import FLIT, PORTS
-from kelp_spec.flit import DIRECTIONS, FLIT_BITS, NOTHING_TOLD, QUEUE, REFRESH, VERSION
+from kelp_spec.flit import NOTHING_TOLD, QUEUE, REFRESH, VERSION
 from kelp_spec.messages import FIELDS
 
 LIMIT = 6000
-
-
-class Link:
-    """`offer`, `read`: channel → how often a message is offered, or read; `link`: how often flits
-    pass; `harm`: how often one is spoiled."""
-
-    def __init__(self, *, offer, read=None, link=1.0, harm=0.0, credits=16, seed=1):
-        self.host = FlitFront(side="host", credits=credits)
-        self.device = FlitFront(side="device", credits=credits)
-        self.rng, self.seed = random.Random(seed), seed
-        self.offer, self.read, self.link, self.harm = offer, read or {}, link, harm
-        self.sent, self.got = {name: [] for name in PORTS}, {name: [] for name in PORTS}
-        self.waiting, self.cycle = {}, 0
-        self.top = m = Module()
-        m.submodules.host, m.submodules.device = self.host, self.device
-        self.gates = []
-        for a, b in ((self.host, self.device), (self.device, self.host)):
-            passes, mask = Signal(), Signal(FLIT_BITS)
-            m.d.comb += [
-                b.i_flit.valid.eq(a.o_flit.valid & passes),
-                a.o_flit.ready.eq(b.i_flit.ready & passes),
-                Value.cast(b.i_flit.p).eq(Value.cast(a.o_flit.p) ^ mask),
-            ]
-            self.gates.append((passes, mask))
-        self.ports = {}
-        for direction, (a, b) in (
-            ("m2s", (self.host, self.device)),
-            ("s2m", (self.device, self.host)),
-        ):
-            for name in DIRECTIONS[direction].channels:
-                self.ports[name] = getattr(a, PORTS[name]), getattr(b, PORTS[name])
-
-    async def cycles(self, ctx, count, *, drain=False):
-        """So many cycles; with `drain`, until all has arrived."""
-        rng = self.rng
-        for _ in range(count):
-            if (
-                drain
-                and not self.waiting
-                and all(len(self.got[name]) == len(self.sent[name]) for name in PORTS)
-            ):
-                return
-            for name, (entry, leaves) in self.ports.items():
-                if not drain and name not in self.waiting:
-                    if rng.random() < self.offer.get(name, 0):
-                        self.waiting[name] = random_message(name, rng)
-                        ctx.set(entry.payload, self.waiting[name])
-                ctx.set(entry.valid, name in self.waiting)
-                ready = drain or rng.random() < self.read.get(name, 1)
-                ctx.set(leaves.ready, ready)
-            for passes, mask in self.gates:
-                ctx.set(passes, rng.random() < self.link)
-                # The version, or the number of lines: what is always seen.
-                harm = 1 << rng.choice((0, 5, 6)) if rng.random() < self.harm else 0
-                ctx.set(mask, harm)
-            for name, (entry, leaves) in self.ports.items():
-                if ctx.get(leaves.valid) and ctx.get(leaves.ready):
-                    self.got[name].append(ctx.get(Value.cast(leaves.p)))
-                if name in self.waiting and ctx.get(entry.ready):
-                    self.sent[name].append(raw(name, self.waiting.pop(name)))
-            self.cycle += 1
-            await ctx.tick()
-        assert not drain, f"seed {self.seed}: not all has arrived after {count} cycles"
-
-    def counts(self, ctx):
-        return [ctx.get(end.counts) for end in (self.host, self.device)]
-
-    def simulate(self, bench):
-        simulate(self.top, bench)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +24,11 @@ def test_all_arrives_in_order(offer, read, link):
 
     async def bench(ctx):
         await both.cycles(ctx, 100)
-        await both.cycles(ctx, LIMIT, drain=True)
+        await both.drain(ctx, LIMIT)
         assert both.got == both.sent and all(both.sent.values())
         assert not any(count[name] for count in both.counts(ctx) for name, _ in FLIT_COUNTS)
 
-    both.simulate(bench)
+    simulate(both.top, bench)
 
 
 def test_each_channel_passes_a_message_a_cycle():
@@ -114,7 +42,7 @@ def test_each_channel_passes_a_message_a_cycle():
         rates = {name: len(got) - before[name] for name, got in both.got.items()}
         assert set(rates.values()) == {60}, rates
 
-    both.simulate(bench)
+    simulate(both.top, bench)
 
 
 @pytest.mark.parametrize("stuck", PORTS)
@@ -128,7 +56,7 @@ def test_a_channel_that_nobody_reads_stops_no_other(stuck):
         for name in PORTS:
             assert (len(both.got[name]) - before[name] >= 10) == (name != stuck), name
 
-    both.simulate(bench)
+    simulate(both.top, bench)
 
 
 def spoiled(name, got, sent):
@@ -170,7 +98,7 @@ def test_after_a_bad_link_all_goes_on():
         narrow = ("M2SBIRsp", "S2MNDR")
         assert more == {name: 16 + QUEUE * (name in narrow) for name in PORTS}
 
-    both.simulate(bench)
+    simulate(both.top, bench)
 
 
 def empty(told, count=0):
@@ -178,7 +106,7 @@ def empty(told, count=0):
 
 
 def test_counts_stand_still_at_their_greatest_and_credits_that_cannot_be_are_ignored():
-    dut = FlitFront(side="host", credits=4)
+    dut = FlitFront(side="host", credits=4, protect=True)
 
     async def bench(ctx):
         async def send(flit):
@@ -206,9 +134,9 @@ def test_counts_stand_still_at_their_greatest_and_credits_that_cannot_be_are_ign
 
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="side = 'both' is refused"):
-        FlitFront(side="both", credits=4)
+        FlitFront(side="both", credits=4, protect=True)
     with pytest.raises(ValueError, match="credits = 5 is refused"):
-        FlitFront(side="host", credits=5)
+        FlitFront(side="host", credits=5, protect=True)
 
 
 def test_latency_and_interval():
@@ -216,7 +144,7 @@ def test_latency_and_interval():
     flits = [{"i_flit.valid": 1, "i_flit.p.x": 2 | n << 9 + 2} for n in (1, 2, 3)]
     hold = {"i_flit.p.version": VERSION, "i_flit.p.told": NOTHING_TOLD, "s2m_ndr.ready": 1}
     check_pace(
-        FlitFront(side="host", credits=4),
+        FlitFront(side="host", credits=4, protect=True),
         "LATENCY",
         shown("s2m_ndr", "tag"),
         flits,
@@ -225,7 +153,7 @@ def test_latency_and_interval():
     hold = {"o_flit.ready": 1, "i_flit.p.version": VERSION}
     credits = [{"i_flit.valid": 1, "i_flit.p.told": 0, "i_flit.p.count": 8}]
     told = changes(
-        FlitFront(side="host", credits=4),
+        FlitFront(side="host", credits=4, protect=True),
         shown("o_flit", "x"),
         offers((1,), stream="m2s_req", field="tag"),
         prepare=hold,

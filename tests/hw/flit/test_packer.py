@@ -23,7 +23,8 @@ class Both:
     credit; `freed`: how often what this end allows goes up."""
 
     def __init__(self, direction, *, offer, link, grant=1.0, freed=0.1, seed=1):
-        self.dut, self.golden = FlitPacker(direction=direction), Packer(direction)
+        self.dut = FlitPacker(direction=direction, protect=True)
+        self.golden = Packer(direction)
         self.channels = DIRECTIONS[direction].channels
         self.offer, self.link, self.grant, self.freed = offer, link, grant, freed
         self.rng, self.seed = random.Random(seed), seed

@@ -26,7 +26,7 @@ class Both:
     ):
         self.direction, self.rng = DIRECTIONS[direction], random.Random(seed)
         self.channels, self.seed = self.direction.channels, seed
-        self.dut = FlitUnpacker(direction=direction, credits=credits)
+        self.dut = FlitUnpacker(direction=direction, credits=credits, protect=True)
         self.golden = Unpacker(direction, credits=credits)
         self.packer = Packer(direction)
         self.offer, self.ready, self.harm, self.greed = offer, ready or {}, harm, greed

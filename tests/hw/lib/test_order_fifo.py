@@ -92,3 +92,25 @@ def test_flips_are_reported_with_their_item(protect, flips):
     assert told == [(here, here and one, here and two) for here, *_ in told]
     assert taken[:2] == [0x123, 0x456] and taken[3:] == [0xABC]
     assert flips == 2 or (taken[2] == 0x789) == (protect or not flips)
+
+
+def test_parts_beyond_repair_are_told_with_their_item():
+    """Two flips in the second part's code word: its bit stands with the item, and no other's."""
+    dut, seen = OrderFifo(width=12, depth=4, protect=True, parts=(4, 8)), []
+
+    async def bench(ctx, memory):
+        for item in (0x123, 0x456, 0x789, 0xABC):
+            ctx.set(dut.i.valid, 1)
+            ctx.set(dut.i.p, item)
+            await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        await ctx.tick().repeat(3)
+        flip(ctx, memory, 2, 9, 10)  # behind the 4 + 4 bits of the first part
+        for cycle in range(16):
+            ctx.set(dut.o.ready, cycle % 4 == 3)
+            if ctx.get(dut.o.valid):
+                seen.append((ctx.get(dut.o.p) & 0xF, ctx.get(dut.lost)))
+            await ctx.tick()
+
+    simulate_memory(dut, bench)
+    assert set(seen) == {(3, 0), (6, 0), (9, 0b10), (0xC, 0)}

@@ -110,8 +110,9 @@ class FlatEndpoint(wiring.Component):
 
     def _link(self, m, endpoint) -> FlitFront:
         """Two fronts and the link between them; the host's, which stands for the endpoint."""
-        m.submodules.host = host = FlitFront(side="host", credits=self.config.flits)
-        m.submodules.device = device = FlitFront(side="device", credits=self.config.flits)
+        options = {"credits": self.config.flits, "protect": self.config.protect}
+        m.submodules.host = host = FlitFront(side="host", **options)
+        m.submodules.device = device = FlitFront(side="device", **options)
         connect(m, host.o_flit, device.i_flit)
         connect(m, device.o_flit, host.i_flit)
         for name in PORTS.values():

@@ -262,6 +262,7 @@ BENCHES = (
             "tests/hw/flit/test_unpacker.py",
             "tests/hw/flit/test_packer.py",
             "tests/hw/flit/test_front.py",
+            "tests/hw/flit/test_flips.py",
         ),
         "source",
     ),
