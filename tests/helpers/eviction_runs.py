@@ -5,9 +5,14 @@
 import dataclasses
 
 from kelp_hw.eviction.eviction import Eviction
+from kelp_spec.config import named
 from kelp_verif.harness.runner import made, run_cocotb
 
-__all__ = ["run"]
+__all__ = ["SMALL", "run"]
+
+#: One design for as many benches as can be: it is built once, and mutants are in no other. Sessions
+#: and queues are no powers of two, and the first pool holds a page of each queue and one more.
+SMALL = named("unit").with_(sessions=3, queues=3, frames=(10, 8, 8, 8))
 
 
 def run(config, test, engine=None, **params):

@@ -2,11 +2,7 @@
 
 """Closer, in the engine: sessions close while pages come and go."""
 
-from eviction_runs import run
-
-from kelp_spec.config import named
-
-SMALL = named("unit")
+from eviction_runs import SMALL, run
 
 
 def test_sessions_close_under_traffic():

@@ -3,7 +3,7 @@
 """The eviction engine: sweeps that run freely pass the audit."""
 
 import pytest
-from eviction_runs import run
+from eviction_runs import SMALL, run
 
 from kelp_hw.eviction import eviction, evictor
 from kelp_hw.eviction.eviction import Eviction
@@ -13,8 +13,7 @@ from kelp_spec.config import named
 from kelp_spec.policy import Policy
 from kelp_verif.formal.prove import mutant
 
-SMALL = named("unit")
-ROOMY = SMALL.with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
+ROOMY = named("unit").with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
 
 
 def test_free_running_sweeps_pass_the_audit():
@@ -86,7 +85,7 @@ def test_the_audit_sees_a_wrong_choice_among_both_policies(
     monkeypatch.setattr(module, block.__name__, mutant(block, old, new))
     engine = Eviction(config=SMALL)
     with pytest.raises(AssertionError, match=said):
-        run_mixed(name, 25_000, engine)
+        run_mixed(name, 60_000, engine)
 
 
 @pytest.mark.slow
@@ -121,7 +120,7 @@ def test_the_audit_sees_a_wrong_queue_of_the_rtl(monkeypatch, old, new, calm):
 
 def test_within_their_budgets_the_queue_nearest_to_its_own_gives():
     """No queue is over its budget, and often the one that asks has no page."""
-    config = SMALL.with_(queues=12, frames=(6, 6, 4, 4))
+    config = named("unit").with_(queues=12, frames=(6, 6, 4, 4))
     asked = dict(budgets=[7, 8, 12], pages_of_each=2)
     records = run(config, "free_running", cycles=16_000, **asked).records
     assert records["victims"] > 50 and records["within"] > 20

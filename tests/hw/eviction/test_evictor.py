@@ -3,13 +3,12 @@
 """Evictor, in the engine: it chooses as the golden evictor does."""
 
 import pytest
-from eviction_runs import run
+from eviction_runs import SMALL, run
 
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
 
-SMALL = named("unit")
-ROOMY = SMALL.with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
+ROOMY = named("unit").with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
 
 
 def test_every_claim_is_the_golden_evictors():
@@ -32,10 +31,8 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(policies):
 @pytest.mark.parametrize(
     "policies", [[Policy.EMA], [Policy.KELP], list(Policy)], ids=["ema", "kelp", "mixed"]
 )
-@pytest.mark.parametrize(("sessions", "queues"), [(2, 4), (3, 5)])
-def test_a_victim_is_found_in_whichever_queue_it_is(sessions, queues, policies):
-    config = SMALL.with_(sessions=sessions, queues=queues, frames=(sessions * queues + 1, 8, 8, 8))
-    run(config, "one_queue_after_another", policies=policies, pools=[0])
+def test_a_victim_is_found_in_whichever_queue_it_is(policies):
+    run(SMALL, "one_queue_after_another", policies=policies, pools=[0])
 
 
 def test_nothing_to_evict_is_an_event_and_a_rest():

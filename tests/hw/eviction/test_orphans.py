@@ -4,14 +4,14 @@
 it during the search."""
 
 import pytest
-from eviction_runs import run
+from eviction_runs import SMALL, run
 from simulation import simulate
 
 from kelp_hw.eviction.orphans import Orphans
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome, PageState
 
-SMALL = named("unit")
+UNIT = named("unit")
 
 
 def test_lost_words_give_their_frames_back():
@@ -41,7 +41,7 @@ MEANWHILE = {
 
 @pytest.mark.parametrize(("kind", "outcome", "frame", "taken"), MEANWHILE.values(), ids=MEANWHILE)
 def test_a_frame_that_moved_during_the_search_is_left_to_a_sweep(kind, outcome, frame, taken):
-    dut = Orphans(config=SMALL)
+    dut = Orphans(config=UNIT)
     page = {"squeue": 5, "page": 6}
     token = dut.layouts.recover_token
 
@@ -94,7 +94,7 @@ def test_a_frame_that_moved_during_the_search_is_left_to_a_sweep(kind, outcome, 
         if taken:
             assert (op.kind, op.frame) == (Op.RECOVER, FRAME)
             return
-        while op.frame != SMALL.total_frames - 1:
+        while op.frame != UNIT.total_frames - 1:
             assert op.kind == Op.PEEK and op.frame > FRAME
             await peeked(op, False)
             op = await taken_op()

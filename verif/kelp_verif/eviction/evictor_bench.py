@@ -222,21 +222,19 @@ async def nothing_to_evict(dut):
     await tb.start()
     c = tb.config
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
-    squeue = next(q for q in range(c.squeues) if tb.pool[q] == 0)
-    frames = c.frames[0]
+    queues = [q for q in range(c.squeues) if tb.pool[q] == 0]
+    *pages, last = [(q, p) for q in queues for p in range(c.pages)][: c.frames[0]]
     tb.tracker.reserve = 0
     tb.dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
-    for page in range(frames - 1):
-        await tb.do(
-            tb.demand(squeue, page, True),
-            TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=page),
-        )
+
+    def op(kind, squeue, page):
+        return TrackerOp(kind, session=squeue // c.queues, squeue=squeue, page=page)
+
+    for page in pages:
+        await tb.do(tb.demand(*page, True), op(Op.PIN, *page))
     await tb.rest()
     assert not tb.events and not tb.victims
-    await tb.do(
-        tb.demand(squeue, frames - 1, True),
-        TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=frames - 1),
-    )
+    await tb.do(tb.demand(*last, True), op(Op.PIN, *last))
     await tb.rest()
     # The page may have gone before it was pinned.
     if not tb.victims:
@@ -245,9 +243,9 @@ async def nothing_to_evict(dut):
         for _ in range(300):
             await tb.tick()
         assert tb.sweeps == before, "the pool does not rest"
-        await tb.do(TrackerOp(Op.UNPIN, session=squeue // c.queues, squeue=squeue, page=3))
+        await tb.do(op(Op.UNPIN, *pages[3]))
         await tb.rest()
-        assert tb.log == [(squeue, 3, True)]
+        assert tb.log == [(*pages[3], True)]
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")

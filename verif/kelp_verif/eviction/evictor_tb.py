@@ -408,7 +408,8 @@ class TB:
             outcome=r.outcome,
             changed=int(r.changed),
             first=int(r.first),
-            policy=self.policy[op.squeue],
+            # CLOSED comes behind the last queue, which may be none.
+            policy=self.policy.get(op.squeue, Policy.EMA),
             frame=r.frame,
             pool=r.pool,
             miss=r.miss,
