@@ -87,7 +87,7 @@ def _tell_budget(terminalreporter, cpu, reports):
     files = Counter()
     for name, seconds in cpu.items():
         files[name.partition("::")[0]] += seconds
-    for name, seconds in files.most_common(15):
+    for name, seconds in files.most_common(60):
         terminalreporter.write_line(f"{seconds:6.1f} s {name}")
     ends = {}
     for report in reports:

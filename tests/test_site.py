@@ -23,6 +23,7 @@ def references():
                 yield page, match["tag"], match["to"]
 
 
+@pytest.mark.slow  # a minute and a half for every page of the API
 @pytest.mark.timeout(600)
 def test_site_builds_and_is_whole():
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")

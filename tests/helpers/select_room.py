@@ -6,9 +6,7 @@ import random
 from collections import deque
 
 import numpy as np
-from amaranth.hdl import Module, Signal
 from select_cases import SCALE
-from simulation import simulate
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.lines import POISONED
@@ -24,6 +22,8 @@ from kelp_spec.select import (
     record,
     record_bytes,
 )
+from kelp_verif.harness import runner
+from kelp_verif.harness.compiled import simulate
 
 __all__ = [
     "BELL",
@@ -86,9 +86,7 @@ class Room:
 
     def run(self, host):
         """`host(room)` is a coroutine that awaits `access`, `read`, `gather` and `cycle`."""
-        self.dut = Select(config=CONFIG)
-        top = Module()
-        top.submodules.dut = self.dut
+        self.dut = runner.made(Select, config=CONFIG)
 
         async def bench(ctx):
             self.ctx, self.left = ctx, self.cycles
@@ -97,8 +95,7 @@ class Room:
                 await self.cycle()
             await host(self)
 
-        top.d.sync += Signal().eq(1)
-        simulate(top, bench)
+        simulate(self.dut, bench)
 
     async def cycle(self):
         """One cycle of everything but the host."""

@@ -250,6 +250,7 @@ def test_soak(run, mix):
 ODD = {"sessions": 3, "queues": 5, "frames": (11, 5, 7, 5), "candidates": 5}
 
 
+@pytest.mark.slow  # a model of its own
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
     distance. Fifteen queues a session, five layers of three heads; a pool whose pages have keys

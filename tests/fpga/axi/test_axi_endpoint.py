@@ -68,7 +68,8 @@ PACKAGES = "\n".join(
 )
 
 
-@pytest.mark.timeout(1800)  # it builds the model: three minutes of processor time
+@pytest.mark.slow  # it builds the model: two minutes of processor time
+@pytest.mark.timeout(1800)
 def test_the_whole_top():
     """AxiMaster → the top, configuration `unit` → AxiRam and flash: what is written comes back,
     through eviction and fetch, hits at a line a cycle. A write's slot is taken for 27 cycles, so

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from paths import DOCS
-from simulation import simulate
 from timing import changes
 
 from kelp_golden.cxlio.mailbox import Event, Mailbox
@@ -16,6 +15,8 @@ from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_spec.cxlio.commands import CEL_UUID, COMMANDS, Opcode, ReturnCode, cel, knob_uuid
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
+from kelp_verif.harness.compiled import simulate
+from kelp_verif.harness.runner import made
 
 FULL = named_cxlio("full").replace(name="short", patience=300)
 SMALL = FULL.replace(payload_bits=8)
@@ -27,7 +28,11 @@ class Host:
     """The engine and the golden model, given the same."""
 
     def __init__(self, config):
-        self.config, self.dut, self.golden = config, CommandEngine(config=config), Mailbox(config)
+        self.config, self.dut, self.golden = (
+            config,
+            made(CommandEngine, config=config),
+            Mailbox(config),
+        )
         self.asked, self.codes, self.time = [], [], 0
         self.expected, self.interrupts, self.told = [], [], []
         self.golden.ask = lambda kind, line, data: self._expect(kind, line, data)

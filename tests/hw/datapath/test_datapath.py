@@ -110,6 +110,7 @@ def test_every_slot_is_reused_behind_slow_memory():
     )
 
 
+@pytest.mark.slow  # a model of its own, larger than the endpoint
 def test_large_configuration_in_the_rough():
     run(mixture(5, list(Format), pages=40, hot=99, config=LARGE), ROUGH)
 

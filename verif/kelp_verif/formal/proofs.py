@@ -129,6 +129,7 @@ PROOFS = (
         block=SyncFIFO,
         spec=FifoContract,
         cover=10,
+        quick=False,
         bugs=(
             (
                 "produce.eq(_incr(produce, self.depth))",

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A block whose testbench is one of Amaranth's simulator's, compiled by Verilator
+(:func:`simulate`): for benches of so many cycles that Amaranth's own simulator takes longer than a
+build does."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from pathlib import Path
+
+from amaranth.hdl import Const, ShapeCastable, Value, ValueCastable
+from amaranth.hdl._ast import Operator, Slice
+from amaranth.lib.wiring import In
+
+from kelp_hw.export.rtlil import component_ports
+from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilog import to_verilog
+
+__all__ = ["simulate"]
+
+_DRIVER = Path(__file__).with_name("compiled.cpp")
+
+
+def simulate(component, bench, *, seed: int = 1) -> None:
+    """Run the coroutine ``bench(ctx)`` on ``component``, which has a signature.
+
+    ``ctx`` has what such benches use of Amaranth's testbench context, for the component's ports and
+    their fields: ``get``, ``set``, ``await ctx.tick()``. The block begins as after reset; what has
+    no reset value is random by ``seed``. Other signals are out of reach.
+
+    Raises :class:`AssertionError` where an ``Assert`` of the block fails.
+    """
+    context = _Context(_library(component), component, seed)
+    try:
+        running = bench(context)
+        try:
+            while True:
+                running.send(None)
+                context.cycle()
+        except StopIteration:
+            context.settle()
+    finally:
+        context.close()
+
+
+class _Tick:
+    def __await__(self):
+        yield
+
+
+class _Context:
+    def __init__(self, library, component, seed):
+        self._library, self._block = library, library.block_new(seed)
+        ports = component_ports(component)
+        at = (ctypes.c_void_p * len(ports))()
+        library.block_ports(self._block, at)
+        self._ports, self._changed = {}, True
+        for (signal, member), address in zip(ports.values(), at, strict=True):
+            size = _size(len(signal))
+            cells = (ctypes.c_char * size).from_address(address)
+            # The signal is kept with it: another one could come to have its id.
+            self._ports[id(signal)] = cells, size, signal
+            if member.flow is In:
+                self.set(signal, signal.init)
+
+    def close(self):
+        self._library.block_delete(self._block)
+
+    def tick(self):
+        return _Tick()
+
+    def cycle(self):
+        self._changed = False
+        self._judge(self._library.block_tick(self._block))
+
+    def settle(self):
+        if self._changed:
+            self._changed = False
+            self._judge(self._library.block_settle(self._block))
+
+    @staticmethod
+    def _judge(failed):
+        if failed:
+            raise AssertionError("an Assert of the block failed: see what Verilator printed")
+
+    def _place(self, value):
+        low, width = 0, len(value)
+        while isinstance(value, Slice | Operator):
+            if isinstance(value, Slice):
+                low, value = low + value.start, value.value
+            elif value.operator in ("s", "u"):  # as_signed, as_unsigned
+                (value,) = value.operands
+            else:
+                break
+        if id(value) not in self._ports:
+            raise ValueError(f"{value!r} is no port of the block, nor a field of one")
+        return *self._ports[id(value)][:2], low, (1 << width) - 1
+
+    def get(self, expression):
+        self.settle()
+        value = Value.cast(expression)
+        if isinstance(value, Const):  # the `ready` of a stream that is always taken
+            return value.value
+        cells, _, low, mask = self._place(value)
+        bits = int.from_bytes(cells.raw, "little") >> low & mask
+        if isinstance(expression, ValueCastable):
+            shape = expression.shape()
+            if isinstance(shape, ShapeCastable):
+                return shape.from_bits(bits)
+        return Const(bits, value.shape()).value
+
+    def set(self, expression, value):
+        target = Value.cast(expression)
+        if isinstance(expression, ValueCastable) and isinstance(
+            shape := expression.shape(), ShapeCastable
+        ):
+            value = Const.cast(shape.const(value)).value
+        cells, size, low, mask = self._place(target)
+        held = int.from_bytes(cells.raw, "little")
+        cells.raw = (held & ~(mask << low) | (int(value) & mask) << low).to_bytes(size, "little")
+        self._changed = True
+
+
+def _size(bits):
+    """Bytes of a port in Verilator's C++."""
+    return next((size for size in (1, 2, 4, 8) if bits <= 8 * size), -(-bits // 32) * 4)
+
+
+@functools.cache
+def _built(verilog, names, kind):
+    clock = bool(re.search(r"^  input clk;", verilog, re.M))
+    ports = " ".join(f"P({name.replace('__', '___05F')})" for name in names)
+    header = f"#pragma once\n#define CLOCK {int(clock)}\n#define PORTS(P) {ports}\n"
+    library = ctypes.CDLL(
+        str(
+            verilate_model(
+                verilog,
+                Cpp(sources=[_DRIVER], headers={"ports.h": header}),
+                name=f"compiled-{kind}",
+                opt="-O1",
+            )
+        )
+    )
+    library.block_new.restype = ctypes.c_void_p
+    library.block_new.argtypes = [ctypes.c_int]
+    for name in ("block_delete", "block_settle", "block_tick"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.block_ports.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+    return library
+
+
+def _library(component):
+    verilog = to_verilog(component, checked=True)
+    return _built(verilog, tuple(component_ports(component)), type(component).__name__)
