@@ -5,8 +5,10 @@ answer is silent, nothing stands still, and no frame stays behind."""
 
 import pytest
 
+from kelp_rtl.program import READ, Response
 from kelp_spec.config import named
-from kelp_verif.endpoint.storm import WEATHERS, Storm
+from kelp_spec.formats import LINE_BYTES
+from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -56,3 +58,13 @@ def test_a_line_that_changes_by_itself_is_silent():
         storm.device.memory[:] ^= 0x20
         storm.chapter(300)
     assert storm.silent
+
+
+def test_the_line_at_address_0_is_known_where_it_is_gathered():
+    """No device: a slot may show the first line of all."""
+    storm = object.__new__(Storm)
+    storm.weather, storm.silent, storm.seen = WEATHERS["fair"], [], {}
+    line = bytes(range(LINE_BYTES))
+    tenant = Tenant(session=0, owner=1, shape=None, lines={0: line})
+    storm._judge(Ask(READ, 1 << 40, 1, tenant=tenant, means=0), Response.DATA, line, exact=True)
+    assert not storm.silent and storm.seen == {"data": 1}

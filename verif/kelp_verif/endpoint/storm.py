@@ -30,7 +30,7 @@ from kelp_spec.registers import SessionCommand
 from .endpoint_model import ZEROS, stored
 from .storm_select import Choices
 
-__all__ = ["WEATHERS", "Storm", "Weather", "main", "wide"]
+__all__ = ["WEATHERS", "Ask", "Storm", "Tenant", "Weather", "main", "wide"]
 
 ALL_BYTES = (1 << LINE_BYTES) - 1
 MOST_PAGES = 512  #: that are looked at
@@ -78,7 +78,7 @@ WEATHERS = {
 
 
 @dataclass
-class _Tenant:
+class Tenant:
     """A session that is open, and what its owner wrote."""
 
     session: int
@@ -100,7 +100,7 @@ class _Tenant:
 
 
 @dataclass
-class _Ask:
+class Ask:
     """One request of a program, and what its answer is judged by."""
 
     opcode: int
@@ -109,10 +109,10 @@ class _Ask:
     data: bytes | None = None
     enable: int = ALL_BYTES
     poison: bool = False
-    tenant: _Tenant | None = None  #: whose line it is
+    tenant: Tenant | None = None  #: whose line it is
     fmt: Format | None = None
     refused: bool = False  #: outside the map, or another's
-    closes: _Tenant | None = None
+    closes: Tenant | None = None
     means: int | None = None  #: the address of the line, where it was asked for by another
     #: called with response and data, instead of the rules for a tenant's line
     judge: Callable[[Response, bytes], None] | None = None
@@ -151,7 +151,7 @@ class Storm:
         self.pools = {f"pool_limit_{pool}": int(rng.integers(2, 9)) for pool in POOLS}
         self.device.write_registers(self.pools)
         self.tenants = [self._open(session) for session in range(config.sessions)]
-        self.choices = Choices(self, _Ask, LOST) if config.select else None
+        self.choices = Choices(self, Ask, LOST) if config.select else None
 
     # - surroundings -------------------------------------------------------------------------------
     def _memory(self, calm=False):
@@ -216,7 +216,7 @@ class Storm:
             formats=formats,
         )
         owner = 1 + session + c.sessions * int(rng.integers(14 // c.sessions))
-        tenant = _Tenant(session, owner, shape)
+        tenant = Tenant(session, owner, shape)
         self.device.open_session(session, shape, self._parameters(), owner=owner)
         if rng.random() < 0.5:  # policies side by side in one pool
             self._apply(tenant)
@@ -270,7 +270,7 @@ class Storm:
         rng = self.rng
         address = self.device.address(tenant.session, queue, page, kv, line)
         opcode = READ if rng.random() < 0.8 else int(M2SReq.MEM_RD_DATA)
-        ask = _Ask(opcode, address, tenant.owner, tenant=tenant, fmt=tenant.format_of(queue, kv))
+        ask = Ask(opcode, address, tenant.owner, tenant=tenant, fmt=tenant.format_of(queue, kv))
         kind = rng.random()
         if writes and kind < 0.9:
             ask.opcode, ask.data = (WRITE, PARTIAL)[int(kind < 0.25)], self._data()
@@ -299,25 +299,25 @@ class Storm:
         kind = rng.integers(7)
         if kind == 5:  # a prefetch hint for what cannot be fetched
             place = [address, d.addresses.hint_base, d.addresses.register_base, 1 << 51]
-            return _Ask(SPEC_READ, place[rng.integers(4)], int(rng.integers(16)))
+            return Ask(SPEC_READ, place[rng.integers(4)], int(rng.integers(16)))
         if kind == 6:  # registers and hint lines as anyone may read them
             at = d.addresses.register_base + 64 * int(rng.integers(256))
             at = at if rng.random() < 0.9 else d.addresses.hint_base
-            return _Ask(READ, at, int(rng.integers(16)))
+            return Ask(READ, at, int(rng.integers(16)))
         opcode, data = (READ, None) if rng.random() < 0.7 else (WRITE, self._data())
         if kind == 0:
-            return _Ask(opcode, 3 << self.config.aperture_bits, tenant.owner, data, refused=True)
+            return Ask(opcode, 3 << self.config.aperture_bits, tenant.owner, data, refused=True)
         if kind == 1 and tenant.shape.used_pages < self.config.pages:
             address = d.address(tenant.session, queue, self.config.pages - 1, 0, 0)
-            return _Ask(opcode, address, tenant.owner, data, refused=True)
+            return Ask(opcode, address, tenant.owner, data, refused=True)
         if kind == 2:  # a neighbour's
             owner = next(t.owner for t in (*self.tenants[::-1], tenant))
             if owner == tenant.owner:
                 owner = 15
-            return _Ask(opcode, address, owner, data, refused=True)
+            return Ask(opcode, address, owner, data, refused=True)
         if kind == 3:
-            return _Ask(int(rng.choice([3, 4, 7, 11, 15])), address, tenant.owner)
-        return _Ask(rwd(int(rng.choice([3, 4, 7, 15]))), address, tenant.owner, self._data())
+            return Ask(int(rng.choice([3, 4, 7, 11, 15])), address, tenant.owner)
+        return Ask(rwd(int(rng.choice([3, 4, 7, 15]))), address, tenant.owner, self._data())
 
     def _hint(self):
         rng, c = self.rng, self.config
@@ -346,7 +346,7 @@ class Storm:
             value |= entry << shift
             shift += ENTRY_BITS
         data = value.to_bytes(LINE_BYTES, "little")
-        return _Ask(WRITE, self.device.addresses.hint_base, tenant.owner, data)
+        return Ask(WRITE, self.device.addresses.hint_base, tenant.owner, data)
 
     def _release(self):
         """Hints that unpin every page."""
@@ -364,7 +364,7 @@ class Storm:
         offset = d.registers[name].offset
         data = np.zeros(8, "<u8")
         data[offset % 64 // 8] = value
-        return _Ask(
+        return Ask(
             PARTIAL,
             d.addresses.register_base + offset // 64 * 64,
             ld_id,
@@ -505,7 +505,7 @@ class Storm:
 
     def _judge(self, ask, response, data, exact):
         t = ask.tenant
-        truth = t.lines.get(ask.means or ask.address, ZEROS)
+        truth = t.lines.get(ask.address if ask.means is None else ask.means, ZEROS)
         self._count(response.name.lower())
         if response == Response.NXM:
             t.gone = True
@@ -553,7 +553,7 @@ class Storm:
             address = self.device.address(tenant.session, queue, page, kv, line)
             data = self._data() if opcode == WRITE else None
             fmt = tenant.format_of(queue, kv)
-            asks.append(_Ask(opcode, address, tenant.owner, data, tenant=tenant, fmt=fmt))
+            asks.append(Ask(opcode, address, tenant.owner, data, tenant=tenant, fmt=fmt))
         return asks
 
     def look(self, places=None) -> None:
