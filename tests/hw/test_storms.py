@@ -8,7 +8,7 @@ import pytest
 from kelp_rtl.program import READ, Response
 from kelp_spec.config import named
 from kelp_spec.formats import LINE_BYTES
-from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant
+from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, wide
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -47,6 +47,15 @@ def test_storms(weather):
     for seed in range(100, 130):
         storm = Storm(UNIT, seed, WEATHERS[weather]).run()
         assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_storm_over_640_queues():
+    """As many queues to a session as the large configurations have; 14 million cycles."""
+    storm = Storm(wide(640), 1, WEATHERS["fair"]).run()
+    assert not storm.silent, storm.silent[:3]
+    assert storm.seen["data"] > 10_000
 
 
 def test_a_line_that_changes_by_itself_is_silent():
