@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Mux, Signal
+from amaranth.hdl import Cat, Mux, Signal
 
 from kelp_spec.metadata import Event
 from kelp_spec.select import Refusal
@@ -17,15 +17,21 @@ __all__ = ["check", "query"]
 def check(control, m, s):
     """The doorbell's fields, and whether a token's lines divide a page's."""
     c, p, bell, held = control.config, control.parts, s.bell, s.held
-    lines = Signal(c.half_line_bits + 2)
+    # The page's lines over the token's, a bit of the quotient in each cycle.
+    left, steps = Signal.like(s.used_lines), Signal(range(len(s.used_lines) + 1))
+    rest, shifted = Signal(range(c.select_lines)), Signal(range(2 * c.select_lines + 1))
     newest_lines = Signal(bell.tokens.shape().width + 6)
     s.newest_lines, broken = Signal(c.half_line_bits + 1), Signal()
-    m.d.comb += [newest_lines.eq(bell.tokens * bell.lines[:6]), s.newest_lines.eq(newest_lines)]
+    m.d.comb += [
+        newest_lines.eq(bell.tokens * bell.lines[:6]),
+        s.newest_lines.eq(newest_lines),
+        shifted.eq(Cat(left[-1], rest)),
+    ]
     yield
     with m.State("BELL"):
-        m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken), lines.eq(0)]
-        m.d.sync += s.used_lines.eq(held.used_lines)
-        m.d.sync += s.host_type.eq(held.host_type)
+        m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken)]
+        m.d.sync += [left.eq(held.used_lines), steps.eq(0), rest.eq(0)]
+        m.d.sync += [s.used_lines.eq(held.used_lines), s.host_type.eq(held.host_type)]
         m.next = "CHECK"
     with m.State("CHECK"):
         m.next = "REFUSE"
@@ -49,10 +55,14 @@ def check(control, m, s):
             m.d.sync += s.refusal.eq(Refusal.PAGE)
         with m.Elif((bell.lines == 0) | (bell.lines > c.select_lines)):
             m.d.sync += s.refusal.eq(Refusal.LINES)
-        with m.Elif(lines < s.used_lines):
-            m.d.sync += lines.eq(lines + bell.lines)
+        with m.Elif(steps != len(left)):
+            m.d.sync += [
+                rest.eq(Mux(shifted >= bell.lines, shifted - bell.lines, shifted)),
+                left.eq(left << 1),
+                steps.eq(steps + 1),
+            ]
             m.next = "CHECK"
-        with m.Elif(lines != s.used_lines):
+        with m.Elif(rest != 0):
             m.d.sync += s.refusal.eq(Refusal.LINES)
         with m.Elif((newest_lines == 0) | (newest_lines > s.used_lines)):
             m.d.sync += s.refusal.eq(Refusal.TOKENS)
@@ -94,11 +104,15 @@ def query(control, m, s):
     stored = Signal(p.engine.layouts.stored_line)
     to = p.engine.i_query
     is_nan, taken = Signal(), Signal()
+    next_line = Mux(last_line, 0, line + 1)
+    next_head = Mux(last_line, head + 1, head)
     m.d.comb += [
         taken.eq(p.reader.i_query.valid & p.reader.i_query.ready),
         stored.payload.eq(got.p.payload),
         stored.scale.eq(got.p.scale),
-        p.window.query_line.eq(head * c.select_lines + line),
+        p.window.query_line.eq(
+            Mux(taken, next_head, head) * c.select_lines + Mux(taken, next_line, line)
+        ),
         p.reader.i_query.p.data.eq(p.window.query),
         p.reader.i_query.p.place.head.eq(head),
         p.reader.i_query.p.place.line.eq(line),
@@ -112,15 +126,13 @@ def query(control, m, s):
     m.d.comb += to.p.exponent.eq(exponent)
     yield
     with m.State("QUERY"):
-        # A row is there in the cycle after it is addressed.
+        # A row is there in the cycle after it is addressed: the next one's is, when one is taken.
         m.d.sync += asked.eq(1)
         m.d.comb += [p.reader.i_query.valid.eq(asked & ~sent), p.window.query_used.eq(taken)]
         with m.If(taken):
-            m.d.sync += [asked.eq(0), line.eq(Mux(last_line, 0, line + 1))]
-            with m.If(last_line):
-                m.d.sync += head.eq(Mux(last, 0, head + 1))
+            m.d.sync += [line.eq(next_line), head.eq(next_head)]
             with m.If(last):
-                m.d.sync += sent.eq(1)
+                m.d.sync += [sent.eq(1), head.eq(0)]
         with m.If(got.valid):
             m.d.sync += nan.eq(nan | is_nan)
             with m.If(got_last):
@@ -134,7 +146,8 @@ def query(control, m, s):
     with m.State("TURN"):
         # A SELECT that is under way holds slots of its queue, and of its layer, when it is over.
         waits = 0
-        for busy, of in ((p.engine.scores, p.engine.scored), (p.engine.chooses, p.engine.chosen)):
+        under_way = [(p.engine.scores[b], p.engine.scored[b]) for b in range(2)]
+        for busy, of in (*under_way, (p.engine.chooses, p.engine.chosen)):
             same = (of.block >> p.window.map.group_bits) == s.session
             other = (of.layer != bell.layer) | (of.queue == bell.queue)
             waits |= busy & same & ~of.speculative & other

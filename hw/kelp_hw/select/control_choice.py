@@ -28,8 +28,15 @@ def feed(control, m, s):
     the store, keys from the reader. Pages that are not there are counted, and perhaps asked of the
     prefetcher."""
     p, bell = control.parts, s.bell
-    engine, keys, request, of = p.engine, p.reader.o, p.engine.i.p, p.engine.scored
-    absent, found = Signal(), Signal(16)
+    engine, keys, request = p.engine, p.reader.o, p.engine.i.p
+    #: of each bank, how many were not there
+    absent, found = Signal(), [Signal(16, name=f"found_{b}") for b in range(2)]
+    asks, of = (scored(m, engine, bank) for bank in (engine.o_key.p.bank, keys.p.at.bank))
+
+    def squeue(context):
+        session = context.block >> p.window.map.group_bits
+        return session * control.config.queues + context.queue
+
     #: the page before is not asked for yet
     stalls = control.o_fetch.valid
     most = (1 << len(request.target)) - 1
@@ -60,18 +67,19 @@ def feed(control, m, s):
         engine.i_key.p.scale.eq(keys.p.scale),
         engine.i_key.p.line.eq(keys.p.at.line),
         engine.i_key.p.last.eq(keys.p.at.token_end),
-        engine.i_key.p.id.eq(Cat(keys.p.at.page, keys.p.at.page_end)),
+        engine.i_key.p.id.eq(Cat(keys.p.at.page, keys.p.at.page_end, keys.p.at.bank)),
         keys.ready.eq(Mux(s.building, s.build_ready, engine.i_key.ready & ~stalls)),
     ]
     with m.If(~s.building):
-        session = of.block >> p.window.map.group_bits
+        page = engine.o_key.p.page
         m.d.comb += [
-            p.reader.session.eq(session),
-            p.reader.squeue.eq(session * control.config.queues + of.queue),
-            p.reader.host_type.eq(of.host_type),
-            p.reader.token_lines.eq(of.token_lines),
-            s.asks.page.eq(engine.o_key.p),
-            s.asks.count.eq(Mux(engine.o_key.p == of.newest, of.newest_lines, of.used_lines)),
+            p.reader.session.eq(asks.block >> p.window.map.group_bits),
+            p.reader.squeue.eq(squeue(asks)),
+            p.reader.host_type.eq(asks.host_type),
+            p.reader.token_lines.eq(asks.token_lines),
+            p.reader.bank.eq(engine.o_key.p.bank),
+            s.asks.page.eq(page),
+            s.asks.count.eq(Mux(page == asks.newest, asks.newest_lines, asks.used_lines)),
             p.reader.i.valid.eq(engine.o_key.valid),
             engine.o_key.ready.eq(p.reader.i.ready),
         ]
@@ -81,19 +89,29 @@ def feed(control, m, s):
         m.d.sync += absent.eq((absent | ~keys.p.there) & ~keys.p.at.page_end)
         with m.If(keys.p.at.page_end & (absent | ~keys.p.there)):
             m.d.sync += [
-                found.eq(found + 1),
                 control.o_fetch.valid.eq(of.fetch | of.speculative),
-                control.o_fetch.p.squeue.eq(p.reader.squeue),
+                control.o_fetch.p.squeue.eq(squeue(of)),
                 control.o_fetch.p.page.eq(keys.p.at.page),
             ]
-    with m.If(engine.leaves):
-        m.d.sync += [s.absent.eq(found), found.eq(0)]
+            for b in range(2):
+                with m.If(keys.p.at.bank == b):
+                    m.d.sync += found[b].eq(found[b] + 1)
+    for b in range(2):
+        with m.If(engine.leaves & (engine.left == b)):
+            m.d.sync += [s.absent.eq(found[b]), found[b].eq(0)]
     yield
     with m.State("NAME"):
         m.d.comb += engine.i.valid.eq(1)
         with m.If(engine.i.ready):
             m.d.sync += s.block.eq(s.block + 1)
             m.next = "SCAN"
+
+
+def scored(m, engine, bank):
+    """What the SELECT in stage two is of whose keys have that bank."""
+    found = Signal(engine.chosen.shape())
+    m.d.comb += found.eq(Mux(bank, engine.scored[1].as_value(), engine.scored[0].as_value()))
+    return found
 
 
 def choose(control, m, s):
@@ -172,7 +190,7 @@ def choose(control, m, s):
                 m.d.comb += [s.told.eq(told), engine.o.ready.eq(~told)]
                 m.d.sync += [written.eq(0), held.eq(0), decided.eq(0), pages.eq(0)]
                 m.next = "HOLD"
-    m.d.comb += s.alone.eq(~engine.scores & ~engine.chooses & fsm.ongoing("HOLD"))
+    m.d.comb += s.alone.eq(~engine.scores.any() & ~engine.chooses & fsm.ongoing("HOLD"))
 
 
 def record(control, m, s, of, session):

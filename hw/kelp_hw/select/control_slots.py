@@ -24,6 +24,8 @@ def give_back(control, m, s):
     c, p = control.config, control.parts
     gather = p.gather
     slot, record, op = Signal(range(c.select + 1)), gather.found_queue, s.unhold.p
+    #: the next slot is read while this one's op is taken
+    goes_on = Signal()
     m.d.comb += [
         op.kind.eq(Op.UNHOLD),
         op.session.eq(s.session),
@@ -34,7 +36,7 @@ def give_back(control, m, s):
     with m.If(~s.writes):
         m.d.comb += [
             gather.squeue.eq(Cat(s.queue, s.session)),
-            gather.slot.eq(slot),
+            gather.slot.eq(slot + goes_on),
             gather.new_queue.generation.eq(record.generation + 1),
         ]
     yield
@@ -48,8 +50,10 @@ def give_back(control, m, s):
         m.d.sync += s.generation.eq(record.generation)
         with m.If(more):
             with m.If(s.unhold.ready | ~gather.found_slot.held):
+                m.d.comb += [goes_on.eq(1), gather.read.eq(~s.writes & (slot + 1 < record.count))]
                 m.d.sync += slot.eq(slot + 1)
-                m.next = "WALK"
+                with m.If(s.writes):
+                    m.next = "WALK"
         with m.Elif(~s.writes):
             m.d.sync += slot.eq(0)
             with m.If(record.count != 0):

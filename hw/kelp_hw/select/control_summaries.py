@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Signal
+from amaranth.hdl import Cat, Const, Signal
 
 from kelp_spec.metadata import Op
 
@@ -17,8 +17,11 @@ def summarise(control, m, s):
     c, p, newest = control.config, control.parts, s.bell.newest
     m.submodules.build = build = SummaryBuild(lines=c.select_lines, id_bits=c.page_bits)
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
-    at, asked, page = Signal(c.page_bits + 1, init=1), Signal(), Signal(c.page_bits)
-    complete, touched = Signal(), Signal()
+    page, complete, touched = Signal(c.page_bits), Signal(), Signal()
+    # Pages below `at` are judged, but for those of the row that is looked at, from `low` on.
+    at, low, asked = Signal(c.page_bits + 1, init=1), Signal(c.page_bits + 1), Signal()
+    row = store.row_bits
+    lacks, lacking = Signal(store.ROW), Signal(c.page_bits)
     looked = control.i_result
     m.d.comb += [
         s.build_ready.eq(build.i.ready),
@@ -32,9 +35,14 @@ def summarise(control, m, s):
         build.o.ready.eq(1),
         store.i_line.valid.eq(build.o.valid),
         store.i_line.p.eq(build.o.p),
-        store.look_page.eq(at),
+        store.look_row.eq(at[row:]),
         store.set_page.eq(page),
     ]
+    for k in reversed(range(store.ROW)):
+        each = Cat(Const(k, row), low[row : c.page_bits])
+        m.d.comb += lacks[k].eq(asked & ~store.holds[k] & (each >= low) & (each < newest))
+        with m.If(lacks[k]):
+            m.d.comb += lacking.eq(each)
     # What M3 decided before it saw the page's first line is in the line.
     with m.If(clear.valid & (clear.p.squeue == s.squeue) & (clear.p.page == page)):
         m.d.sync += touched.eq(1)
@@ -45,21 +53,16 @@ def summarise(control, m, s):
     yield
     with m.State("SUMMARISE"):
         m.d.comb += store.look.eq(1)
-        m.d.sync += [
-            asked.eq(at < newest),
-            page.eq(at),
-            at.eq(at + 1),
-            complete.eq(1),
-        ]
-        with m.If(asked & ~store.holds):
-            m.d.sync += [asked.eq(0), at.eq(page + 1), page.eq(page)]
+        m.d.sync += [asked.eq(at < newest), low.eq(at), at.eq((at | (store.ROW - 1)) + 1)]
+        with m.If(lacks.any()):
+            m.d.sync += [asked.eq(0), at.eq(lacking + 1), page.eq(lacking), complete.eq(1)]
             m.next = "BUILD"
-        with m.Elif((at >= newest) & ~asked):
+        with m.Elif(at >= newest):
             m.d.sync += [at.eq(1), asked.eq(0)]
             m.next = "NAME"
     with m.State("BUILD"):
         # The reader has the keys of one SELECT at a time.
-        with m.If(~p.engine.scores):
+        with m.If(~p.engine.scores.any()):
             m.d.comb += [
                 s.building.eq(1),
                 s.asks.page.eq(page),

@@ -31,7 +31,7 @@ class KeyScore(ScoredLines, wiring.Component):
     i : in, stream of stored_line
         The lines of a token, 0 … `last`, one token after another.
     i_query : in, always-ready stream of query_line
-        Into `put_bank`; of the bank in use only while `idle`.
+        Into `put_bank`; of the bank that was used last only while `idle`.
     bank, put_bank, scale : in
         As of LineScores.
     o : out, stream of scores

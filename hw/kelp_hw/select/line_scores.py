@@ -49,11 +49,10 @@ class LineScores(wiring.Component):
     Members
     -------
     i_query : in, always-ready stream of query_line
-        Into `put_bank`; of the bank in use only while `idle`.
-    bank, put_bank : in
-        Whose queries are meant, and whose come. `bank` holds still while tokens are inside.
-    scale : in
-        The same.
+        Into `put_bank`; of the bank that was used last only while `idle`.
+    put_bank : in
+    bank, scale : in
+        Of the line at `i`: whose queries it is scored by, and its token's scale.
     i : in, stream of line
         The lines of a token, 0 … `last`, one token after another.
     o : out, stream of scores
@@ -91,7 +90,10 @@ class LineScores(wiring.Component):
         for each in valid[1:]:
             busy |= each
         m.d.comb += self.idle.eq(~busy)
-        own = self.bank == self.put_bank
+        used = Signal.like(self.bank)
+        with m.If(self.i.valid):
+            m.d.sync += used.eq(self.bank)
+        own = Mux(self.i.valid, self.bank, used) == self.put_bank
         m.d.sync += Assert(~self.i_query.valid | self.idle | ~own, "a query changes under a line")
         self._check_order(m, moves)
 
@@ -101,6 +103,8 @@ class LineScores(wiring.Component):
         lasts = self._later(m, moves, line.last, "last", 6)
         firsts = self._later(m, moves, first, "first", 6)
         nans = self._later(m, moves, line.nan, "nan", 6)
+        factor = self._later(m, moves, self.scale.m, "factor", 7)[7]
+        by = self._later(m, moves, self.scale.sh, "by", 8)[8]
         with m.If(moves):
             m.d.sync += [
                 *(valid[k + 1].eq(valid[k]) for k in range(9) if k != 6),
@@ -129,7 +133,7 @@ class LineScores(wiring.Component):
             )
             with m.If(moves & valid[6]):
                 m.d.sync += raw.eq(Mux(firsts[6], 0, raw) + aligned)
-            self._scaled(m, head, moves, raw, nones[9])
+            self._scaled(m, head, moves, raw, factor, by, nones[9])
         return m
 
     def _later(self, m, moves, value, name, last, first=0):
@@ -210,14 +214,14 @@ class LineScores(wiring.Component):
             ]
         return aligned
 
-    def _scaled(self, m, head, moves, raw, none):
+    def _scaled(self, m, head, moves, raw, factor, by, none):
         """Stages 7 … 9: the token's sum times m · 2^−sh, clamped, at `o`."""
         product = Signal(signed(len(raw) + 17), name=f"scaled_{head}", reset_less=True)
         down = Signal.like(product, name=f"down_{head}", reset_less=True)
         with m.If(moves):
             m.d.sync += [
-                product.eq(raw * self.scale.m),
-                down.eq(product >> self.scale.sh),
+                product.eq(raw * factor),
+                down.eq(product >> by),
                 self.o.p.score[head].eq(
                     Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))
                 ),
@@ -277,13 +281,16 @@ class ScoredLines:
         line = Signal(self.layouts.line)
         self._block_form(m, line)
         m.d.comb += [
-            scores.scale.eq(self.scale),
-            scores.bank.eq(self.bank),
             scores.put_bank.eq(self.put_bank),
             self.i.ready.eq(~scores.i.valid | scores.i.ready),
             self.idle.eq(scores.idle & ~self.i.valid),
             *(line[name].eq(self.i.p[name]) for name in ("line", "last", "id")),
         ]
         with m.If(self.i.ready):
-            m.d.sync += [scores.i.valid.eq(self.i.valid), scores.i.p.eq(line)]
+            m.d.sync += [
+                scores.i.valid.eq(self.i.valid),
+                scores.i.p.eq(line),
+                scores.bank.eq(self.bank),
+                scores.scale.eq(self.scale),
+            ]
         return m

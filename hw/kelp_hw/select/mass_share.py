@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What share of its heads' attention each scored page has (docs/select.md, "Scores"). A list of one
-page and one head is answered after 51 cycles, one of n pages after `latency(n)`."""
+page and one head is answered after 31 cycles, one of n pages after `latency(n)`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .signatures import EXPONENT, SelectLayouts, checked
 __all__ = ["MassShare"]
 
 _MOST_SHIFT = 31
+_BITS = 2  #: of a reciprocal, in a cycle
 
 
 class MassShare(wiring.Component):
@@ -45,7 +46,7 @@ class MassShare(wiring.Component):
         The page's `id`, its `mass`, and whether it is the last.
     """
 
-    LATENCY = 51
+    LATENCY = 31
     INTERVAL = 1
 
     def __init__(self, *, heads: int, depth: int, id_bits: int):
@@ -104,7 +105,7 @@ class MassShare(wiring.Component):
                 for k in range(self.heads):
                     self._divide(m, s, k)
                 m.d.sync += s.steps.eq(s.steps + 1)
-                with m.If(s.steps == RECIPROCAL_BITS):
+                with m.If(s.steps == RECIPROCAL_BITS // _BITS):
                     m.d.sync += s.place.eq(0)
                     m.next = "SHARE"
             with m.State("SHARE"):
@@ -187,19 +188,26 @@ class MassShare(wiring.Component):
             m.d.sync += self.o.p.mass.eq(_sum(shares))
 
     def _divide(self, m, s, k):
-        """One bit of ⌊2^RECIPROCAL_BITS / whole⌋: the dividend is a one and zeros."""
+        """_BITS bits of ⌊2^RECIPROCAL_BITS / whole⌋. The dividend is a one, which goes alone, and
+        zeros."""
         whole, remainder, reciprocal = s.whole[k], s.remainder[k], s.reciprocal[k]
-        begins = s.steps == 0
-        shifted, fits = Signal(len(remainder) + 1, name=f"shifted_{k}"), Signal(name=f"fits_{k}")
-        m.d.comb += [
-            shifted.eq(Cat(begins, Mux(begins, 0, remainder))),
-            fits.eq(shifted >= whole),
-        ]
-        m.d.sync += [
-            remainder.eq(Mux(fits, shifted - whole, shifted)),
-            reciprocal.eq(Cat(fits, Mux(begins, 0, reciprocal[:-1]))),
-            Assert(whole != 0, "a page's mass is never nothing"),
-        ]
+        rest, bits = remainder, []
+        # Critical path: as many subtractions.
+        for n in range(_BITS):
+            shifted = Signal(len(remainder) + 1, name=f"shifted_{k}_{n}")
+            fits = Signal(name=f"fits_{k}_{n}")
+            after = Signal.like(remainder, name=f"after_{k}_{n}")
+            m.d.comb += [
+                shifted.eq(Cat(0, rest)),
+                fits.eq(shifted >= whole),
+                after.eq(Mux(fits, shifted - whole, shifted)),
+            ]
+            rest, bits = after, [fits, *bits]
+        m.d.sync += Assert(whole != 0, "a page's mass is never nothing")
+        with m.If(s.steps == 0):
+            m.d.sync += [remainder.eq(whole != 1), reciprocal.eq(whole == 1)]
+        with m.Else():
+            m.d.sync += [remainder.eq(rest), reciprocal.eq(Cat(*bits, reciprocal))]
 
 
 class _State:

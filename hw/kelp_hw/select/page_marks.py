@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The pages of lists, each once: marked in any order, given in ascending order (docs/select.md,
-"Scores"). A mark of each list in 2 cycles; then 1 page a cycle, and 2 cycles for each 32 places."""
+"Scores"). A mark of each list a cycle; then 1 page a cycle, and 2 more for each 32 places."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class PageMarks(wiring.Component):
     `last`; then gives each page once, the lowest first, and forgets them.
 
     Latency: `LATENCY` cycles from the last mark to the first page at `o` where it is among the
-    first 32; 2 more for each 32 before it. One mark of each list in `INTERVAL` cycles: a list has
-    rows of its own. Errors: marks beyond correction are fatal, since whoever waits for a page would
-    wait for ever; a reset in between leaves what was marked, so every list ends before it is used.
+    first 32; 2 more for each 32 before it. One mark of each list in a cycle (`INTERVAL`): a list
+    has rows of its own. Errors: marks beyond correction are fatal, since whoever waits for a page
+    would wait for ever; a reset in between leaves what was marked, so every list ends before it is
+    used.
 
     Parameters
     ----------
@@ -44,8 +45,8 @@ class PageMarks(wiring.Component):
     fault : out, BlockFault
     """
 
-    LATENCY = 3
-    INTERVAL = 2
+    LATENCY = 4
+    INTERVAL = 1
 
     def __init__(self, *, pages: int, lists: int, protect: bool = False):
         self.pages = checked("pages", pages, 2 * _ROW, 1 << 20)
@@ -116,24 +117,27 @@ class PageMarks(wiring.Component):
         return m
 
     def _list(self, m, k, s):
-        """The rows of a list: a page's row is read in a cycle, and written in the next."""
+        """The rows of a list: a page's row is read in a cycle, and written in the next, in which
+        the next page's is read, as written where it is the same."""
         low = (_ROW - 1).bit_length()
         m.submodules[f"rows_{k}"] = rows = ProtectedMemory(
             depth=self.pages // _ROW, shape=_ROW, protect=self.protect
         )
         i = self.i[k]
         sets, over, ended = Signal(name=f"sets_{k}"), Signal(name=f"over_{k}"), Signal()
+        mark = Signal.like(i.p, name=f"mark_{k}")
         m.d.comb += [
             rows.read_en.eq(1),
             rows.read_address.eq(Mux(s.marks, i.p.page[low:], s.place)),
             rows.write_en.eq(s.wipes | sets),
-            rows.write_address.eq(Mux(s.marks, i.p.page[low:], s.place)),
-            rows.write_data.eq(Mux(s.marks, rows.read_data | (1 << i.p.page[:low]), 0)),
-            i.ready.eq(sets),
-            ended.eq(over | (sets & i.p.last)),
+            rows.write_address.eq(Mux(s.marks, mark.page[low:], s.place)),
+            rows.write_data.eq(Mux(s.marks, rows.read_data | (1 << mark.page[:low]), 0)),
+            i.ready.eq(s.marks & ~ended),
+            ended.eq(over | (sets & mark.last)),
         ]
         m.d.sync += [
-            sets.eq(s.marks & i.valid & ~sets & ~over),
+            sets.eq(i.valid & i.ready),
+            mark.eq(i.p),
             over.eq(ended & ~s.over),
         ]
-        return SimpleNamespace(rows=rows, sets=sets, at=i.p.page[low:], ended=ended)
+        return SimpleNamespace(rows=rows, sets=sets, at=mark.page[low:], ended=ended)

@@ -21,8 +21,8 @@ __all__ = ["PageReader"]
 
 class PageReader(wiring.Component):
     """Sends a LOOK for each line of the K halves it is asked for, and gives the lines in that
-    order. A line of a page that is not resident when its LOOK is decided has a NaN, as has a
-    poisoned one.
+    order; those of one choice may be asked for while lines of the one before are on their way. A
+    line of a page that is not resident when its LOOK is decided has a NaN, as has a poisoned one.
     Lines of a query it brings into the same form, before lines of keys that wait.
 
     Latency: a line's way through M0, memory and the data path, and `LATENCY` cycles more. One line
@@ -36,9 +36,9 @@ class PageReader(wiring.Component):
 
     Members
     -------
-    session, squeue, host_type, token_lines : in
-        Whose pages; `token_lines` is one less than the lines of a token. They hold still while
-        lines are inside.
+    session, squeue, host_type, token_lines, bank : in
+        Of the page at `i`; `token_lines` is one less than the lines of a token, and `bank` comes
+        back with them.
     query_host_type : in
         Of `i_query`.
     i : in, stream
@@ -53,7 +53,7 @@ class PageReader(wiring.Component):
         The data path's answers to LOOKs; always taken.
     o : out, stream
         A line of a page: payload and scale of int8, its place in the token, whether it ends token
-        or page, and whether its page was `there`.
+        or page, its `bank`, and whether its page was `there`.
     o_query : out, stream
         A line of a query, the same.
     idle : out
@@ -73,8 +73,10 @@ class PageReader(wiring.Component):
                 "line": range(c.select_lines),
                 "token_end": 1,
                 "page_end": 1,
+                "bank": 1,
             }
         )
+        self.asked = data.StructLayout({"at": self.at, "host_type": 1})
         self.place = data.StructLayout(
             {"head": range(c.select_heads), "line": range(c.select_lines)}
         )
@@ -86,6 +88,7 @@ class PageReader(wiring.Component):
                 "host_type": In(1),
                 "query_host_type": In(1),
                 "token_lines": In(range(c.select_lines)),
+                "bank": In(1),
                 "i": In(
                     stream.Signature(
                         data.StructLayout({"page": c.page_bits, "count": c.half_line_bits + 1})
@@ -116,7 +119,7 @@ class PageReader(wiring.Component):
         def queue(shape):
             return ProtectedFifo(shape=shape, depth=depth, protect=c.protect)
 
-        m.submodules.asked, m.submodules.found = asked, found = queue(self.at), queue(1)
+        m.submodules.asked, m.submodules.found = asked, found = queue(self.asked), queue(1)
         m.submodules.lines = lines = queue(LINE_BITS)
         carried = data.StructLayout({"query": 1, "place": self.place, "at": self.at, "there": 1})
         m.submodules.quantiser = quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes)
@@ -133,6 +136,7 @@ class PageReader(wiring.Component):
             at.line.eq(in_token),
             at.token_end.eq(token_end),
             at.page_end.eq(page_end),
+            at.bank.eq(self.bank),
             self.o_op.valid.eq(self.i.valid & (waits | (inside != depth))),
             op.kind.eq(Op.LOOK),
             op.session.eq(self.session),
@@ -142,7 +146,8 @@ class PageReader(wiring.Component):
             op.origin.look.eq(1),
             issues.eq(self.o_op.valid & self.o_op.ready),
             self.i.ready.eq(issues & page_end),
-            asked.w_data.eq(at),
+            asked.w_data.at.eq(at),
+            asked.w_data.host_type.eq(self.host_type),
             asked.w_en.eq(issues),
         ]
         m.d.sync += [
@@ -184,11 +189,11 @@ class PageReader(wiring.Component):
                     Mux(found.r_data & ~lines.fault.uncorrected, lines.r_data, ~0),
                 )
             ),
-            into.p.host_type.eq(Mux(asks, self.query_host_type, self.host_type)),
+            into.p.host_type.eq(Mux(asks, self.query_host_type, asked.r_data.host_type)),
             into.p.format.eq(Format.INT8),
             meta.query.eq(asks),
             meta.place.eq(query.p.place),
-            meta.at.eq(asked.r_data),
+            meta.at.eq(asked.r_data.at),
             meta.there.eq(found.r_data),
             leaves.eq(ready & into.ready & ~asks),
             asked.r_en.eq(leaves),

@@ -29,9 +29,9 @@ class SelectEngine(wiring.Component):
     keys, and chooses. The lines of a page whose keys are not at hand have a NaN; such a page has no
     mass, and no page without mass is chosen for it.
 
-    Three parts work at once, each on a request of its own, in the order of requests: stage one with
-    the names, stage two, and masses with the choice. The first page's keys are asked for while
-    stage one runs.
+    Three parts work at once, in the order of requests: stage one with the names on one request,
+    stage two on two, masses with the choice on one. The first page's keys are asked for while stage
+    one runs; those of a request as soon as the last of the one before are asked for.
 
     Latency: `LATENCY` cycles from a request for page 0 alone, of one line and one head, to that
     page at `o`, where keys are answered in the cycle after they are asked for; in general that of
@@ -61,27 +61,29 @@ class SelectEngine(wiring.Component):
         Of the request that comes next, before it is offered.
     i : in, stream
         The newest page, how many are chosen at `most`, the `target` of the heads' masses together,
-        the scale of scores, and the `context`. Taken when its pages are named and stage two has
-        begun.
+        the scale of scores, and the `context`. Taken when its pages are named, stage two
+        has begun, and the request before it has left that.
     o_summary, i_summary : out, stream of pages; in, stream of summary_line
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
-        Pages asked for, and the lines of the tokens of their keys in that order. `id` is the page,
-        and above it whether the token is the page's last. The pages of a request are asked for when
-        the last key of the one before has been scored.
+        Pages asked for, each with its request's `bank`, and the lines of the tokens of their keys
+        in that order. `id` is the page, above it whether the token is the page's last, and above
+        that the bank. Requests take the banks in turn.
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`.
-    scores, scored, leaves : out
-        A request is in stage two, its context, and in the last cycle of it `leaves`: none of its
-        keys is inside any more.
+    scores, scored : out
+        Of each bank: a request is in stage two, and its context.
+    leaves, left : out
+        In the last cycle of a request in stage two, and its bank: none of its keys is inside any
+        more.
     chooses, chosen : out
         A request is behind it, from then until its last item is taken at `o`, and its context.
     fault : out, BlockFault
     """
 
-    LATENCY = 67
-    INTERVAL = 54
+    LATENCY = 47
+    INTERVAL = 34
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class SelectEngine(wiring.Component):
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
         self.share = MassShare(heads=heads, depth=self.depth, id_bits=bits)
         self.choice = Choice(depth=most, mass_bits=self.share.mass_bits, id_bits=bits)
-        keys = SelectLayouts(heads=heads, lines=lines, id_bits=bits + 1)
+        keys = SelectLayouts(heads=heads, lines=lines, id_bits=bits + 2)
         self.request = data.StructLayout(
             {
                 "newest": bits,
@@ -118,12 +120,13 @@ class SelectEngine(wiring.Component):
                 "i": In(stream.Signature(self.request)),
                 "o_summary": Out(stream.Signature(bits)),
                 "i_summary": In(stream.Signature(self.layouts.summary_line)),
-                "o_key": Out(stream.Signature(bits)),
+                "o_key": Out(stream.Signature(data.StructLayout({"page": bits, "bank": 1}))),
                 "i_key": In(stream.Signature(keys.stored_line)),
                 "o": Out(stream.Signature(self.choice.o.p.shape())),
-                "scores": Out(1),
-                "scored": Out(context),
+                "scores": Out(2),
+                "scored": Out(data.ArrayLayout(context, 2)),
                 "leaves": Out(1),
+                "left": Out(1),
                 "chooses": Out(1),
                 "chosen": Out(context),
                 "fault": Out(BlockFault),
@@ -137,7 +140,7 @@ class SelectEngine(wiring.Component):
         m.submodules.choice = self.choice
         sizes = {"heads": self.heads, "lines": self.lines}
         m.submodules.bounds = bounds = SummaryScore(**sizes, id_bits=bits)
-        m.submodules.key_scores = scores = KeyScore(**sizes, id_bits=bits + 1, banks=2)
+        m.submodules.key_scores = scores = KeyScore(**sizes, id_bits=bits + 2, banks=2)
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.
         m.submodules.names = names = ProtectedFifo(
@@ -153,7 +156,7 @@ class SelectEngine(wiring.Component):
         #: the request at `i` has gone to stage two; the queries' place there
         handed, bank = Signal(), Signal()
         m.d.comb += [bounds.scale.eq(self.i.p.scale), scores.put_bank.eq(bank)]
-        self._name(m, bounds, unscored, names, handed)
+        self._name(m, bounds, unscored, names, handed, bank)
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += bank.eq(~bank)
         self._score(m, scores, unscored, names, handed, bank)
@@ -163,7 +166,7 @@ class SelectEngine(wiring.Component):
         return m
 
     # - stage one, and names -----------------------------------------------------------------------
-    def _name(self, m, bounds, unscored, names, handed):
+    def _name(self, m, bounds, unscored, names, handed, bank):
         """Bounds of all pages to the lists of the heads; then of those named again, for what is not
         scored."""
         newest, marks = self.i.p.newest, self.marks
@@ -231,7 +234,8 @@ class SelectEngine(wiring.Component):
                     m.d.sync += named.eq(0)
                     m.next = "HAND"
             with m.State("HAND"):
-                with m.If(handed):
+                # The next one's queries take the place of the one before.
+                with m.If(handed & ~self.scores.bit_select(~bank, 1)):
                     m.d.comb += self.i.ready.eq(1)
                     m.next = "WAIT"
 
@@ -265,7 +269,16 @@ class SelectEngine(wiring.Component):
         pages, those to the shares."""
         bits, share = self.page_bits, self.share
         m.submodules.mass = mass = PageMass(heads=self.heads, id_bits=bits)
-        request, own_bank = Signal(self.request), Signal()
+        requests = [Signal(self.request, name=f"request_{b}") for b in range(2)]
+
+        def of(which, name):
+            found = Signal(self.request, name=name)
+            m.d.comb += found.eq(Mux(which, requests[1].as_value(), requests[0].as_value()))
+            return found
+
+        #: whose keys are asked for, are scored now, and whose masses come next
+        asks, key_bank, oldest = Signal(), self.i_key.p.id[bits + 1], Signal()
+        asked, request = of(asks, "asked"), of(oldest, "request")
         newest, page, taken = request.newest, mass.o.p.id, Signal()
         few = newest <= 1  # nothing is named
         chosen = Signal(self.request)
@@ -273,8 +286,8 @@ class SelectEngine(wiring.Component):
         last = page == newest
         goes = ~last | ((few | unscored.o.valid) & ~self.chooses)
         m.d.comb += [
-            scores.bank.eq(own_bank),
-            scores.scale.eq(request.scale),
+            scores.bank.eq(key_bank),
+            scores.scale.eq(of(key_bank, "of_key").scale),
             mass.i.valid.eq(scores.o.valid),
             scores.o.ready.eq(mass.i.ready),
             mass.i.p.score.eq(scores.o.p.score),
@@ -291,38 +304,44 @@ class SelectEngine(wiring.Component):
         ]
         with m.If(handed & self.i.ready):
             m.d.sync += handed.eq(0)
-        with m.FSM() as fsm:
+        begins = Signal()
+        with m.FSM():
             with m.State("WAIT"):
-                with m.If(self.i.valid & ~handed):
-                    m.d.sync += [request.eq(self.i.p), own_bank.eq(bank), handed.eq(1)]
+                m.d.comb += begins.eq(self.i.valid & ~handed)
+                with m.If(begins):
+                    m.d.sync += [asks.eq(bank), handed.eq(1)]
                     m.next = "FIRST"
             with m.State("FIRST"):
                 m.d.comb += self.o_key.valid.eq(1)
                 with m.If(self.o_key.ready):
                     m.next = "NAMED"
-                    with m.If(few):
+                    with m.If(asked.newest <= 1):
                         m.next = "NEWEST"
-                    with m.If(newest == 0):
-                        m.next = "LAST"
+                    with m.If(asked.newest == 0):
+                        m.next = "WAIT"
             with m.State("NAMED"):
                 m.d.comb += [
                     self.o_key.valid.eq(names.r_rdy),
-                    self.o_key.p.eq(names.r_data.page),
+                    self.o_key.p.page.eq(names.r_data.page),
                     names.r_en.eq(self.o_key.ready),
                 ]
                 with m.If(names.r_rdy & self.o_key.ready & names.r_data.last):
                     m.next = "NEWEST"
             with m.State("NEWEST"):
-                m.d.comb += [self.o_key.valid.eq(1), self.o_key.p.eq(newest)]
+                m.d.comb += [self.o_key.valid.eq(1), self.o_key.p.page.eq(asked.newest)]
                 with m.If(self.o_key.ready):
-                    m.next = "LAST"
-            with m.State("LAST"):
-                with m.If(taken):
                     m.next = "WAIT"
+        for b in range(2):
+            m.d.comb += self.scored[b].eq(requests[b].context)
+            with m.If(begins & (bank == b)):
+                m.d.sync += [requests[b].eq(self.i.p), self.scores[b].eq(1)]
+            with m.If(taken & (oldest == b)):
+                m.d.sync += self.scores[b].eq(0)
+        m.d.sync += oldest.eq(oldest ^ taken)
         m.d.comb += [
-            self.scores.eq(~fsm.ongoing("WAIT")),
-            self.scored.eq(request.context),
+            self.o_key.p.bank.eq(asks),
             self.leaves.eq(taken),
+            self.left.eq(oldest),
             self.chosen.eq(chosen.context),
         ]
         self._choose(m, chosen, taken, request)

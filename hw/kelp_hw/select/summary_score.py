@@ -33,7 +33,7 @@ class SummaryScore(ScoredLines, wiring.Component):
     i : in, stream of summary_line
         The lines of a summary, 0 … `last`, one page after another.
     i_query : in, always-ready stream of query_line
-        Into `put_bank`; of the bank in use only while `idle`.
+        Into `put_bank`; of the bank that was used last only while `idle`.
     bank, put_bank, scale : in
         As of LineScores.
     o : out, stream of scores

@@ -4,7 +4,7 @@ cycle out, 2 cycles after its page is asked for."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -25,8 +25,9 @@ class SummaryStore(wiring.Component):
     is looked at, nor a line of one that was made of fewer.
 
     Latency: `LATENCY` cycles from a page at `i` to its first line at `o`; one line in each cycle
-    (`INTERVAL`). A look is answered in the next cycle. Clearing goes first: `set` waits for a cycle
-    without it. After reset `ready` rises when no summary holds, `config.page_words` cycles later.
+    (`INTERVAL`). A look is answered in the next cycle, of `ROW` pages. Clearing goes first: `set`
+    waits for a cycle without it. After reset `ready` rises when no summary holds,
+    `config.page_words / ROW` cycles later.
     No error cases; a summary only advises, and has no check bits.
 
     Parameters
@@ -38,9 +39,9 @@ class SummaryStore(wiring.Component):
     squeue, token_lines : in
         Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile.
     i_clear : in, always-ready stream of page
-    look, look_page, holds : in, in, out
-        `holds` says whether that of the page that was looked at in the cycle before does, for
-        tokens of `token_lines`.
+    look, look_row, holds : in, in, out
+        `holds` says of each page whose number's upper bits were looked at in the cycle before
+        whether its summary does, for tokens of `token_lines`; bit k of page `ROW · look_row + k`.
     set, set_page, set_done : in, in, out
         The summary of `set_page` holds for them; `set_done` says in the same cycle that it was
         noted.
@@ -53,6 +54,7 @@ class SummaryStore(wiring.Component):
 
     LATENCY = 2
     INTERVAL = 1
+    ROW = 8  #: pages that are looked at together
 
     def __init__(self, *, config: Config):
         self.config = c = config
@@ -60,14 +62,15 @@ class SummaryStore(wiring.Component):
             heads=c.select_heads, lines=c.select_lines, id_bits=c.page_bits
         )
         line = self.layouts.summary_line
+        self.row_bits = (self.ROW - 1).bit_length()
         super().__init__(
             {
                 "squeue": In(c.squeue_bits),
                 "token_lines": In(range(c.select_lines)),
                 "i_clear": In(stream.Signature(Layouts(c).page, always_ready=True)),
                 "look": In(1),
-                "look_page": In(c.page_bits),
-                "holds": Out(1),
+                "look_row": In(c.page_bits - self.row_bits),
+                "holds": Out(self.ROW),
                 "set": In(1),
                 "set_page": In(c.page_bits),
                 "set_done": Out(1),
@@ -83,36 +86,42 @@ class SummaryStore(wiring.Component):
         c, bits = self.config, self.config.page_bits
         width = 2 * ELEMENTS * SUMMARY_BITS + BLOCK_EXPONENT_BITS
         m.submodules.rows = rows = Sram(depth=c.page_words * c.select_lines, shape=width)
-        m.submodules.lines = held = Sram(depth=c.page_words, shape=range(c.select_lines + 1))
+        held = [
+            Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1))
+            for _ in range(self.ROW)
+        ]
 
         def page_word(squeue, page):
             return (squeue << bits) | page
 
         # - which of them hold ---------------------------------------------------------------------
-        scrub = Signal(range(c.page_words))
+        scrub = Signal(range(c.page_words // self.ROW))
         clear = self.i_clear
+        word = Signal(range(c.page_words))
         m.d.comb += [
-            held.read_en.eq(self.look),
-            held.read_address.eq(page_word(self.squeue, self.look_page)),
-            self.holds.eq(held.read_data == self.token_lines + 1),
-            held.write_en.eq(~self.ready | clear.valid | self.set),
             self.set_done.eq(self.ready & ~clear.valid),
-            held.write_data.eq(Mux(self.set_done, self.token_lines + 1, 0)),
-            held.write_address.eq(
+            word.eq(
                 Mux(
-                    ~self.ready,
-                    scrub,
-                    Mux(
-                        clear.valid,
-                        page_word(clear.p.squeue, clear.p.page),
-                        page_word(self.squeue, self.set_page),
-                    ),
+                    clear.valid,
+                    page_word(clear.p.squeue, clear.p.page),
+                    page_word(self.squeue, self.set_page),
                 )
             ),
         ]
+        for k, lines in enumerate(held):
+            m.submodules[f"lines_{k}"] = lines
+            own = (clear.valid | self.set) & (word[: self.row_bits] == k)
+            m.d.comb += [
+                lines.read_en.eq(self.look),
+                lines.read_address.eq(Cat(self.look_row, self.squeue)),
+                self.holds[k].eq(lines.read_data == self.token_lines + 1),
+                lines.write_en.eq(~self.ready | own),
+                lines.write_data.eq(Mux(self.set_done, self.token_lines + 1, 0)),
+                lines.write_address.eq(Mux(self.ready, word[self.row_bits :], scrub)),
+            ]
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
-            with m.If(scrub == c.page_words - 1):
+            with m.If(scrub == c.page_words // self.ROW - 1):
                 m.d.sync += self.ready.eq(1)
         m.d.sync += Assert(self.ready | ~clear.valid, "a key is written before the scrub is over")
 

@@ -93,6 +93,32 @@ def test_lines():
         assert t.item.scale == scale[0]
 
 
+def test_two_choices_are_inside_at_once():
+    """Each line is of the bank, and in the host type, with which its page was asked for."""
+    dut = PageReader(config=CONFIG)
+
+    def watch(ctx):
+        second = ctx.get(dut.i.p.page) > 49
+        ctx.set(dut.bank, second)
+        ctx.set(dut.host_type, int(HostType.BF16 if second else HostType.FP16))
+        ctx.set(dut.squeue, 6 - second)
+
+    pages = [(4, 4), (5, 4), (50, 4), (51, 4)]
+    seen = run(pages, dut=dut, watch=watch)
+    assert [(t.item.page, t.item.squeue) for t in seen["o_op"]][6:10] == [(5, 6)] * 2 + [
+        (50, 5)
+    ] * 2
+    assert seen["o_op"][8].taken < seen["o"][0].taken
+    places = ((page, line) for page, _ in pages for line in range(4))
+    for t, (page, line) in zip(seen["o"], places, strict=True):
+        second = page > 49
+        assert (t.item.at.page, t.item.at.bank) == (page, second)
+        host_type = HostType.BF16 if second else HostType.FP16
+        payload, scale = codec.encode(rows(page)[line : line + 1], host_type, Format.INT8)
+        assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
+        assert t.item.scale == scale[0]
+
+
 def test_a_line_beyond_correction_is_nan():
     """Two bits flip in some lines as soon as they wait for the quantiser: none is scored."""
     dut, faults = Opened(), Counter()

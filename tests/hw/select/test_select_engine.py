@@ -40,10 +40,10 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
             for line in summaries[page * lines : (page + 1) * lines]:
                 yield "i_summary", line
         if path == "o_key":
-            page = int(item)
+            page = item.page
             for n in range(tokens * lines):
-                end = n // lines == tokens - 1
-                yield "i_key", keys[page * tokens * lines + n] | {"id": page | end * PAGES}
+                place = page | PAGES * (n // lines == tokens - 1) | 2 * PAGES * item.bank
+                yield "i_key", keys[page * tokens * lines + n] | {"id": place}
 
     def after(path, item):
         if path == "i_query":
@@ -124,16 +124,21 @@ def test_cycles_are_those_of_the_formula():
     seen, _ = run(group, requests(group, [pages - 1] * 3), quota=quota, cycles=900)
     scored, first = [], []
     for asked in seen["o_key"]:
-        scored += [0] * (asked.item == 0)
+        scored += [0] * (asked.item.page == 0)
         scored[-1] += 1
     for chosen in seen["o"]:
         if not chosen.item.none and chosen.item.id == 0:
             first.append(chosen.offered)
-    one = (pages - 2) * lines + 2 * quota
+    one = (pages - 2) * lines + quota
     two = [(count - 1) * tokens * lines for count in scored]  # page 0's keys come meanwhile
-    masses = [count + 50 + heads for count in scored]
+    masses = [count + 30 + heads for count in scored]
     took = first[0] - seen["i"][0].offered
     assert len(first) == 3 and one + two[0] + masses[0] < took < one + two[0] + masses[0] + 60
+    # Pages of the second choice are asked for while keys of the first are to come.
+    asked = next(t.offered for t in seen["o_key"] if t.item.bank)
+    assert (
+        asked < max(t.taken for t in seen["i_key"][: scored[0] * tokens * lines]) - tokens * lines
+    )
     for n in (1, 2):
         longest = max(one + scored[n] * lines, two[n] + tokens * lines)
         apart = first[n] - first[n - 1] - masses[n] + masses[n - 1]

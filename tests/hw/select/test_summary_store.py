@@ -51,17 +51,19 @@ def test_latency_and_interval():
 
 
 def test_a_summary_holds_until_it_is_cleared():
-    found = []
+    found, rows = [], []
 
     async def steps(ctx, dut):
         await ready(ctx, dut)
 
         async def holds(page):
             ctx.set(dut.look, 1)
-            ctx.set(dut.look_page, page)
+            ctx.set(dut.look_row, page // dut.ROW)
             await ctx.tick()
             ctx.set(dut.look, 0)
-            found.append(ctx.get(dut.holds))
+            row = ctx.get(dut.holds)
+            found.append(row >> page % dut.ROW & 1)
+            rows.append(row)
 
         async def change(sets=None, clears=None):
             ctx.set(dut.set, sets is not None)
@@ -90,3 +92,5 @@ def test_a_summary_holds_until_it_is_cleared():
 
     pump(SummaryStore(config=CONFIG), Ends(sends={}, takes=(), before=steps), cycles=1)
     assert found == [0, 1, 0, 0, 0, 1, 0]
+    # Each page of a row has its own: 3 is in the first, 9 in the second.
+    assert rows == [0, 8, 0, 0, 0, 2, 0]
