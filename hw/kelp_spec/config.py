@@ -415,6 +415,7 @@ NAMED: dict[str, Config] = {
             candidates=4,
             select=32,
             select_lines=1,
+            select_quota=8,
             select_groups=2,
             select_looks=128,
         ),

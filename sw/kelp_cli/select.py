@@ -64,7 +64,8 @@ def select(
     quotas: Annotated[
         str,
         typer.Option(
-            help="Pages that each query head names, with commas between; of TRACE the first."
+            help="Pages that each query head names, with commas between; of TRACE the first; with "
+            + "--rtl the configuration's when left out."
         ),
     ] = "16,32",
     most: Annotated[
@@ -139,7 +140,10 @@ def select(
         from .select_worth import Asked, worth
 
         asked = Asked(model, traces, tokens, first, residency, wait_above, policy, guess, warm)
-        worth(asked, chosen[0], most, json, lists, page, config if rtl else None)
+        quota = chosen[0]
+        if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
+            quota = None
+        worth(asked, quota, most, json, lists, page, config if rtl else None)
         return
     tokens, first = tokens or 2048, 1792 if first is None else first
     if not first < tokens - 1:

@@ -11,7 +11,7 @@ import numpy as np
 from kelp_rtl.replay.choices import Asked, Chosen, choices
 from kelp_sim.select.decode import ONE, Device, Run, decode
 from kelp_sim.select.readers import scale_of
-from kelp_sim.select.timing import RTL, Busy, Choice, Shape, Timing
+from kelp_sim.select.timing import RTL, Choice, Shape, Timing
 from kelp_spec.config import Config, ConfigError, named
 
 from .output import UserError, console, progress_bar, write_json
@@ -127,12 +127,13 @@ def by_the_model(
     """Cycles of each layer, and from its first doorbell to each answer, of the decisions that were
     `found`."""
     cycles, select = np.zeros(found.cycles.shape), np.zeros(found.select.shape)
+    rung = timing.written(shape) + timing.window * timing.asked(shape)
     counts, slots = found.pages.sum(axis=-1), 0
     for step, layer in np.ndindex(cycles.shape):
         newest, tokens = divmod(first + step, shape.page_tokens)
-        heads, busy = [], Busy(0, 0, 0)
+        clock = timing.begin(shape, device.quota, device.most)
         for head in range(shape.kv_heads):
-            place, before = (step, layer, head), busy.rest
+            place = step, layer, head
             did = Choice(
                 pages=newest + 1,
                 candidates=int(found.candidates[place]),
@@ -141,16 +142,15 @@ def by_the_model(
                 rebuilt=int(found.rebuilt[place]),
                 released=0 if head else slots,
             )
-            busy = timing.serve(busy, shape, did, device.quota)
-            select[place] = busy.rest
-            lines = timing.page_lines(shape, did.chosen, tokens + 1)
-            heads.append((busy.rest - before, lines))
-        cycles[step, layer] = timing.layer(shape, heads, device.most)
+            select[place] = clock.serve(did) - rung
+        cycles[step, layer] = clock.over()
         slots = int(counts[step, layer].sum())
     return cycles, select
 
 
-def rtl(model, documents: Sequence, device: Device, config: str, warm: int, json) -> None:
+def rtl(
+    model, documents: Sequence, quota: int | None, most: int, config: str, warm: int, json
+) -> None:
     """Measure, show, and write what was asked for; exit status 1 where an answer is wrong."""
     try:
         sizes = named(config)
@@ -158,11 +158,12 @@ def rtl(model, documents: Sequence, device: Device, config: str, warm: int, json
         raise UserError(str(error)) from None
     if not sizes.select:
         raise UserError(f"--config {config}: it chooses no pages; legal: trace_select, or another")
-    if device.quota != sizes.select_quota:
+    if quota not in (None, sizes.select_quota):
         raise UserError(
-            f"--quotas {device.quota} is not the device's; legal: {sizes.select_quota}, which "
+            f"--quotas {quota} is not the device's; legal: {sizes.select_quota}, which "
             + f"configuration {config} has"
         )
+    device = Device(quota=sizes.select_quota, most=most)
     held = []
     with progress_bar() as bar:
         for name, ids, first in documents:

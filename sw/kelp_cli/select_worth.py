@@ -27,8 +27,11 @@ class Asked:
     warm: int
 
 
-def worth(asked: Asked, quota: int, most: int, json, lists, page, config: str | None) -> None:
-    """Measure, and show or write what was asked for; with a `config` on its RTL."""
+def worth(
+    asked: Asked, quota: int | None, most: int, json, lists, page, config: str | None
+) -> None:
+    """Measure, and show or write what was asked for; with a `config` on its RTL, whose `quota` it
+    is where none is given."""
     from kelp_sim.lab.recorder import RecorderError
     from kelp_sim.quality.llama import ModelError
     from kelp_sim.quality.tokens import TokenizerError
@@ -57,7 +60,7 @@ def worth(asked: Asked, quota: int, most: int, json, lists, page, config: str | 
     if config is not None:
         from .select_rtl import rtl
 
-        rtl(loaded, documents, Device(quota=quota, most=most), config, asked.warm, json)
+        rtl(loaded, documents, quota, most, config, asked.warm, json)
         return
     device = Device(
         quota=quota,

@@ -88,7 +88,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
         ((small, "--rtl", "--residency", "0.5"), "--residency goes without --rtl"),
         ((small, "--config", "trace_select"), "--config goes with --rtl"),
-        ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 16"),
+        ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 8"),
         ((small, "--rtl", "--config", "trace"), "--config trace: it chooses no pages"),
     ):
         done = kelp("select", *options, "--model", MODEL)

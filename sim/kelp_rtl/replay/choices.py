@@ -28,13 +28,15 @@ from kelp_spec.select import (
 )
 
 from ..device import Descriptor, Driver, MemoryTiming, Pressure
-from ..program import Program, Response
+from ..program import Program, Response, Result
 from .job import EXAMPLES
 
 __all__ = ["Asked", "Chosen", "choices"]
 
 #: looks at an answer, each some 20 cycles, before a SELECT counts as lost
 _POLLS = 10_000
+#: gathered lines between two looks at the next head's answer
+_STRIDE = 32
 _DONE, _HELD = Response.DATA, SlotState.HELD
 
 
@@ -82,6 +84,48 @@ class _Region(SelectRegion):
         return super()._look(session, squeue, page, count, lines)
 
 
+@dataclass(eq=False)
+class _Head:
+    """A KV head's SELECT as the host has it."""
+
+    place: tuple[int, int, int]  #: step, layer, head
+    sequence: int
+    told: np.ndarray  #: addresses of its answer
+    expected: list[bytes]
+    pages: np.ndarray  #: addresses of the lines that are gathered
+    wanted: np.ndarray  #: these lines
+    compared: bool = False
+
+    def is_done(self, header: np.ndarray) -> bool:
+        return record(ANSWER_FIELDS, header.tobytes())["sequence"] == self.sequence
+
+
+class _Reads:
+    """What a host reads in one go: pages of heads, and amid them looks at the answers to others."""
+
+    def __init__(self):
+        self.parts: list[tuple[str, _Head, np.ndarray]] = []
+
+    def gather(self, head: _Head, after: _Head | None = None) -> None:
+        """The pages of a head, with looks at the answer to the one `after` it; all of that before
+        the last _STRIDE lines."""
+        ends = range(len(head.pages), 0, -_STRIDE)
+        for end in reversed(ends):
+            if after is not None:
+                last = end == len(head.pages)
+                self.parts.append(("told", after, after.told if last else after.told[:1]))
+            self.parts.append(("pages", head, head.pages[max(0, end - _STRIDE) : end]))
+
+    def run(self, driver: Driver) -> list[tuple[str, _Head, slice, Result]]:
+        addresses = [addresses for *_, addresses in self.parts]
+        result = driver.run(Program.reads(np.concatenate(addresses)))
+        ends = np.cumsum([len(each) for each in addresses])
+        return [
+            (what, head, slice(end - len(each), end), result)
+            for (what, head, each), end in zip(self.parts, ends, strict=True)
+        ]
+
+
 class _Run:
     def __init__(self, config: Config, asked: Asked, memory, pressure, seed):
         self.config, self.asked = config, asked
@@ -102,6 +146,8 @@ class _Run:
         self.map = self.region.map
         self.base = self.driver.addresses.select_base
         self._open()
+        #: layers and heads whose answer was there before the pages of the head before were read
+        self.early: set[tuple[int, int]] = set()
         at = steps, self.layers, self.kv_heads
         self.found = Chosen(
             np.zeros(at[:2], np.int64),
@@ -226,14 +272,17 @@ class _Run:
         told = len(self._answer_addresses(head))
         return [self.region.read(first + n, 0) for n in range(told)], self.region.looks
 
-    def _compare(self, place, lines, expected):
+    def _compare(self, head: _Head, lines):
         found = self.found
-        for n, (line, wanted) in enumerate(zip(lines, expected, strict=True)):
+        if head.compared:
+            return
+        head.compared = True
+        for n, (line, wanted) in enumerate(zip(lines, head.expected, strict=True)):
             found.answer_lines += 1
             if line.tobytes() != wanted:
                 found.differs(
-                    f"step, layer, head {place}: line {n} of the answer is {line.tobytes().hex()},"
-                    + f" not {wanted.hex()}"
+                    f"step, layer, head {head.place}: line {n} of the answer is "
+                    + f"{line.tobytes().hex()}, not {wanted.hex()}"
                 )
 
     def _gather(self, place, header, pages, position):
@@ -253,61 +302,110 @@ class _Run:
                 wanted.append(mine[page * whole : page * whole + count])
         return np.concatenate(addresses), np.concatenate(wanted)
 
+    def _head(self, step, layer, head, data, position) -> _Head:
+        """A head's SELECT, as the golden model answers it."""
+        found, place = self.found, (step, layer, head)
+        expected, looks = self._expected(head, data)
+        start, newest = looks.index(0), position // self.size
+        found.rebuilt[place] = start
+        found.candidates[place] = len(looks) - start - len({0, newest})
+        # What is gathered is what the golden model chose: a wrong answer is told already.
+        header = record(ANSWER_FIELDS, expected[0])
+        rows = b"".join(expected[1:])
+        pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+        found.pages[place][[page["page"] for page in pages]] = True
+        lines = self._gather(place, header, pages, position)
+        return _Head(place, header["sequence"], self._answer_addresses(head), expected, *lines)
+
     def layer(self, step, layer):
         d, found, position = self.driver, self.found, self.asked.first + step
         begun = d.time
         if self.asked.compute:
             d.idle(self.asked.compute)
         program, bells = self._ask(step, layer, position)
-        rung = d.run(program).accept_cycle
-        reads, wanted = np.zeros(0, np.uint64), np.zeros((0, LINE_BYTES), np.uint8)
-        for head, (_, data) in enumerate(bells):
-            place = step, layer, head
-            expected, looks = self._expected(head, data)
-            told = self._answer_addresses(head)
-            sequence = record(ANSWER_FIELDS, data)["sequence"]
-            # The look at this head's answer goes behind the lines of the head before.
-            first = d.run(Program.reads(np.append(reads, told[0])))
-            self._gathered((step, layer, head - 1), first, wanted)
-            row = first.data[-1]
-            for _ in range(_POLLS):
-                if record(ANSWER_FIELDS, row.tobytes())["sequence"] == sequence:
-                    break
-                first = d.run(Program.reads(told[:1]))
-                row = first.data[0]
-            else:
-                found.differs(f"step, layer, head {place}: no answer")
+        self.rung = d.run(program).accept_cycle[bells[0][0]]
+        heads = [self._head(step, layer, n, data, position) for n, (_, data) in enumerate(bells)]
+        if not self._poll(heads[0]):
+            return
+        reads, parts, early = _Reads(), [], []
+        for before, now in zip(heads, heads[1:], strict=False):
+            reads.gather(before, now)
+            # A host that had the answer early enough at the step before goes on with its pages.
+            if now.place[1:] in self.early:
+                early.append(now)
+                continue
+            seen = reads.run(d)
+            parts += seen
+            if now in self._told(seen):
+                self.early.add(now.place[1:])
+            elif not self._poll(now):
                 return
-            rest = d.run(Program.reads(told[1:]))
-            found.select[place] = first.response_cycle[-1] - rung[bells[0][0]]
-            lines = [row, *rest.data]
-            self._compare(place, lines, expected)
-            start = looks.index(0)
-            found.rebuilt[place] = start
-            newest = position // self.size
-            found.candidates[place] = len(looks) - start - len({0, newest})
-            # What is gathered is what the golden model chose: a wrong answer is told already.
-            header = record(ANSWER_FIELDS, expected[0])
-            rows = b"".join(expected[1:])
-            pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
-            found.pages[place][[page["page"] for page in pages]] = True
-            reads, wanted = self._gather(place, header, pages, position)
-        last = d.run(Program.reads(reads))
-        self._gathered(place, last, wanted)
-        found.cycles[step, layer] = last.response_cycle.max() + 1 - begun
+            reads = _Reads()
+        reads.gather(heads[-1])
+        seen = reads.run(d)
+        parts += seen
+        told = self._told(seen)
+        for head in early:
+            asked = min(
+                r.accept_cycle[at][0] for what, one, at, r in seen if (what, one) == ("pages", head)
+            )
+            if head in told and told[head] < asked:
+                continue
+            # Its lines were asked for before it was known which: that does not count.
+            self.early.remove(head.place[1:])
+            if not self._poll(head):
+                return
+            again = _Reads()
+            again.gather(head)
+            parts = [part for part in parts if part[:2] != ("pages", head)] + again.run(d)
+        for head in heads:
+            self._gathered(
+                head, [(at, r) for what, one, at, r in parts if (what, one) == ("pages", head)]
+            )
+        found.cycles[step, layer] = max(r.response_cycle.max() for *_, r in parts) + 1 - begun
         d.take_commits()
 
-    def _gathered(self, place, result, wanted):
-        """Lines of the pages of `place`, if there are any, at the beginning of a result."""
-        count = len(wanted)
-        if not count:
-            return
-        cycles = result.response_cycle[:count]
-        self.found.lines[place] = count
-        self.found.gather[place] = cycles.max() - cycles.min() + 1
-        right = (result.response[:count] == _DONE) & (result.data[:count] == wanted).all(axis=1)
+    def _told(self, parts) -> dict[_Head, int]:
+        """Of each head whose answer is there and whole, in which cycle it was."""
+        told = {}
+        for what, head, at, result in parts:
+            if what != "told" or not head.is_done(result.data[at][0]):
+                continue
+            cycle = int(result.response_cycle[at].max())
+            if not self.found.select[head.place]:
+                self.found.select[head.place] = result.response_cycle[at][0] - self.rung
+            if at.stop - at.start == len(head.told):
+                told[head] = cycle
+                self._compare(head, result.data[at])
+        return told
+
+    def _poll(self, head: _Head) -> bool:
+        """Look until the answer is there, then at the rest of it."""
+        d, found = self.driver, self.found
+        for _ in range(_POLLS):
+            first = d.run(Program.reads(head.told[:1]))
+            if head.is_done(first.data[0]):
+                break
+        else:
+            found.differs(f"step, layer, head {head.place}: no answer")
+            return False
+        if not found.select[head.place]:
+            found.select[head.place] = first.response_cycle[0] - self.rung
+        rest = d.run(Program.reads(head.told[1:]))
+        self._compare(head, [first.data[0], *rest.data])
+        return True
+
+    def _gathered(self, head: _Head, parts):
+        """The lines of a head's pages, in parts."""
+        response, data, cycles = (
+            np.concatenate([getattr(result, name)[at] for at, result in parts])
+            for name in ("response", "data", "response_cycle")
+        )
+        self.found.lines[head.place] = len(cycles)
+        self.found.gather[head.place] = cycles.max() - cycles.min() + 1
+        right = (response == _DONE) & (data == head.wanted).all(axis=1)
         if not right.all():
-            self.found.differs(f"{place}: {(~right).sum()} of {count} gathered lines")
+            self.found.differs(f"{head.place}: {(~right).sum()} of {len(right)} gathered lines")
 
 
 def choices(

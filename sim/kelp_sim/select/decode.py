@@ -21,7 +21,7 @@ from ..quality.llama import Llama
 from ..quality.threads import one_thread
 from . import kernel, memory
 from .readers import _blocks, _paged, scale_of
-from .timing import RTL, Busy, Choice, Shape, Timing
+from .timing import RTL, Choice, Layer, Shape, Timing
 
 __all__ = ["Device", "Run", "decode"]
 
@@ -212,32 +212,32 @@ class _Host:
             for queue in range(first, first + shape.kv_heads):
                 memory.opened(self.pool, self._turn(step, newest, start), queue)
         self.pool.held[:] = False
-        engine = start + d.timing.written(shape) + d.timing.asked(shape)
-        busy = Busy(engine, engine, engine)
-        heads, out = [], np.empty_like(q)
+        clock = d.timing.begin(shape, d.quota, d.most)
+        gathered, out = 0, np.empty_like(q)
         for head in range(shape.kv_heads):
-            busy, count = self._select(step, layer, head, query, newest, tokens, busy)
-            heads.append((busy.rest - engine, d.timing.page_lines(shape, count, tokens)))
-            engine = busy.rest
+            at = step, layer, head
+            answered, count = self._select(at, query, newest, tokens, start, clock)
+            gathered += d.timing.page_lines(shape, count, tokens)
             mine = slice(head * shape.group, (head + 1) * shape.group)
             keys = self.k[layer, head], self.v[layer, head]
             _attend(q[mine], *keys, self._chosen, position, shape.page_tokens, out[mine])
         if guess is not None and d.guess and d.table and self.frames < self.queues * self.pages:
-            self._early(layer + 1, guess, self._turn(step, newest, engine), tokens)
-        self.now = start + d.timing.layer(shape, heads, d.most)
+            self._early(layer + 1, guess, self._turn(step, newest, answered), tokens)
+        self.now = start + clock.over()
         run.cycles[step] += self.now - begun
         asked = shape.kv_heads * (d.timing.asked(shape) + d.timing.told(d.most))
         asked += d.timing.written(shape)
         if guess is not None and d.guess:
             asked += shape.kv_heads * d.timing.asked(shape)
-        useful = 64 * sum(lines for _, lines in heads)
+        useful = 64 * gathered
         run.useful[step] += useful
         run.link[step] += useful + 64 * asked
         return out
 
-    def _select(self, step, layer, head, query, newest, tokens, busy) -> tuple[Busy, int]:
-        """SELECT of a KV head behind others: until when it is busy, and how many pages it chose."""
-        d, shape, s, run, now = self.d, self.shape, self.pool, self.run, busy.front
+    def _select(self, at, query, newest, tokens, start, clock: Layer) -> tuple[int, int]:
+        """SELECT of a KV head behind others: when it is answered, and how many pages it chose."""
+        d, shape, s, run, (step, layer, head) = self.d, self.shape, self.pool, self.run, at
+        now = start + clock.front
         queue = layer * shape.kv_heads + head
         keys = slice(queue * self.pages, (queue + 1) * self.pages)
         target = round(d.target * ONE) * shape.group
@@ -274,11 +274,11 @@ class _Host:
             released=self._slots if head == 0 else 0,
         )
         self._slots = count if head == 0 else self._slots + count
-        busy = d.timing.serve(busy, shape, did, d.quota, wait)
-        turn = self._turn(step, newest, busy.rest)
+        answered = start + clock.serve(did, wait)
+        turn = self._turn(step, newest, answered)
         memory.turn_over(s, turn, queue, self._chosen | self._wanted)
         memory.demand(s, turn, queue, self._wanted, False)
-        return busy, count
+        return answered, count
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
         for head in range(self.shape.kv_heads):

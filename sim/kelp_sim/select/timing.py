@@ -7,10 +7,11 @@ memory", has the model.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
-__all__ = ["RTL", "Busy", "Choice", "Shape", "Timing"]
+__all__ = ["RTL", "Choice", "Layer", "Shape", "Timing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +41,6 @@ class Choice:
     released: int = 0  #: slots that were given back for it
 
 
-class Busy(NamedTuple):
-    """Until when the parts of the engine are busy: what a SELECT does before its keys, with the
-    keys, and behind them."""
-
-    front: int
-    keys: int
-    rest: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """Figures of the RTL, in cycles."""
@@ -59,15 +51,19 @@ class Timing:
     register: int = 8
     #: between two lines of the SELECT region, written or read
     window: int = 4
-    #: lines a cycle that hits and gathers are answered with (`kelp bench --only select`)
-    gather: float = 1.0
+    #: so many lines before the last of a head a host looks at the answer to the next
+    ahead: int = 32
+    #: one line in so many is a LOOK's while gathered lines want every cycle (docs/design.md §1)
+    share: int = 8
     #: latencies beside docs/select.md's formulas, added up from those of the blocks: from a
     #: doorbell to the first look for a summary, beside check, queries and slots given back
     prepare: int = 25
+    #: pages that are looked at in a cycle
+    row: int = 8
     #: UNHOLD of a slot that is given back
-    unhold: int = 2
+    unhold: int = 1
     #: of stage one and the names
-    name: int = 25
+    name: int = 26
     #: from a LOOK, through the endpoint and a memory of 64 cycles, to the mass of its page
     look: int = 115
     #: of masses, of the HOLDs behind one another, and of the answer
@@ -75,27 +71,9 @@ class Timing:
     tier_latency: int = 25_000
     tier_bytes: int = 14  #: a cycle
 
-    def select(self, shape: Shape, c: Choice, quota: int) -> int:
-        """SELECT of a KV head alone, from its doorbell to its answer."""
-        return self.serve(Busy(0, 0, 0), shape, c, quota).rest
-
-    def serve(self, busy: Busy, shape: Shape, c: Choice, quota: int, wait: int = 0) -> Busy:
-        """SELECT of a KV head behind those that are under way; its answer is there when `rest` is
-        over. `wait`: for the tier, before it chooses."""
-        lines, page = shape.lines, shape.page_tokens * shape.lines
-        # Which page has no summary, a cycle a page; those are made when no other keys are read.
-        looked = busy.front + self.prepare + c.pages
-        # The doorbell is checked, queries are loaded, slots given back.
-        looked += shape.page_tokens + 2 * shape.group * lines + self.unhold * c.released
-        if c.rebuilt:
-            looked = max(looked, busy.keys) + c.rebuilt * page + self.look
-        named = looked + c.pages * lines + 2 * quota + self.name
-        # The first page's keys come while pages are named.
-        begun = max(looked, busy.keys)
-        keys = max(begun + page, named) + c.candidates * page + c.tokens * lines + self.look
-        masses = 2 * (c.candidates + 2) + 50 + shape.group
-        rest = max(keys, busy.rest) + wait + masses + c.chosen + self.hold
-        return Busy(max(named + c.candidates * lines, begun), keys, rest)
+    def begin(self, shape: Shape, quota: int, most: int) -> Layer:
+        """A layer of a step, from its first message on."""
+        return Layer(self, shape, quota, most)
 
     def asked(self, shape: Shape) -> int:
         """Lines that a KV head's SELECT takes to ask: queries and doorbell."""
@@ -119,16 +97,99 @@ class Timing:
         """A layer of plain reads with everything resident."""
         return lines + self.written(shape) + self.answer
 
-    def layer(self, shape: Shape, heads: list[tuple[int, int]], most: int) -> int:
-        """A layer's cycles from [(cycles from the answer before, lines gathered)] of its KV heads:
-        the host gathers one head's pages while the next is chosen."""
-        engine = self.written(shape) + self.window * self.asked(shape)
-        link = self.written(shape) + self.window * self.asked(shape) * len(heads)
-        for cycles, lines in heads:
-            engine += cycles
-            told = engine + self.register + self.window * self.told(most)
-            link = max(link, told) + int(lines / self.gather)
-        return link + self.answer
+
+class _Port:
+    """The one port to the lines: LOOKs in their order, and gathered lines in theirs, which go
+    first but for one cycle in `share`."""
+
+    def __init__(self, share: int):
+        self.share = share
+        self.now = 0.0  # everything before is settled
+        self.gathers: deque[list[float]] = deque()  # (since when, lines)
+
+    def gather(self, begin: float, lines: int) -> None:
+        self.gathers.append([begin, lines])
+
+    def look(self, begin: float, lines: float) -> float:
+        """When the last of so many LOOKs has gone, which are there from `begin` on."""
+        self._go(begin, 0)
+        return self._go(math.inf, lines)
+
+    def end(self) -> float:
+        """When the last gathered line has gone, if no LOOK comes any more."""
+        now, gathers = self.now, [list(each) for each in self.gathers]
+        for begin, lines in gathers:
+            now = max(now, begin) + lines
+        return now
+
+    def _go(self, until: float, looks: float) -> float:
+        """On to `until`, or to the end of the LOOKs."""
+        while self.now < until and (looks > 0 or until < math.inf):
+            step = until - self.now
+            gathers = self.gathers and self.gathers[0][0] <= self.now
+            if self.gathers and not gathers:
+                step = min(step, self.gathers[0][0] - self.now)
+            mine = (1 / self.share if gathers else 1) if looks else 0
+            if looks:
+                step = min(step, looks / mine)
+            if gathers:
+                step = min(step, self.gathers[0][1] / (1 - mine))
+                self.gathers[0][1] -= step * (1 - mine)
+                if self.gathers[0][1] < 1e-6:
+                    self.gathers.popleft()
+            looks = looks - step * mine if looks - step * mine > 1e-6 else 0
+            self.now += step
+        return self.now
+
+
+class Layer:
+    """SELECTs of a layer's KV heads behind one another, whose pages the host gathers meanwhile.
+
+    Cycles are from the layer's first message. `front`: until when the part that is before the keys
+    is busy.
+    """
+
+    def __init__(self, timing: Timing, shape: Shape, quota: int, most: int):
+        self.timing, self.shape, self.quota, self.most = timing, shape, quota, most
+        self.front = self._rung = timing.written(shape)
+        self._keys = self._rest = self._asked = 0.0
+        self._port = _Port(timing.share)
+
+    def serve(self, c: Choice, wait: int = 0) -> int:
+        """The next KV head's SELECT: when its answer is there. `wait`: for the tier, before it
+        chooses."""
+        t, shape, port = self.timing, self.shape, self._port
+        lines, page = shape.lines, shape.page_tokens * shape.lines
+        self._rung += t.window * t.asked(shape)
+        # The doorbell is checked, queries are loaded, slots given back, pages without a summary
+        # looked for; those are summarised when no other keys are read.
+        looked = max(self.front, self._rung) + t.prepare + page.bit_length() + shape.group * lines
+        looked += t.unhold * c.released + -(-c.pages // t.row)
+        if c.rebuilt:
+            looked = port.look(max(looked, self._keys), c.rebuilt * page) + t.look
+        named = looked + c.pages * lines + self.quota + t.name
+        # The first page's keys come while pages are named.
+        self._asked = port.look(max(looked, self._asked), page)
+        self._asked = port.look(max(named, self._asked), c.candidates * page + c.tokens * lines)
+        self.front = math.ceil(max(named + c.candidates * lines, self._keys))
+        self._keys = self._asked + t.look
+        masses = 2 * (c.candidates + 2) + 30 + shape.group
+        self._rest = max(self._keys, self._rest) + wait + masses + c.chosen + t.hold
+        self._gather(t.page_lines(shape, c.chosen, c.tokens))
+        return math.ceil(self._rest)
+
+    def _gather(self, lines: int) -> None:
+        """The host has the answer, and gathers: right behind the pages of the head before, if it
+        has it early enough."""
+        t, before = self.timing, self._port.end()
+        told = self._rest + t.register + t.window * t.told(self.most)
+        if told > before - t.ahead:
+            told = max(told, before + t.answer + t.window * t.told(self.most))
+        self._port.gather(told, lines)
+
+    def over(self) -> int:
+        """When the last line is there; no SELECT comes any more."""
+        return math.ceil(self._port.end()) + self.timing.answer
 
 
 RTL = Timing()

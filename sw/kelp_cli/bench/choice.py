@@ -29,7 +29,7 @@ def select_rows(
     path = Path("data/traces/attn_3.npz")
     name = config or CONFIG
     model, [(document, ids, first)] = study.given(Path("data/model"), [path], tokens, -1)
-    device = Device(quota=16, most=16)
+    device = Device(quota=named(name).select_quota, most=16)
     with progress_bar() as bar:
         [run] = decode(model, ids[:held], first, [device], keep=True)
         task = bar.add_task("choices on the RTL", total=held - 1 - first)

@@ -11,7 +11,7 @@ from kelp_sim.select import rivals, study, worth, worth_page
 from kelp_sim.select.decode import Device, decode
 from kelp_sim.select.readers import Device as Batch
 from kelp_sim.select.readers import Ideal
-from kelp_sim.select.timing import RTL, Busy, Choice, Shape
+from kelp_sim.select.timing import RTL, Choice, Shape, _Port
 
 FIRST, TOKENS = 240, 300
 
@@ -83,21 +83,53 @@ def test_a_rivals_guess_is_asked_ahead(small):
         assert at[:, 1:].all() == waits and not at[:, 0].any()
 
 
+def answered(shape, *heads):
+    """When each head's SELECT is answered, when the layer is over, and until when the part before
+    the last one's keys was busy."""
+    clock = RTL.begin(shape, 4, 6)
+    return [clock.serve(each) for each in heads], clock.over(), clock.front
+
+
 def test_a_choice_costs_what_its_passes_cost():
     shape = Shape(kv_heads=1, group=2, lines=2, page_tokens=2)
-    few, many = (
-        RTL.select(shape, Choice(pages=p, candidates=c, chosen=6, tokens=2), 4)
-        for p, c in ((12, 8), (20, 9))
-    )
-    assert many - few == 8 * (2 + 1) + 2 * 2 + 2
-    back = RTL.select(shape, Choice(pages=12, candidates=8, chosen=6, tokens=2, released=3), 4)
-    assert back - few == 3 * RTL.unhold
+
+    def one(pages, candidates, released=0):
+        did = Choice(pages=pages, candidates=candidates, chosen=6, tokens=2, released=released)
+        return answered(shape, did)[0][0]
+
+    # Bounds, a row more that is looked at, a page of keys, its mass.
+    assert one(20, 9) - one(12, 8) == 8 * 2 + 1 + 2 * 2 + 2
+    assert one(12, 8, released=3) - one(12, 8) == 3 * RTL.unhold
     # Behind another, one takes as long as what is before its keys, or as its keys.
     names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
-    one = RTL.serve(Busy(0, 0, 0), shape, names, 4)
-    assert RTL.serve(one, shape, names, 4).rest - one.rest == one.front
-    keys = Choice(pages=12, candidates=100, chosen=6, tokens=2)
-    one = RTL.serve(Busy(0, 0, 0), shape, keys, 4)
-    assert RTL.serve(one, shape, keys, 4).rest - one.rest == (100 + 1) * 4 + 2 * 2 + RTL.look
-    slow = RTL.layer(shape, [(1000, 100)] * 2, 4) - RTL.layer(shape, [(900, 100)] * 2, 4)
-    assert slow == 200, "one head's choice after the other's"
+    (first, second), *_ = answered(shape, names, names)
+    rung = RTL.written(shape) + RTL.window * RTL.asked(shape)
+    assert second - first == answered(shape, names)[2] - rung
+    keys = Choice(pages=12, candidates=60, chosen=6, tokens=2)
+    (first, second), *_ = answered(shape, keys, keys)
+    assert second - first == (60 + 1) * 4 + 2 * 2
+
+
+def test_looks_and_gathered_lines_share_a_port():
+    port = _Port(8)
+    port.gather(100, 70)
+    assert port.look(90, 5) == 95
+    # 5 before there is anything to gather, 10 beside 70 gathered lines, 10 behind them.
+    assert port.look(95, 25) == 190 and port.end() == 190
+    port.gather(190, 70)
+    assert port.look(190, 5) == 230 and port.end() == 265
+
+
+def test_pages_are_gathered_behind_one_another():
+    """Without a gap where a host has the next answer before the pages of the head before are
+    read."""
+    shape = Shape(kv_heads=2, group=4, lines=1)
+    few = Choice(pages=40, candidates=10, chosen=14, tokens=16)
+    lines = RTL.page_lines(shape, 14, 16)
+    (first, second), over, _ = answered(shape, few, few)
+    told = first + RTL.register + RTL.window * RTL.told(6)
+    assert second < told + lines and over == told + 2 * lines + RTL.answer
+    many = Choice(pages=40, candidates=36, chosen=4, tokens=1)
+    (_, second), over, _ = answered(shape, many, many)
+    told = second + RTL.register + RTL.window * RTL.told(6)
+    assert over == told + RTL.page_lines(shape, 4, 1) + RTL.answer
