@@ -8,7 +8,7 @@ import pytest
 from kelp_hw.cxl_device import CxlDevice
 from kelp_hw.endpoint import endpoint_signature
 from kelp_spec.config import ConfigError, named
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 UNIT = named("unit")
 
@@ -49,6 +49,7 @@ def test_the_whole_device():
         CxlDevice(config=named("unit_cxl")),
         bench="kelp_verif.cxlio.device_bench",
         params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
+        model=Model(opt="-O0"),
         timeout_s=1200,
     ).records
     assert seen["cycles"] > 10_000

@@ -72,6 +72,7 @@ def test_every_named_configuration_lints(name, tmp_path):
     assert done.returncode == 0, done.stderr[:3000]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_front_for_flits_lints_alone(tmp_path):
     front = FlitFront(side="device", credits=4, protect=True)
@@ -85,6 +86,7 @@ def test_wires_of_no_bits_are_dropped():
     assert drop_empty_wires(f"  wire [-1:0] \\b$1 ;\n{kept}  reg [-1:0] c;\n") == kept
 
 
+@pytest.mark.slow  # a model of its own
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
     top = top_of(written)

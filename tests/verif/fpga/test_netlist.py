@@ -5,6 +5,7 @@ cell that the board's has."""
 
 import re
 
+import pytest
 from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -62,6 +63,7 @@ class EveryCell(wiring.Component):
         return m
 
 
+@pytest.mark.slow  # cells of an ECP5 are slow to compile
 def test_a_netlist_does_what_its_rtl_does():
     text, cells = netlist(EveryCell(), name="every-cell")
     assert {"LUT4", "PFUMX", "L6MUX21", "CCU2C", "TRELLIS_FF", "TRELLIS_DPR16X4", "$mem_v2"} <= set(

@@ -149,11 +149,13 @@ def test_compiled_model_runs_and_reports_an_assert(tmp_path):
         verilog.to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
+        opt="-O1",
     )
     assert path == verilator.verilate_model(
         verilog.to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
+        opt="-O1",
     )
     library = ctypes.CDLL(str(path))
     error = ctypes.c_int()
