@@ -258,7 +258,7 @@ class TB:
 
 async def repeated(tb):
     """A SCAN updates nothing, so that nobody waits for it, however close; and nobody waits for what
-    is written."""
+    is written, nor for another page."""
     await tb.drain()
     before, tb.waited, tb.scan_waited = tb.waited, 0, 0
     for page in tb.rng.sample(sorted(tb.score), 8):
@@ -269,6 +269,12 @@ async def repeated(tb):
             await tb.tick()
         await tb.send(tb.make(*page, SCAN))
         await tb.drain()
+    # Nor for other pages, at any distance: two of each queue, as far apart as there are queues.
+    queues = tb.rng.sample(range(tb.config.squeues), tb.config.squeues)
+    for page in range(2):
+        for squeue in queues:
+            await tb.send(tb.make(squeue, page, INIT))
+    await tb.drain()
     assert tb.waited == tb.scan_waited == 0
     tb.waited = before
 
