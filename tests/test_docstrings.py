@@ -43,6 +43,8 @@ ARGUMENTS = {
     **dict.fromkeys(
         ("CxlDevice", "EventRecords", "MediaPort"), {"config": UNIT.with_(cxlio="recorded")}
     ),
+    "Sanitizer": {"config": named("unit_cxl")},
+    "MediaEraser": {"config": named("unit_cxl"), "axi": axi_signature(UNIT)},
     "DecodedChannel": {"config": IO, "message": MESSAGES["M2SReq"]},
     "CreditReceiver": {"credits": 4},
     "CreditSender": {},
@@ -62,6 +64,7 @@ ARGUMENTS = {
     **dict.fromkeys(
         ("CoherentHostPort", "LostLines", "PageRecall"), {"config": named("unit_coherent")}
     ),
+    "AskShare": {"sector_bits": 4},
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},

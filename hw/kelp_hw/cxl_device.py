@@ -16,6 +16,7 @@ from kelp_spec.metadata import ScoreEvent
 from .cxlio.cxl_io import CxlIo
 from .cxlio.ras_log import signal_layout
 from .cxlio.signatures import AxiLiteSignature, message_layout
+from .datapath.datapath import axi_signature
 from .endpoint import Endpoint, endpoint_signature
 from .layouts import MESSAGES
 from .lib.broadcast import broadcast
@@ -24,21 +25,27 @@ from .media.decoded_channel import DecodedChannel
 from .media.event_records import EventRecords
 from .media.health_report import HealthReport
 from .media.load_meter import LoadMeter
+from .media.media_eraser import MediaEraser
 from .media.media_port import MediaPort
 from .media.monitor_events import MonitorEvents
 from .media.ras_errors import RasErrors
+from .media.sanitizer import Sanitizer
 from .media.snoop_address import SnoopAddress
 
 __all__ = ["CxlDevice", "device_signature"]
 
-_INNER = ("o_told", "o_counted")  #: ports of the endpoint's that are none of the device's
+_ERASED = ("axi", "cold_command", "cold_completion")  #: what a sanitize erases is behind these
+_INNER = (
+    "o_told",
+    "o_counted",
+    "recall",
+    "still_held",
+)  #: ports of the endpoint's that are none of the device's
 
 
 def device_signature(config: Config) -> dict:
     """The device's ports, which :class:`CxlDevice` explains."""
-    own = endpoint_signature(config)
-    for name in _INNER:
-        del own[name]
+    own = {name: port for name, port in endpoint_signature(config).items() if name not in _INNER}
     return {
         **own,
         "port": In(AxiLiteSignature()),
@@ -122,11 +129,14 @@ class CxlDevice(wiring.Component):
         s.load = load = LoadMeter(depth=self.config.parked, most=most, reads=self.config.coherence)
         s.records = records = EventRecords(config=self.config)
         for name in self._passed:
-            self._pass(m, getattr(endpoint, name), name)
+            if not (self.config.sanitizes and name in _ERASED):
+                self._pass(m, getattr(endpoint, name), name)
         if self.config.coherence:
             s.snoops = snoops = SnoopAddress(config=self.io)
             connect(m, endpoint.s2m_bisnp, snoops.i)
             connect(m, snoops.o, flipped(self.s2m_bisnp))
+            connect(m, media.recall, endpoint.recall)
+            connect(m, endpoint.still_held, media.still_held)
             m.d.comb += [
                 snoops.decoding.eq(io.decoding),
                 s.requests.back_invalidate.eq(io.back_invalidate),
@@ -138,16 +148,21 @@ class CxlDevice(wiring.Component):
         connect(m, flipped(self.m2s_rwd), s.writes.i)
         connect(m, s.requests.o, media.i_req)
         connect(m, s.writes.o, media.i_rwd)
-        connect(m, media.o_req, endpoint.m2s_req)
-        connect(m, media.o_rwd, endpoint.m2s_rwd)
-        connect(m, endpoint.s2m_drs, media.i_drs)
-        connect(m, endpoint.s2m_ndr, media.i_ndr)
+        channels = ("m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr")
+        inner = [getattr(endpoint, name) for name in channels]
+        asks = (media.requests, media.answers)
+        if self.config.sanitizes:
+            inner, asks = self._sanitize(m, endpoint, io, media)
+        connect(m, media.o_req, inner[0])
+        connect(m, media.o_rwd, inner[1])
+        connect(m, inner[2], media.i_drs)
+        connect(m, inner[3], media.i_ndr)
         connect(m, media.o_drs, load.i_drs)
         connect(m, media.o_ndr, load.i_ndr)
         connect(m, load.o_drs, flipped(self.s2m_drs))
         connect(m, load.o_ndr, flipped(self.s2m_ndr))
-        connect(m, io.requests, media.requests)
-        connect(m, media.answers, io.answers)
+        connect(m, io.requests, asks[0])
+        connect(m, asks[1], io.answers)
         s.errors = errors = RasErrors(config=self.config)
         s.health = health = HealthReport(config=self.config)
         broadcast(m, endpoint.o_told, records.i, errors.i, health.i)
@@ -187,6 +202,35 @@ class CxlDevice(wiring.Component):
                 io.heat.p.score.eq(score.p.score),
             ]
         return m
+
+    def _sanitize(self, m, endpoint, io, media):
+        """What stands between `MediaPort` and the endpoint then: its ends for the four channels,
+        and for the mailbox."""
+        m.submodules.sanitizer = sanitizer = Sanitizer(config=self.config)
+        m.submodules.eraser = eraser = MediaEraser(
+            config=self.config, axi=axi_signature(self.config)
+        )
+        connect(m, sanitizer.o_req, endpoint.m2s_req)
+        connect(m, sanitizer.o_rwd, endpoint.m2s_rwd)
+        connect(m, endpoint.s2m_drs, sanitizer.i_drs)
+        connect(m, endpoint.s2m_ndr, sanitizer.i_ndr)
+        connect(m, sanitizer.o_requests, media.requests)
+        connect(m, media.answers, sanitizer.i_answers)
+        connect(m, endpoint.axi, eraser.inner_axi)
+        connect(m, eraser.outer_axi, flipped(self.axi))
+        connect(m, endpoint.cold_command, eraser.inner_command)
+        connect(m, eraser.outer_command, flipped(self.cold_command))
+        connect(m, flipped(self.cold_completion), eraser.outer_completion)
+        connect(m, eraser.inner_completion, endpoint.cold_completion)
+        m.d.comb += [
+            sanitizer.quiescent.eq(endpoint.quiescent),
+            eraser.go.eq(sanitizer.erase),
+            sanitizer.erased.eq(eraser.done),
+            sanitizer.erase_failed.eq(eraser.failed),
+            *([io.progress.eq(eraser.progress)] if self.io.wired else []),
+        ]
+        s = sanitizer
+        return (s.i_req, s.i_rwd, s.o_drs, s.o_ndr), (s.requests, s.answers)
 
     def _pass(self, m, inner, name):
         """A port of the endpoint's that is the device's as well."""

@@ -11,10 +11,12 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.coherence import sizes_of
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, Protected
 from kelp_spec.registers import COUNTERS
 
+from .coherence.ask_share import AskShare
 from .coherence.host_port import CoherentHostPort
 from .control.events import told_ports
 from .control.faults import FaultMonitor
@@ -73,6 +75,15 @@ def endpoint_signature(config: Config) -> dict:
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
         **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
+        **(_recall_ports(config) if config.cxlio and config.coherence else {}),
+    }
+
+
+def _recall_ports(config: Config) -> dict:
+    sector = sizes_of(config).sector_address_bits(config)
+    return {
+        "recall": In(stream.Signature(sector)),
+        "still_held": Out(stream.Signature(1, always_ready=True)),
     }
 
 
@@ -109,6 +120,9 @@ class Endpoint(wiring.Component):
         Events, for CXL.io.
     o_counted : out, with `Config.cxlio`
         Bit i: entry i of `COUNTERS` counts one more, for its monitor.
+    recall : in, stream of sectors, still_held : out, always-ready stream
+        With `Config.cxlio` and `Config.coherence`: a sector that the host is to hold no more;
+        whether it still holds something of it. As `CoherentFront` has them.
 
     The others are for verification (spec §9); in hardware the inputs stay 0.
 
@@ -261,8 +275,16 @@ class Endpoint(wiring.Component):
             connect(m, flipped(getattr(self, name)), getattr(port, name))
         for name in ("s2m_drs", "s2m_ndr", "s2m_bisnp"):
             connect(m, getattr(port, name), flipped(getattr(self, name)))
-        connect(m, s.eviction.o_ask, port.i_ask)
-        connect(m, port.o_answer, s.eviction.i_answer)
+        asks, told = s.eviction.o_ask, s.eviction.i_answer
+        if self.config.cxlio:
+            s.asks = share = AskShare(sector_bits=len(port.i_ask.p))
+            connect(m, asks, share.i_first)
+            connect(m, share.o_first, told)
+            connect(m, flipped(self.recall), share.i_second)
+            connect(m, share.o_second, flipped(self.still_held))
+            asks, told = share.o_ask, share.i_answer
+        connect(m, asks, port.i_ask)
+        connect(m, port.o_answer, told)
         connect(m, port.o_event, s.registers.i_event[self._own_events - 1])
         m.d.comb += [
             port.sessions.eq(s.tracker.sessions),

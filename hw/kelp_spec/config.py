@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
+from .cxlio.commands import Opcode
 from .cxlio.config import CXLIO, named_cxlio
 from .flit import CREDITS
 from .formats import Format, formats_of
@@ -160,6 +161,11 @@ class Config:
             need("coherence", not self.coherence, "False with select")
         fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
         need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
+        need(
+            "write_backs",
+            not self.sanitizes or self.write_backs != self.misses,
+            "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
+        )
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
         for field in ("codecs", "wide_counters", "protect", "coherence"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
@@ -169,6 +175,11 @@ class Config:
     def formats(self) -> tuple[Format, ...]:
         """Stored formats that a session may ask for."""
         return tuple(Format) if self.codecs else (Format.RAW16,)
+
+    @property
+    def sanitizes(self) -> bool:
+        """Its mailbox has a sanitize."""
+        return bool(self.cxlio) and Opcode.SANITIZE in named_cxlio(self.cxlio).commands
 
     @property
     def squeues(self) -> int:

@@ -154,6 +154,7 @@ class ColdOp(IntEnum):
     READ = 0  #: lba → frame
     WRITE = 1  #: frame → lba
     ABORT = 2
+    ERASE = 3  #: all that was written is gone; of a device that sanitizes
 
 
 class ColdStatus(IntEnum):

@@ -53,3 +53,19 @@ def test_the_whole_device():
         timeout_s=1200,
     ).records
     assert seen["cycles"] > 10_000
+
+
+@pytest.mark.timeout(2400)
+def test_a_sanitize_leaves_nothing():
+    seen = run_cocotb(
+        CxlDevice(config=named("unit_cxl")),
+        bench="kelp_verif.cxlio.sanitize_bench",
+        params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
+        timeout_s=1200,
+    ).records
+    assert seen["cycles"] > 10_000
+
+
+def test_a_sanitize_needs_an_id_of_its_own_at_the_tier():
+    with pytest.raises(ConfigError, match="write_backs = 16 is refused"):
+        named("unit_cxl").with_(write_backs=16)

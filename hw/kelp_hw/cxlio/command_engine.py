@@ -89,6 +89,8 @@ class CommandEngine(wiring.Component):
     requests : Out stream of request_layout
     answers : In stream of answer_layout, always taken
     health : in
+    progress : in, with `config.wired`
+        Percent of a sanitize, as the data path has it; shown while it is above what is shown.
     exchange : In stream of exchange_layout, always taken
     exchange_word : Out stream, always taken
     exchange_send : out
@@ -121,6 +123,7 @@ class CommandEngine(wiring.Component):
                 "requests": Out(stream.Signature(request_layout())),
                 "answers": In(stream.Signature(answer_layout(), always_ready=True)),
                 "health": In(health_layout()),
+                **({"progress": In(7)} if config.wired else {}),
                 "exchange": In(stream.Signature(exchange_layout(), always_ready=True)),
                 "exchange_word": Out(stream.Signature(32, always_ready=True)),
                 "exchange_send": Out(1),
@@ -230,6 +233,9 @@ class CommandEngine(wiring.Component):
                 self.state.percent.eq(value[16:]),
                 self.state.running.eq(value[31]),
             ]
+        if self.config.wired:
+            with m.Elif(self.state.running & (self.progress > self.state.percent)):
+                m.d.sync += self.state.percent.eq(self.progress)
         with m.If(halted & self.state.running):
             m.d.sync += [
                 self.state.running.eq(0),

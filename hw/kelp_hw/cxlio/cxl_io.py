@@ -68,6 +68,8 @@ class CxlIo(wiring.Component):
     requests : Out stream of request_layout
     answers : In stream of answer_layout, always taken
     health : in
+    progress : in, with `config.wired`
+        Percent of a sanitize that runs.
     host_line : In stream
         Host address / 64 of a CXL.mem request.
     device_line : Out stream {line, hit}
@@ -102,6 +104,7 @@ class CxlIo(wiring.Component):
                 "requests": Out(stream.Signature(request_layout())),
                 "answers": In(stream.Signature(answer_layout(), always_ready=True)),
                 "health": In(health_layout()),
+                **({"progress": In(7)} if config.wired else {}),
                 "host_line": In(stream.Signature(LINE_BITS)),
                 "device_line": Out(stream.Signature(device_line_layout(config))),
                 "decoding": Out(decoding_layout(config)),
@@ -193,6 +196,9 @@ class CxlIo(wiring.Component):
         ]
 
     def _configuration(self, m, pci, engine):
+        flr = pci.strobes.pcie_device_control_flr if self.config.flr else Const(0)
+        if self.config.flr:
+            m.d.comb += pci.function_reset.eq(flr)
         m.d.comb += [
             pci.inputs.range0_size_valid.eq(self.memory_ready),
             pci.inputs.range0_size_active.eq(self.memory_ready),
@@ -207,7 +213,7 @@ class CxlIo(wiring.Component):
                 doe.word.valid.eq(pci.written.doe_write),
                 doe.word.p.eq(pci.strobes.doe_write),
                 doe.go.eq(pci.strobes.doe_control_go),
-                doe.abort.eq(pci.strobes.doe_control_abort),
+                doe.abort.eq(pci.strobes.doe_control_abort | flr),
                 doe.take.eq(pci.written.doe_read),
                 pci.inputs.doe_read.eq(doe.read),
                 pci.inputs.doe_status_busy.eq(doe.busy),
@@ -301,6 +307,7 @@ class CxlIo(wiring.Component):
             engine.opcode.eq(device.values.mailbox_command_opcode),
             engine.length.eq(device.values.mailbox_command_length),
             engine.health.eq(self.health),
+            *([engine.progress.eq(self.progress)] if c.wired else []),
             self.knobs.eq(engine.knobs),
             msix.enable.eq(pci.values.msix_control_enable),
             msix.mask.eq(pci.values.msix_control_mask),

@@ -48,6 +48,9 @@ class RegisterBank(wiring.Component):
         By name; a field whose lock is on is not written.
     written : out
         Registers that are watched: some byte of it is written, lock or not.
+    function_reset : in, where the block has registers of it
+        What a function-level reset resets has its reset values in the next cycle; that wins over
+        all else.
     """
 
     LATENCY = 1
@@ -72,6 +75,7 @@ class RegisterBank(wiring.Component):
             {
                 "access": In(Access(lane_bits=self.lane_bits)),
                 "load": In(1),
+                **({"function_reset": In(1)} if block.function else {}),
                 "values": Out(data.StructLayout(kept or {"unused": 1}), init=resets),
                 **{
                     name: flow(data.StructLayout(bits or {"unused": 1}))
@@ -134,9 +138,9 @@ class RegisterBank(wiring.Component):
                 continue
             kept = self.values[key]
             if field.access is Kind.W1C:
-                was_set = Signal.like(self.sets[key])
+                was_set, sets = Signal.like(self.sets[key]), self.sets[key]
                 m.d.sync += [
-                    was_set.eq(self.sets[key]),
+                    was_set.eq(Mux(self.function_reset, 0, sets) if register.function else sets),
                     Assert((was_set & ~kept) == 0, "a set is lost"),
                 ]
                 value = (kept & ~(given & mask)) | self.sets[key]
@@ -149,3 +153,6 @@ class RegisterBank(wiring.Component):
             if field.access is Kind.SHARED:
                 value = Mux(self.load, self.loads[key], value)
             m.d.sync += kept.eq(value)
+            if register.function:
+                with m.If(self.function_reset):
+                    m.d.sync += kept.eq(field.reset)

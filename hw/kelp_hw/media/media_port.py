@@ -9,7 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.address import AddressMap
-from kelp_spec.coherence import MetaField
+from kelp_spec.coherence import MetaField, sizes_of
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
@@ -38,6 +38,11 @@ class MediaPort(wiring.Component):
     line, within half the mailbox's patience, the answer is to try again (code 2), and nothing is
     written.
 
+    With coherence the line's sector is called back first, while the host's messages pass, so that
+    what is dirty comes home. When nothing of it is held, both channels are held until the endpoint
+    is quiescent; what the host was granted meanwhile is called back anew, with the channels open.
+    Where the host keeps it too long the answer is to try again.
+
     Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. A request takes as long
     as the endpoint needs for what is under way, a read and a write.
 
@@ -60,6 +65,8 @@ class MediaPort(wiring.Component):
     quiescent : in
     injecting : out
         The endpoint is being given poison that the mailbox asked for.
+    recall : out, stream of sectors; still_held : in, always-ready stream
+        With coherence: a sector that nobody is to hold; whether somebody does (`AskShare`).
     """
 
     LATENCY = 0
@@ -84,6 +91,7 @@ class MediaPort(wiring.Component):
                 "result": In(stream.Signature(Layouts(config).result, always_ready=True)),
                 "quiescent": In(1),
                 "injecting": Out(1),
+                **(self._recall_ports() if config.coherence else {}),
             }
         )
 
@@ -94,12 +102,11 @@ class MediaPort(wiring.Component):
         own, held = Signal(), Signal(2)
         reading, writing = Signal(), Signal()
         absent, poisoned, code = Signal(), Signal(), Signal(2)
-        still = Signal(3)
         waited, late = self._patience(m)
         inject = request.kind == _INJECT
         knob = (request.kind == _READ) | (request.kind == _SET)
         self._channels(m, request, own, held, busy, (reading, writing))
-        value = Signal(32)
+        value, drained = Signal(32), Signal()
         m.d.comb += [
             self.answers.p.tag.eq(request.tag),
             self.answers.p.code.eq(code),
@@ -111,10 +118,10 @@ class MediaPort(wiring.Component):
                 m.d.comb += self.requests.ready.eq(1)
                 m.d.sync += [
                     request.eq(self.requests.p),
-                    still.eq(0),
                     waited.eq(0),
                     absent.eq(0),
                     code.eq(_DONE),
+                    drained.eq(0),
                 ]
                 with m.If(self.requests.valid):
                     m.next = "SORT"
@@ -128,18 +135,9 @@ class MediaPort(wiring.Component):
                 with m.Elif((request.line >> lines).any()):
                     m.d.sync += code.eq(_NO_LINE)
                 with m.Else():
-                    m.d.sync += busy.eq(1)
-                    m.next = "DRAIN"
-            with m.State("DRAIN"):
-                # An op between two blocks shows in neither's rest for a cycle or two.
-                m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
-                with m.If(still == 7):
-                    m.next = "READ"
-                    with m.If(request.kind == _SET):
-                        m.next = "WRITE"
-                with m.Elif(late):
-                    m.d.sync += code.eq(_AGAIN)
-                    m.next = "ANSWER"
+                    m.next = "RECALL" if self.config.coherence else "DRAIN"
+                    m.d.sync += busy.eq(not self.config.coherence)
+            self._drain(m, request, (held, drained), late, code)
             with m.State("READ"):
                 m.d.comb += [own.eq(1), reading.eq(1)]
                 with m.If(self.o_req.ready):
@@ -180,11 +178,61 @@ class MediaPort(wiring.Component):
                 m.d.comb += self.answers.valid.eq(1)
                 m.d.sync += [held.eq(0), busy.eq(0)]
                 m.next = "IDLE"
+            if self.config.coherence:
+                self._recall(m, request.line, (busy, held, drained), late, code)
         m.d.sync += [
             Assert(~own | held.all(), "the host's messages beside our own"),
             Assert(~(own & self.i_drs.valid & self.i_ndr.valid), "two answers to one request"),
         ]
         return m
+
+    def _drain(self, m, request, pause, late, code):
+        """The state in which the endpoint comes to rest."""
+        held, drained = pause
+        still = Signal(3)
+        # An op between two blocks shows in neither's rest for a cycle or two.
+        with m.State("DRAIN"):
+            m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
+            with m.If(still == 7):
+                m.next = "RECALL" if self.config.coherence else "READ"
+                m.d.sync += drained.eq(1)
+                with m.If(request.kind == _READ):
+                    m.next = "READ"
+                with m.If(request.kind == _SET):
+                    m.next = "WRITE"
+            with m.Elif(late):
+                m.d.sync += [code.eq(_AGAIN), still.eq(0)]
+                m.next = "ANSWER"
+
+    def _recall_ports(self):
+        sector = sizes_of(self.config).sector_address_bits(self.config)
+        return {
+            "recall": Out(stream.Signature(sector)),
+            "still_held": In(stream.Signature(1, always_ready=True)),
+        }
+
+    def _recall(self, m, line, pause, late, code):
+        """States in which the line's sector is asked for until nothing of it is held: before the
+        host's channels are held, and once more when the endpoint is quiescent."""
+        busy, held, drained = pause
+        with m.State("RECALL"):
+            m.d.comb += self.recall.valid.eq(1)
+            with m.If(self.recall.ready):
+                m.next = "HEAR"
+        with m.State("HEAR"):
+            with m.If(self.still_held.valid):
+                with m.If(self.still_held.p & late):
+                    m.d.sync += code.eq(_AGAIN)
+                    m.next = "ANSWER"
+                with m.Elif(self.still_held.p):
+                    m.d.sync += [busy.eq(0), held.eq(0), drained.eq(0)]
+                    m.next = "RECALL"
+                with m.Elif(drained):
+                    m.next = "READ"
+                with m.Else():
+                    m.d.sync += busy.eq(1)
+                    m.next = "DRAIN"
+        m.d.comb += self.recall.p.eq(line[sizes_of(self.config).sector_bits :])
 
     def _patience(self, m):
         """A count of cycles, and that there have been too many."""

@@ -37,8 +37,8 @@ class CxlIoConfig:
     `bandwidth_gb`: of a hit, as the CDAT says it: an integrator's figures at the clock that the
     device has. `hot_entries`: of the hotness monitor's list, a power of two, 0 without the monitor;
     `hot_unit`: log2 of the bytes of what it lists, a page. `coherent`: the device calls lines back
-    (HDM-DB). `protect`:
-    memories carry check bits."""
+    (HDM-DB). `flr`: function-level reset, of CXL.io alone. `protect`: memories carry check
+    bits."""
 
     name: str
     vendor: int = CXL_VENDOR
@@ -69,6 +69,7 @@ class CxlIoConfig:
     hot_unit: int = 13
     chmu_vector: int = 3
     coherent: bool = False
+    flr: bool = False
     commands: tuple[Opcode, ...] = tuple(COMMANDS)
 
     def __post_init__(self):
@@ -169,12 +170,17 @@ _FULL = CxlIoConfig(
 )
 _JOINED = _FULL.replace(
     name="joined",
-    commands=tuple(op for op in COMMANDS if op != Opcode.SANITIZE),
+    flr=True,
     hot_entries=64,
     knobs=len(KNOBS),
     wired=True,
 )
-_POISON = (Opcode.POISON_LIST, Opcode.INJECT_POISON, Opcode.CLEAR_POISON)
+_NOT_COHERENT = (
+    Opcode.POISON_LIST,
+    Opcode.INJECT_POISON,
+    Opcode.CLEAR_POISON,
+    Opcode.SANITIZE,
+)
 _NAMED = {
     "recorded": _RECORDED,
     "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu="recorded"),
@@ -182,7 +188,7 @@ _NAMED = {
     "joined": _JOINED,
     "joined_coherent": _JOINED.replace(
         name="joined_coherent",
-        commands=tuple(op for op in _JOINED.commands if op not in _POISON),
+        commands=tuple(op for op in COMMANDS if op not in _NOT_COHERENT),
         coherent=True,
     ),
 }
@@ -193,9 +199,8 @@ CXLIO = tuple(_NAMED)
 def named_cxlio(name: str) -> CxlIoConfig:
     """A configuration by its name: `recorded` and `recorded_pmu` show what the stand-in behind the
     recordings of data/linux showed, `full` everything there is, `joined` what stands before the
-    endpoint: all but a sanitize, which the endpoint does not have, and the hotness monitor;
-    `joined_coherent` before one with HDM-DB: without the poison commands, too, whose writes would
-    not call back what the host holds."""
+    endpoint: all of it, and the hotness monitor; `joined_coherent` before one with HDM-DB, without
+    poison commands and sanitize."""
     if name not in _NAMED:
         raise ValueError(f"{name!r} is no configuration; there are {', '.join(_NAMED)}")
     return _NAMED[name]

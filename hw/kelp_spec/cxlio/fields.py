@@ -42,7 +42,8 @@ class Field:
 @dataclass(frozen=True)
 class Register:
     """`size` bytes at `offset` of its block. `lock` names a bit that the hardware drives: while it
-    is on, writes are dropped. `watch`: the hardware hears of each write."""
+    is on, writes are dropped. `watch`: the hardware hears of each write. `function`: a
+    function-level reset resets it."""
 
     name: str
     offset: int
@@ -51,6 +52,7 @@ class Register:
     doc: str = ""
     lock: str = ""
     watch: bool = False
+    function: bool = False
 
     @property
     def lane(self) -> int:
@@ -99,6 +101,11 @@ class Block:
     def locks(self) -> tuple[str, ...]:
         used = (f.lock or r.lock for r, f in self.fields.values())
         return tuple(dict.fromkeys(lock for lock in used if lock))
+
+    @property
+    def function(self) -> tuple[Register, ...]:
+        """Registers that a function-level reset resets."""
+        return tuple(r for r in self.registers if r.function)
 
     @property
     def watched(self) -> tuple[str, ...]:

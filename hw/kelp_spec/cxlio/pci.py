@@ -4,6 +4,8 @@ number, DOE. What a PCIe core keeps to itself (link training, AER) is not here."
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .config import CXL_VENDOR, CxlIoConfig
 from .fields import Access, Block, Field, Register, constant
 
@@ -28,7 +30,10 @@ def configuration_space(c: CxlIoConfig) -> Block:
     return Block(
         "configuration",
         4096,
-        (*_header(c), *_pci_express(), *_msix(c), *_extended(c)),
+        (
+            *(replace(r, function=c.flr) for r in (*_header(c), *_pci_express(c), *_msix(c))),
+            *_extended(c),
+        ),
     )
 
 
@@ -66,9 +71,11 @@ def _header(c: CxlIoConfig):
     yield Register("interrupt_line", 0x3C, 1, (Field("value", 0, 8, RW),), "no effect")
 
 
-def _pci_express():
+def _pci_express(c: CxlIoConfig):
     yield constant("pcie_header", _PCIE, 4, 0x0002_0010 | _MSIX << 8, "endpoint, version 2")
-    yield constant("pcie_device_capabilities", _PCIE + 0x04, 4, 0x8000, "role-based errors")
+    able, what = 0x8000 | c.flr << 28, "role-based errors" + ", function-level reset" * c.flr
+    yield constant("pcie_device_capabilities", _PCIE + 0x04, 4, able, what)
+    flr = Field("flr", 15, 1, Access.STROBE, doc="resets what docs/cxl.md says of CXL.io")
     yield Register(
         "pcie_device_control",
         _PCIE + 0x08,
@@ -79,6 +86,7 @@ def _pci_express():
             Field("fatal", 2, 1, RW, doc="ERR_FATAL leaves"),
             Field("unsupported", 3, 1, RW),
             Field("other", 4, 11, RW, doc="relaxed order, payload and read sizes: the core's"),
+            *((flr,) if c.flr else ()),
         ),
         "reporting of errors",
     )

@@ -129,6 +129,9 @@ class Device:
 
     def _pci_written(self, register, strobes) -> None:
         values, name = self.pci.values, register.name
+        if strobes.get("flr"):
+            self.pci.function_reset()
+            self.exchange.abort()
         self.msix.enable = bool(values["msix_control_enable"])
         self.msix.mask = bool(values["msix_control_mask"])
         self.msix.bus_master = bool(values["command_bus_master"])

@@ -61,6 +61,13 @@ class Registers:
                     strobes[f.name] = new & touched
             self.written(register, strobes)
 
+    def function_reset(self) -> None:
+        """A function-level reset: what it resets has its reset values."""
+        for register in self.block.function:
+            for f in register.fields:
+                if f.access in _KEPT:
+                    self.values[register.key(f)] = f.reset
+
     def _at(self, offset: int, size: int):
         return [
             r

@@ -54,7 +54,7 @@ class Flash {
     std::vector<Command> commands_;  // in flight, in no order
     Queue<Completion> completions_;
     std::map<std::pair<uint32_t, uint64_t>, std::pair<Plant, uint64_t>> plants_;
-    uint64_t seen_[3] = {};  // commands accepted, by op
+    uint64_t seen_[4] = {};  // commands accepted, by op
     double link_free_ = 0;
     uint64_t next_due_ = NEVER;
     bool offered_ = false;
@@ -78,7 +78,6 @@ class Flash {
         Command c{};
         c.op = static_cast<uint32_t>(get(port, f::op));
         c.id = static_cast<uint32_t>(get(port, f::id_index) | get(port, f::id_attempt) << f::id_index.bits);
-        if (c.op > codes::COLD_ABORT) fail("cold_command: op %u is unknown", c.op);
         const auto planted = plants_.find({c.op, seen_[c.op]++});
         const bool never = planted != plants_.end() && planted->second.first == Plant::NEVER;
         counts_.flash_never += never;
@@ -86,6 +85,10 @@ class Flash {
             counts_.flash_aborts++;
             std::erase_if(commands_, [&](const Command &other) { return other.id == c.id && other.op != codes::COLD_ABORT; });
             c.due = never ? NEVER : now + settings_.abort_latency;
+        } else if (c.op == codes::COLD_ERASE) {
+            if (!commands_.empty()) fail("cold_command: ERASE while %zu commands are in flight", commands_.size());
+            c.failed = planted != plants_.end() && planted->second.first == Plant::FAILED;
+            c.due = never ? NEVER : now + settings_.flash_write_latency;
         } else {
             c.lba = get(port, f::lba);
             c.line = static_cast<uint32_t>(get(port, f::line));
@@ -127,6 +130,9 @@ class Flash {
             complete(c.id, codes::COLD_ABORTED, LineMask{});
         } else if (c.failed) {
             complete(c.id, codes::COLD_FAILED, LineMask{});
+        } else if (c.op == codes::COLD_ERASE) {
+            slots_.clear();
+            complete(c.id, codes::COLD_OK, LineMask{});
         } else if (c.op == codes::COLD_READ) {
             const Slot &slot = slots_.at(c.lba);
             std::memcpy(memory_.line(c.line), slot.bytes.data(), slot.bytes.size());

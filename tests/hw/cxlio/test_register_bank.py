@@ -127,3 +127,38 @@ def test_latency_and_interval():
 def test_a_register_out_of_place_is_refused(registers):
     with pytest.raises(ValueError):
         Block("planted", 16, registers)
+
+
+def test_a_function_level_reset_leaves_the_devices_registers():
+    """Whatever is written or set in its cycle: reset values, where the block says so, and there
+    alone."""
+    block = configuration_space(named_cxlio("joined"))
+    bank, golden = RegisterBank(block=block), Registers(block)
+    base, memory = block.by_name["bar0"], block.by_name["cxl_control"]
+
+    async def bench(ctx):
+        async def write(register, value):
+            ctx.set(bank.access.lane, register.lane)
+            ctx.set(bank.access.write, 1)
+            ctx.set(bank.access.strobe, ((1 << register.size) - 1) << register.offset % 8)
+            ctx.set(bank.access.write_data, value << register.shift)
+            golden.write(register.offset, register.size, value)
+            await ctx.tick()
+            ctx.set(bank.access.write, 0)
+
+        await write(base, 0x5_0000)
+        await write(memory, 4)
+        ctx.set(bank.sets.pcie_device_status_fatal, 1)
+        await ctx.tick()
+        assert ctx.get(bank.values.bar0_base) == 5
+        ctx.set(bank.function_reset, 1)
+        await write(base, 0x6_0000)
+        ctx.set(bank.sets.pcie_device_status_fatal, 0)
+        ctx.set(bank.function_reset, 0)
+        golden.function_reset()
+        await ctx.tick()
+        for key in block.keys(Access.RW, Access.W1C, Access.W1S):
+            assert ctx.get(bank.values[key]) == golden.values[key], key
+        assert ctx.get(bank.values.cxl_control_mem) == 1 and not ctx.get(bank.values.bar0_base)
+
+    simulate(bank, bench)

@@ -12,6 +12,7 @@ from timing import changes
 
 from kelp_hw.media.media_port import MediaPort
 from kelp_spec.address import AddressMap
+from kelp_spec.coherence import sizes_of
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
@@ -247,6 +248,47 @@ def test_a_line_that_is_read_too_late_is_left_alone(late):
 
     simulate(dut, bench)
     assert seen == ({"writes": 0, "codes": [2]} if late else {"writes": 1, "codes": [0]})
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_what_the_host_holds_is_called_back_first(stubborn):
+    """Asked for with the channels open until it is free, and once more with them held; what was
+    granted meanwhile opens them again. A host that never gives it back ends in another try."""
+    config = named("unit_cxl_coherent")
+    dut, asks, codes, wrote = MediaPort(config=config), [], [], []
+    held = [1, 1, 0, 1, 0, 0]
+
+    async def bench(ctx):
+        for port in (dut.quiescent, dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready):
+            ctx.set(port, 1)
+        ctx.set(dut.requests.p, {"kind": INJECT, "line": 7})
+        ctx.set(dut.requests.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.requests.valid, 0)
+        for _ in range(200 if not stubborn else named_cxlio("joined").patience // 2 + 50):
+            asked = ctx.get(dut.recall.valid)
+            reads, writes = (
+                ctx.get(port.valid) and ctx.get(port.ready) for port in (dut.o_req, dut.o_rwd)
+            )
+            if asked:
+                sector = ctx.get(dut.recall.p)
+                assert sector == 7 >> sizes_of(config).sector_bits
+                asks.append(ctx.get(dut.i_rwd.ready))
+            if writes:
+                wrote.append((len(asks), ctx.get(dut.o_rwd.p.poison)))
+            if ctx.get(dut.answers.valid):
+                codes.append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+            ctx.set(dut.still_held.valid, asked)
+            ctx.set(dut.still_held.p, stubborn or (held[len(asks) - 1] if asked else 0))
+            ctx.set(dut.i_drs.valid, reads)
+            ctx.set(dut.i_ndr.valid, writes)
+
+    simulate(dut, bench)
+    if stubborn:
+        assert codes == [2] and not wrote and all(asks) and len(asks) > 1000
+    else:
+        assert codes == [0] and wrote == [(6, 1)] and asks == [1, 1, 1, 0, 1, 0]
 
 
 def test_latency_is_none():

@@ -114,13 +114,27 @@ class Random(TB):
             assert self.cycles - started < 60_000, "the mailbox hangs"
 
     async def opening(self):
-        """What random accesses seldom come to: messages from every log, a sanitize."""
+        """What random accesses seldom come to: a function-level reset, messages from every log, a
+        sanitize."""
         await self.both("configuration", 4, 2, 6)
         await self.both("configuration", 0x7E, 2, 0x8000)
         await self.both("device", MSIX_TABLE + 16 * self.config.event_vector + 12, 4, 0)
         await self.ring(Opcode.SET_INTERRUPT_POLICY, 0x01010101, 4)
         for log in range(4):
             await self.happened({"log": log, "kind": log})
+        if self.config.flr:
+            # The function is as after power-up; logs, table and policies are what they were.
+            await self.both("configuration", 0x10, 4, 0x1234_0000)
+            await self.both("configuration", 0x48, 2, 0x8007)
+            for at in (0x04, 0x10, 0x44, 0x48, 0x7C):
+                assert await self.read("configuration", at, 4) == self.golden.read(
+                    "configuration", at, 4
+                )
+            assert not self.enabled()
+            await self.both("configuration", 4, 2, 6)
+            await self.both("configuration", 0x7E, 2, 0x8000)
+            for at in (0x100, MSIX_PENDING, MSIX_TABLE + 8):
+                assert await self.read("device", at, 8) == self.golden.read("device", at, 8)
         if Opcode.SANITIZE in self.config.commands:
             await self.ring(Opcode.SANITIZE, 0, 0)
             await self.settle()

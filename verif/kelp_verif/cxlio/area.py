@@ -14,14 +14,17 @@ from kelp_hw.cxlio.cxl_io import CxlIo
 from kelp_hw.cxlio.hdm_decode import HdmDecode
 from kelp_hw.cxlio.msix import Msix
 from kelp_hw.cxlio.pmu import Pmu
+from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.layouts import MESSAGES
 from kelp_hw.media.decoded_channel import DecodedChannel
 from kelp_hw.media.event_records import EventRecords
 from kelp_hw.media.health_report import HealthReport
 from kelp_hw.media.load_meter import LoadMeter
+from kelp_hw.media.media_eraser import MediaEraser
 from kelp_hw.media.media_port import MediaPort
 from kelp_hw.media.monitor_events import MonitorEvents
 from kelp_hw.media.ras_errors import RasErrors
+from kelp_hw.media.sanitizer import Sanitizer
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import cxlio_of
 
@@ -37,6 +40,8 @@ BLOCKS = {
     "HdmDecode": lambda c: HdmDecode(config=cxlio_of(c)),
     "DecodedChannel": lambda c: DecodedChannel(config=cxlio_of(c), message=MESSAGES["M2SRwD"]),
     "MediaPort": lambda c: MediaPort(config=c),
+    "Sanitizer": lambda c: Sanitizer(config=c),
+    "MediaEraser": lambda c: MediaEraser(config=c, axi=axi_signature(c)),
     "EventRecords": lambda c: EventRecords(config=c),
     "RasErrors": lambda c: RasErrors(config=c),
     "HealthReport": lambda c: HealthReport(config=c),

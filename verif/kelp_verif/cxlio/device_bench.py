@@ -51,6 +51,7 @@ class TB(PortTB):
             name: Packing(channels[name].signature.members["payload"].shape) for name in channels
         }
         self.memory: dict[int, int] = {}
+        self.refuses = lambda line: False  #: whether memory answers a write with an error
         self.tag = 0
 
     async def start(self):
@@ -71,13 +72,27 @@ class TB(PortTB):
         for _ in range(4):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
-        for each in (self._count, self._messages, self._memory_reads, self._memory_writes):
+        for each in (self._count, self._messages):
             cocotb.start_soon(each())
+        await self.serve()
+
+    async def serve(self):
+        """A memory, from a reset on; until the endpoint is ready."""
+        self.serving = [
+            cocotb.start_soon(each()) for each in (self._memory_reads, self._memory_writes)
+        ]
         for _ in range(LIMIT):
-            if int(dut.ready.value):
+            if int(self.dut.ready.value):
                 return
-            await RisingEdge(dut.clk)
+            await RisingEdge(self.dut.clk)
         raise AssertionError("the endpoint is never ready")
+
+    async def map_memory(self):
+        """A decoder of all the device has, from `BASE` on."""
+        await self.write("component", 0x1114, 4, 2)
+        for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, 0x1200)):
+            await self.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
+        assert (await self.read("component", 0x1130, 4))[0] >> 10 & 3 == 1, "not committed"
 
     async def _memory_reads(self):
         while True:
@@ -95,22 +110,23 @@ class TB(PortTB):
             line = aw["addr"] >> 6
             self.memory[line] = self.memory.get(line, 0) & ~mask | w["data"] & mask
             fields = {name: 0 for name in self.axi["b"].fields} | {"id": aw["id"]}
+            fields["resp"] = 2 if self.refuses(line) else 0
             await self._offer("axi__b", self.axi["b"].pack(**fields))
 
     # - the host -----------------------------------------------------------------------------------
-    async def load(self, address):
+    async def load(self, address, ld=0):
         """The line at a host address: its bytes, or "poison", or "nxm"."""
         self.tag += 1
-        message = self.req.pack(opcode=M2SReq.MEM_RD, tag=self.tag, address=address >> 6)
+        message = self.req.pack(opcode=M2SReq.MEM_RD, tag=self.tag, address=address >> 6, ld_id=ld)
         offered = cocotb.start_soon(self._offer("m2s_req", message))
         answer = self.drs.unpack(await self._within(self._take("s2m_drs")))
         await offered
-        assert answer["tag"] == self.tag
+        assert (answer["tag"], answer["ld_id"]) == (self.tag, ld)
         if answer["opcode"] == S2MDRS.MEM_DATA_NXM:
             return "nxm"
         return "poison" if answer["poison"] else answer["data"].to_bytes(64, "little")
 
-    async def store(self, address, data, enable=(1 << 64) - 1, poison=0):
+    async def store(self, address, data, enable=(1 << 64) - 1, poison=0, ld=0):
         self.tag += 1
         whole = enable == (1 << 64) - 1
         message = self.rwd.pack(
@@ -119,6 +135,7 @@ class TB(PortTB):
             address=address >> 6,
             byte_enable=enable,
             poison=poison,
+            ld_id=ld,
             data=int.from_bytes(data, "little"),
         )
         offered = cocotb.start_soon(self._offer("m2s_rwd", message))
@@ -143,21 +160,22 @@ class TB(PortTB):
         line = await self.load(BASE + self.addresses.register_base + offset // 64 * 64)
         return int.from_bytes(line[offset % 64 :][:8], "little")
 
-    async def open_session(self):
-        values = self.values._descriptor("s0_", Descriptor(layers=1, kv_heads=1), 0)
-        values |= self.values._parameters("s0_", QueueParameters())
-        values["s0_command"] = self.values.pack("s0_command", command=SessionCommand.OPEN)
+    async def open_session(self, session=0, *, kv_heads=1, owner=0):
+        p = f"s{session}_"
+        values = self.values._descriptor(p, Descriptor(layers=1, kv_heads=kv_heads), owner)
+        values |= self.values._parameters(p, QueueParameters())
+        values[p + "command"] = self.values.pack(p + "command", command=SessionCommand.OPEN)
         for name, value in values.items():
             await self.write_register(name, value)
         while True:
-            state = self.values.unpack("s0_state", await self.read_register("s0_state"))
+            state = self.values.unpack(p + "state", await self.read_register(p + "state"))
             if not state["busy"]:
                 break
         assert state["open"], state
 
-    def line(self, page, line, session=0):
-        """Device address of a line of session 0."""
-        return self.addresses.encode(KvAddress(session, 0, page, 0, line))
+    def line(self, page, line, session=0, queue=0):
+        """Device address of a line."""
+        return self.addresses.encode(KvAddress(session, queue, page, 0, line))
 
     async def counter(self, which):
         """What a fixed counter of the monitor shows."""
@@ -194,10 +212,7 @@ async def whole_device(dut):
     await tb.boot()
     await tb.write("configuration", 4, 2, 6)
     assert await tb.load(BASE) == "nxm"  # no decoder yet
-    await tb.write("component", 0x1114, 4, 2)
-    for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, 0x1200)):
-        await tb.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
-    assert (await tb.read("component", 0x1130, 4))[0] >> 10 & 3 == 1, "not committed"
+    await tb.map_memory()
     for i in range(len(pmu_map(tb.config).counters)):
         config, _ = await tb.read("pmu", 0x200 + 8 * i, 8)
         await tb.write("pmu", 0x200 + 8 * i, 8, config | 1 << 8)

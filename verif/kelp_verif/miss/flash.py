@@ -69,8 +69,8 @@ class Flash:
     cocotbext-axi's AxiRam; None moves no data.
 
     ``fails(command)`` and ``silent(command)`` say, once per READ or WRITE, whether it completes
-    with FAILED, or never. ``deaf(command)`` says of an ABORT that it works but is never answered.
-    ``pages`` maps an LBA to (bytes, valid, poison).
+    with FAILED, or never; of an ERASE the first is asked. ``deaf(command)`` says of an ABORT that
+    it works but is never answered. ``pages`` maps an LBA to (bytes, valid, poison).
     """
 
     memory: object = None
@@ -103,6 +103,11 @@ class Flash:
         """A command has been accepted."""
         if command.op == ColdOp.ABORT:
             self._abort(now, command)
+            return
+        if command.op == ColdOp.ERASE:
+            if self.live:
+                raise ContractError(f"{command}: {len(self.live)} commands are in flight")
+            self._at(now + self.latency, self._erased, command, self.fails(command))
             return
         for what, table, key in (
             ("id", self.live, command.index),
@@ -147,6 +152,12 @@ class Flash:
             self._retire(entry)
         if not deaf:
             self.done.append(Completion(command.index, command.attempt, ColdStatus.ABORTED))
+
+    def _erased(self, time: float, command: Command, fails: bool) -> None:
+        if not fails:
+            self.pages.clear()
+        status = ColdStatus.FAILED if fails else ColdStatus.OK
+        self.done.append(Completion(command.index, command.attempt, status))
 
     def _transfer(self, time: float, entry: _Live) -> None:
         if entry.gone:

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Every line of memory is zero, once; the tier is told once; errors are told; what the endpoint
+says passes before and after."""
+
+import random
+
+import pytest
+from simulation import simulate
+from timing import changes
+
+from kelp_hw.datapath.datapath import axi_signature
+from kelp_hw.media.media_eraser import MediaEraser
+from kelp_spec.config import named
+from kelp_spec.metadata import ColdOp, ColdStatus
+
+UNIT = named("unit_cxl")
+OWN = UNIT.misses + UNIT.write_backs  #: the id of an ERASE
+LIMIT = 4000
+
+
+def eraser():
+    return MediaEraser(config=UNIT, axi=axi_signature(UNIT))
+
+
+class Bench:
+    """Memory and tier. `bad`: the line that memory answers with an error; `status`: the tier's."""
+
+    def __init__(self, seed, *, ready=0.6, bad=None, status=ColdStatus.OK):
+        self.dut, self.rng, self.seed = eraser(), random.Random(seed), seed
+        self.ready, self.bad, self.status = ready, bad, status
+        self.addresses, self.lines, self.answers = [], [], []
+        self.commands, self.completions, self.passed = [], [], []
+        self.percents = []
+
+    async def cycle(self, ctx):
+        dut, rng, axi = self.dut, self.rng, self.dut.outer_axi
+        for port in (axi.aw, axi.w, dut.outer_command, dut.inner_completion):
+            ctx.set(port.ready, rng.random() < self.ready)
+        # A B of any line whose W and AW have come.
+        come = min(len(self.addresses), len(self.lines))
+        gives = len(self.answers) < come and rng.random() < self.ready
+        ctx.set(axi.b.valid, gives)
+        if gives:
+            at = self.addresses[len(self.answers)]
+            ctx.set(axi.b.p.resp, 2 * (at == self.bad))
+        waits = bool(self.completions) and rng.random() < self.ready
+        if waits or ctx.get(dut.outer_completion.valid):
+            ctx.set(dut.outer_completion.valid, 1)
+            index, status = self.completions[0]
+            ctx.set(dut.outer_completion.p.id.index, index)
+            ctx.set(dut.outer_completion.p.status, status)
+        await ctx.delay(1e-9)
+        if ctx.get(axi.aw.valid) and ctx.get(axi.aw.ready):
+            sizes = [ctx.get(axi.aw.p[name]) for name in ("len", "size", "burst")]
+            assert sizes == [0, 6, 1] and not ctx.get(axi.aw.p.addr) % 64
+            self.addresses.append(ctx.get(axi.aw.p.addr) // 64)
+        if ctx.get(axi.w.valid) and ctx.get(axi.w.ready):
+            full = ctx.get(axi.w.p.strb) == (1 << 64) - 1 and ctx.get(axi.w.p.last)
+            self.lines.append(ctx.get(axi.w.p.data) if full else None)
+        if gives:
+            assert ctx.get(axi.b.ready)
+            self.answers.append(at)
+        if ctx.get(dut.outer_command.valid) and ctx.get(dut.outer_command.ready):
+            p = dut.outer_command.p
+            self.commands.append((ctx.get(p.op), ctx.get(p.id.index)))
+            self.completions += [(3, ColdStatus.OK), (OWN, self.status)]
+        if ctx.get(dut.outer_completion.valid) and ctx.get(dut.outer_completion.ready):
+            index, _ = self.completions.pop(0)
+            through = ctx.get(dut.inner_completion.valid) and ctx.get(dut.inner_completion.ready)
+            assert through == (index != OWN)
+            await ctx.tick()
+            ctx.set(dut.outer_completion.valid, 0)
+            return
+        await ctx.tick()
+
+    async def erase(self, ctx):
+        """A whole one: whether it failed."""
+        dut = self.dut
+        for each in (self.addresses, self.lines, self.answers, self.commands, self.percents):
+            each.clear()
+        ctx.set(dut.go, 1)
+        for _ in range(LIMIT):
+            await self.cycle(ctx)
+            self.percents.append(ctx.get(dut.progress))
+            if ctx.get(dut.done):
+                break
+        else:
+            raise AssertionError(f"seed {self.seed}: never done")
+        failed = ctx.get(dut.failed)
+        await self.cycle(ctx)
+        assert ctx.get(dut.done) and ctx.get(dut.failed) == failed
+        ctx.set(dut.go, 0)
+        await self.cycle(ctx)
+        assert not ctx.get(dut.progress) and not ctx.get(dut.done)
+        return failed
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "failed"),
+    [
+        (None, ColdStatus.OK, 0),
+        (0, ColdStatus.OK, 1),
+        (UNIT.dram_lines - 1, ColdStatus.OK, 1),
+        (None, ColdStatus.FAILED, 1),
+    ],
+)
+def test_every_line_is_zero_and_the_tier_forgets(bad, status, failed):
+    bench = Bench(1, bad=bad, status=status)
+
+    async def run(ctx):
+        for again in range(2):
+            assert await bench.erase(ctx) == (failed and not again)
+            assert bench.addresses == bench.answers == list(range(UNIT.dram_lines))
+            assert bench.lines == [0] * UNIT.dram_lines
+            assert bench.commands == [(ColdOp.ERASE, OWN)]
+            assert bench.percents == sorted(bench.percents) and bench.percents[-1] == 99
+            assert len(set(bench.percents)) > 50
+            bench.bad, bench.status = None, ColdStatus.OK
+
+    simulate(bench.dut, run)
+
+
+def test_it_waits_for_the_tier_and_for_memory():
+    for held in ("tier", "memory"):
+        bench = Bench(2, ready=1)
+
+        async def run(ctx, held=held, bench=bench):
+            ctx.set(bench.dut.go, 1)
+            for _ in range(UNIT.dram_lines + 200):
+                await bench.cycle(ctx)
+                if held == "tier":
+                    bench.completions = [c for c in bench.completions if c[0] != OWN]
+                else:
+                    bench.ready = float(len(bench.answers) < UNIT.dram_lines // 2)
+                assert not ctx.get(bench.dut.done)
+            last = UNIT.dram_lines if held == "tier" else UNIT.dram_lines // 2
+            assert len(bench.answers) == last
+            assert (ctx.get(bench.dut.progress) == 99) == (held == "tier")
+
+        simulate(bench.dut, run)
+
+
+def test_a_line_a_cycle():
+    bench = Bench(3, ready=1)
+
+    async def run(ctx):
+        ctx.set(bench.dut.go, 1)
+        for _ in range(UNIT.dram_lines + 4):
+            await bench.cycle(ctx)
+        assert len(bench.answers) == UNIT.dram_lines
+
+    simulate(bench.dut, run)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("inner_axi.aw.p.addr", "outer_axi.aw.p.addr"),
+        ("inner_axi.w.p.data", "outer_axi.w.p.data"),
+        ("inner_axi.ar.p.addr", "outer_axi.ar.p.addr"),
+        ("outer_axi.r.p.data", "inner_axi.r.p.data"),
+        ("outer_axi.b.p.id", "inner_axi.b.p.id"),
+        ("inner_command.p.lba", "outer_command.p.lba"),
+        ("outer_completion.p.id.index", "inner_completion.p.id.index"),
+    ],
+)
+def test_what_the_endpoint_says_passes_in_the_cycle(given, seen):
+    port = given.split(".p.")[0]
+    given = [{f"{port}.valid": 1, given: 5}]
+    assert changes(eraser(), seen, given) == [MediaEraser.LATENCY]
+    assert MediaEraser.INTERVAL == 1

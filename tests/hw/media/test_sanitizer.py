@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A sanitize beside a host's traffic: sessions are closed, then all is erased, and the host is
+answered meanwhile, each request once."""
+
+import random
+from collections import Counter, deque
+
+import pytest
+from simulation import simulate
+from timing import changes
+
+from kelp_hw.media.sanitizer import Sanitizer
+from kelp_spec.address import AddressMap
+from kelp_spec.config import named
+from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.registers import SESSION_BASE, SESSION_STRIDE, SessionCommand
+
+UNIT = named("unit_cxl").with_(sessions=3)
+COHERENT = named("unit_cxl_coherent").with_(sessions=3)
+BASE = AddressMap(UNIT).register_base // 64
+LINES = {BASE + (SESSION_BASE + SESSION_STRIDE * s) // 64: s for s in range(UNIT.sessions)}
+SANITIZE, INJECT = 3, 1
+PATIENCE = named_cxlio("joined").patience // 2
+READS = (M2SReq.MEM_RD, M2SReq.MEM_RD_DATA)
+SILENT = M2SReq.MEM_SPEC_RD
+
+
+class Bench:
+    """An endpoint with registers alone, a host that never rests, and an eraser. `open`: sessions
+    that are. Coherent, a session closes only while the host is let go on."""
+
+    def __init__(self, seed, *, open=(0, 2), erase_fails=False, coherent=False):
+        config = COHERENT if coherent else UNIT
+        self.dut, self.rng, self.seed = Sanitizer(config=config), random.Random(seed), seed
+        self.open, self.closing, self.coherent = set(open), {}, coherent
+        self.erase_fails = erase_fails
+        self.tag = 0
+        self.offered, self.asked, self.got = {}, {}, {}
+        self.pending = deque()  # due, channel, tag, LD-ID, data
+        self.own, self.standing = [], {}
+        self.answers, self.passed = [], []
+        self.erasing, self.erased = 0, 0
+        self.cycle = 0
+
+    def _host(self, ctx):
+        """Requests of every opcode, of any LD-ID."""
+        dut, rng = self.dut, self.rng
+        for name in ("i_req", "i_rwd"):
+            port = getattr(dut, name)
+            if name not in self.offered and len(self.pending) < 8 and rng.random() < 0.4:
+                self.tag += 1
+                opcode = rng.choice([*(M2SReq if name == "i_req" else M2SRwD)])
+                fields = {"opcode": opcode, "tag": self.tag, "ld_id": rng.randrange(16)}
+                fields["snp_type"] = rng.choice((0, 3)) if self.coherent else 0
+                self.offered[name] = fields
+                ctx.set(port.p, fields | {"address": rng.randrange(64)})
+            ctx.set(port.valid, name in self.offered)
+        for name in ("o_req", "o_rwd", "o_drs", "o_ndr"):
+            ctx.set(getattr(dut, name).ready, rng.random() < 0.6)
+
+    def _answers(self, ctx):
+        due = bool(self.pending) and self.pending[0][0] <= self.cycle
+        for name in ("drs", "ndr"):
+            port, now = getattr(self.dut, "i_" + name), due and self.pending[0][1] == name
+            ctx.set(port.valid, now)
+            if now:
+                _, _, tag, ld, data = self.pending[0]
+                ctx.set(port.p, {"tag": tag, "ld_id": ld, **({"data": data} if data else {})})
+
+    def _state(self, session):
+        if self.closing.get(session, 0) > self.cycle:
+            return 0b11
+        if session in self.closing:
+            self.open.discard(session)
+        return int(session in self.open)
+
+    def _endpoint(self, ctx, disabled):
+        """Takes what comes; what names registers is the sanitizer's own, and comes alone."""
+        for name in ("o_req", "o_rwd"):
+            port = getattr(self.dut, name)
+            offer = ctx.get(port.valid) and ctx.get(port.p.tag)
+            if name in self.standing:
+                assert offer == self.standing.pop(name), f"the offer at {name} does not stand"
+            if not ctx.get(port.valid):
+                continue
+            if not ctx.get(port.ready):
+                self.standing[name] = offer
+                continue
+            opcode, tag, ld = (ctx.get(port.p[f]) for f in ("opcode", "tag", "ld_id"))
+            due, data = self.cycle + self.rng.randrange(2, 8), 0
+            own = ctx.get(port.p.address) in LINES
+            assert own or self.coherent or not disabled, f"seed {self.seed}: the host's, {tag}"
+            if own:
+                session = LINES[ctx.get(port.p.address)]
+                assert ld == 0 and not self.pending
+                self.own.append((name, session))
+                if name == "o_rwd":
+                    assert opcode == M2SRwD.MEM_WR_PTL and ctx.get(port.p.bep)
+                    assert ctx.get(port.p.byte_enable) == 0xFF << 16
+                    assert ctx.get(port.p.data) >> 128 == SessionCommand.CLOSE
+                    took = self.rng.randrange(30, 900 if self.coherent else 90)
+                    self.closing[session] = self.cycle + took
+                else:
+                    data = self._state(session) << 8 * 0x18
+            if name == "o_req" and opcode == SILENT:
+                continue
+            reads = name == "o_req" and opcode in READS
+            if reads:
+                self.pending.append((due, "drs", tag, ld, data))
+            if not reads or ctx.get(port.p.snp_type):
+                self.pending.append((due, "ndr", tag, ld, 0))
+
+    def _taken(self, ctx):
+        for name in ("i_req", "i_rwd"):
+            port = getattr(self.dut, name)
+            if ctx.get(port.valid) and ctx.get(port.ready):
+                fields = self.offered.pop(name)
+                self.asked[fields["tag"]] = (name, fields)
+        for name in ("drs", "ndr"):
+            port = getattr(self.dut, "i_" + name)
+            if ctx.get(port.valid) and ctx.get(port.ready):
+                self.pending.popleft()
+            port = getattr(self.dut, "o_" + name)
+            if ctx.get(port.valid) and ctx.get(port.ready):
+                tag = ctx.get(port.p.tag)
+                told = self.got.setdefault(tag, {})
+                assert name not in told, f"seed {self.seed}: {tag} is answered twice"
+                told[name] = ctx.get(port.p.opcode), ctx.get(port.p.ld_id)
+
+    async def run(self, ctx, requests, cycles=3000):
+        dut, requests, waiting, disabled = self.dut, deque(requests), False, False
+        for self.cycle in range(cycles):
+            self._host(ctx)
+            self._answers(ctx)
+            closing = any(end > self.cycle for end in self.closing.values())
+            ctx.set(dut.quiescent, not self.pending and not (self.coherent and closing))
+            if requests and not waiting and self.rng.random() < 0.02:
+                kind = requests[0]
+                ctx.set(dut.requests.p, {"kind": kind, "tag": 6})
+                ctx.set(dut.requests.valid, 1)
+                waiting = True
+            ctx.set(dut.o_requests.ready, 1)
+            self.erasing = self.erasing + 1 if ctx.get(dut.erase) else 0
+            ctx.set(dut.erased, self.erasing > 300)
+            ctx.set(dut.erase_failed, self.erase_fails)
+            ctx.set(dut.i_answers.valid, bool(self.passed) and self.passed[-1] == self.cycle - 9)
+            await ctx.delay(1e-9)
+            if ctx.get(dut.erase):
+                assert not self.pending and not self.open, f"seed {self.seed}: not at rest"
+                self.erased += self.erasing == 1
+            disabled |= bool(waiting and self._disabled(ctx))
+            self._endpoint(ctx, disabled)
+            self._taken(ctx)
+            if ctx.get(dut.o_requests.valid):
+                assert ctx.get(dut.o_requests.p.kind) == INJECT
+                self.passed.append(self.cycle)
+            taken = ctx.get(dut.requests.valid) and ctx.get(dut.requests.ready)
+            if ctx.get(dut.answers.valid):
+                self.answers.append(ctx.get(dut.answers.p.code))
+                waiting = disabled = False
+            await ctx.tick()
+            if taken:
+                requests.popleft()
+                ctx.set(dut.requests.valid, 0)
+
+    def _disabled(self, ctx):
+        """The sanitizer's own messages name registers; the host's none."""
+        port = self.dut.o_req
+        return ctx.get(port.valid) and ctx.get(port.p.address) in LINES
+
+    def check(self):
+        """Each request has had its answer, but for what is under way; how many were NXM."""
+        kinds = Counter()
+        for tag, (name, fields) in self.asked.items():
+            silent = name == "i_req" and fields["opcode"] == SILENT
+            reads = name == "i_req" and fields["opcode"] in READS
+            wanted = {"drs"} if reads else set()
+            if not silent and (not reads or fields["snp_type"]):
+                wanted.add("ndr")
+            told = self.got.get(tag, {})
+            assert set(told) <= wanted, (tag, told, fields)
+            kinds["silent"] += silent
+            kinds["under way"] += len(wanted - set(told))
+            assert all(ld == fields["ld_id"] for _, ld in told.values())
+            if "drs" in told:
+                kinds["nxm" if told["drs"][0] == S2MDRS.MEM_DATA_NXM else "data"] += 1
+        assert set(self.got) <= set(self.asked)
+        assert kinds["under way"] <= len(self.pending) + 3, kinds
+        return kinds
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "open_", "fails"), [(1, (0, 2), False), (2, (0, 1, 2), True), (3, (), False)]
+)
+def test_sessions_are_closed_and_the_host_is_answered(coherent, seed, open_, fails):
+    bench = Bench(seed, open=open_, erase_fails=fails, coherent=coherent)
+
+    async def run(ctx):
+        await bench.run(ctx, [INJECT, SANITIZE, INJECT], 3000 if coherent else 1200)
+
+    simulate(bench.dut, run)
+    assert bench.answers == [0, 3 if fails else 0, 0] and bench.erased == 1
+    closed = [session for name, session in bench.own if name == "o_rwd"]
+    assert closed == sorted(open_) and not bench.open
+    kinds = bench.check()
+    assert kinds["nxm"] > 8 and kinds["data"] > 40 and kinds["silent"] > 20, kinds
+
+
+def test_a_session_that_is_closing_is_waited_for():
+    bench = Bench(5, open=(1,))
+    bench.closing[1] = 1500
+
+    async def run(ctx):
+        await bench.run(ctx, [SANITIZE])
+
+    simulate(bench.dut, run)
+    assert bench.answers == [0] and not [name for name, _ in bench.own if name == "o_rwd"]
+    bench.check()
+
+
+def test_an_endpoint_that_does_not_come_to_rest_is_left_alone():
+    """The host is let go on, and nothing was closed."""
+    dut = Sanitizer(config=UNIT)
+    seen = []
+
+    async def bench(ctx):
+        ctx.set(dut.requests.p, {"kind": SANITIZE, "tag": 2})
+        ctx.set(dut.requests.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.requests.valid, 0)
+        ctx.set(dut.o_req.ready, 1)
+        for cycle in range(PATIENCE + 20):
+            if ctx.get(dut.answers.valid):
+                seen.append((cycle, ctx.get(dut.answers.p.code), ctx.get(dut.answers.p.tag)))
+            ctx.set(dut.i_req.valid, cycle > 10)
+            passes = cycle < 1 or bool(seen and seen[0][0] < cycle)
+            assert bool(ctx.get(dut.i_req.ready)) == passes, cycle
+            await ctx.tick()
+
+    simulate(dut, bench)
+    ((cycle, code, tag),) = seen
+    assert (code, tag) == (2, 2) and PATIENCE <= cycle < PATIENCE + 4
+
+
+def test_latency_is_none():
+    given = [{"i_req.valid": 1, "i_req.p.tag": 5}]
+    dut = Sanitizer(config=UNIT)
+    assert changes(dut, "o_req.p.tag", given, prepare={"o_req.ready": 1}) == [dut.LATENCY]
+    assert dut.INTERVAL == 1
