@@ -70,6 +70,7 @@ class Held:
             "selects": int(found.select.size),
             "answer_lines": found.answer_lines,
             "gathered_lines": int(found.lines.sum()),
+            "asked_again": found.again,
             "wrong": found.wrong,
             "as_decoded": self.same,
             "cycles": found.cycles.tolist(),
@@ -172,7 +173,7 @@ def rtl(
                 model, ids, first, [device], keep=True,
                 progress=lambda n, task=task: bar.update(task, completed=n),
             )  # fmt: skip
-            task = bar.add_task(f"{name}: RTL", total=len(ids) - 1 - first)
+            task = bar.add_task(f"{name}: RTL, twice", total=2 * (len(ids) - 1 - first))
             try:
                 held.append(
                     hold(

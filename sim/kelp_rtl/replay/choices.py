@@ -67,6 +67,7 @@ class Chosen:
     gather: np.ndarray  #: cycles from the first of them to the last
     pages: np.ndarray  #: [steps, layers, kv_heads, pages] bool
     answer_lines: int = 0  #: that were compared
+    again: int = 0  #: heads whose pages were asked for twice, since the answer came too late
     wrong: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -127,7 +128,7 @@ class _Reads:
 
 
 class _Run:
-    def __init__(self, config: Config, asked: Asked, memory, pressure, seed):
+    def __init__(self, config: Config, asked: Asked, memory, pressure, seed, goes_on=frozenset()):
         self.config, self.asked = config, asked
         steps, self.layers, heads, dim = asked.q.shape
         self.kv_heads = asked.k.shape[1]
@@ -146,8 +147,9 @@ class _Run:
         self.map = self.region.map
         self.base = self.driver.addresses.select_base
         self._open()
-        #: layers and heads whose answer was there before the pages of the head before were read
-        self.early: set[tuple[int, int]] = set()
+        #: heads whose pages follow those of the head before without a gap, (step, layer, head);
+        #: heads whose answer was there before these were read
+        self.goes_on, self.early = goes_on, set()
         at = steps, self.layers, self.kv_heads
         self.found = Chosen(
             np.zeros(at[:2], np.int64),
@@ -330,14 +332,13 @@ class _Run:
         reads, parts, early = _Reads(), [], []
         for before, now in zip(heads, heads[1:], strict=False):
             reads.gather(before, now)
-            # A host that had the answer early enough at the step before goes on with its pages.
-            if now.place[1:] in self.early:
+            if now.place in self.goes_on:
                 early.append(now)
                 continue
             seen = reads.run(d)
             parts += seen
             if now in self._told(seen):
-                self.early.add(now.place[1:])
+                self.early.add(now.place)
             elif not self._poll(now):
                 return
             reads = _Reads()
@@ -352,7 +353,7 @@ class _Run:
             if head in told and told[head] < asked:
                 continue
             # Its lines were asked for before it was known which: that does not count.
-            self.early.remove(head.place[1:])
+            found.again += 1
             if not self._poll(head):
                 return
             again = _Reads()
@@ -420,14 +421,25 @@ def choices(
     """A text's steps on the device of `config`, everything resident, layer after layer: a layer's
     answers are read and its pages gathered, head after head, before the next layer is asked for.
 
-    ValueError where the text does not fit the configuration. `progress` hears of each step.
+    A host that looks all the time goes on with a head's pages right behind those of the one before
+    where it has the answer by then. Here requests are made before the cycle in which that shows, so
+    the text runs twice: without going on, which tells where a host would have, and then so; what
+    is returned is of the second run, or of the first where that one found a fault.
+
+    ValueError where the text does not fit the configuration. `progress` hears of each step, those
+    of both runs.
     """
-    run = _Run(config, asked, memory, pressure, seed)
-    run.history()
-    for step in range(len(asked.q)):
-        for layer in range(run.layers):
-            run.layer(step, layer)
-        if progress is not None:
-            progress(step + 1)
-    run.driver.close()
+    steps, early = len(asked.q), frozenset()
+    for done in (0, steps):
+        run = _Run(config, asked, memory, pressure, seed, early)
+        run.history()
+        for step in range(steps):
+            for layer in range(run.layers):
+                run.layer(step, layer)
+            if progress is not None:
+                progress(done + step + 1)
+        run.driver.close()
+        if run.found.wrong:
+            break
+        early = frozenset(run.early)
     return run.found
