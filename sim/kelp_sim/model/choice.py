@@ -7,6 +7,8 @@ What is assumed beside the inputs are the constants below.
 
 from __future__ import annotations
 
+import math
+
 from ..select.timing import RTL, Choice, Shape
 from .findings import Condition, Finding, Table, finding
 from .inputs import Inputs
@@ -36,7 +38,7 @@ class Scale:
         self.shape = Shape(
             kv_heads=self.heads,
             group=model.query_heads // model.kv_heads,
-            lines=-(-model.head_dim * model.element_bytes // 64),
+            lines=math.ceil(model.head_dim * model.element_bytes / 64),
             page_tokens=PAGE,
         )
         self.pages = -(-context // PAGE)

@@ -75,6 +75,11 @@ class Timing:
         """A layer of a step, from its first message on."""
         return Layer(self, shape, quota, most)
 
+    def select(self, shape: Shape, c: Choice, quota: int) -> int:
+        """SELECT of a KV head alone, from its doorbell to its answer."""
+        layer = self.begin(shape, quota, c.chosen)
+        return layer.serve(c) - layer.rung
+
     def asked(self, shape: Shape) -> int:
         """Lines that a KV head's SELECT takes to ask: queries and doorbell."""
         return shape.group * shape.lines + 1
@@ -146,12 +151,12 @@ class Layer:
     """SELECTs of a layer's KV heads behind one another, whose pages the host gathers meanwhile.
 
     Cycles are from the layer's first message. `front`: until when the part that is before the keys
-    is busy.
+    is busy; `rung`: of the latest doorbell.
     """
 
     def __init__(self, timing: Timing, shape: Shape, quota: int, most: int):
         self.timing, self.shape, self.quota, self.most = timing, shape, quota, most
-        self.front = self._rung = timing.written(shape)
+        self.front = self.rung = timing.written(shape)
         self._keys = self._rest = self._asked = 0.0
         self._port = _Port(timing.share)
 
@@ -160,10 +165,10 @@ class Layer:
         chooses."""
         t, shape, port = self.timing, self.shape, self._port
         lines, page = shape.lines, shape.page_tokens * shape.lines
-        self._rung += t.window * t.asked(shape)
+        self.rung += t.window * t.asked(shape)
         # The doorbell is checked, queries are loaded, slots given back, pages without a summary
         # looked for; those are summarised when no other keys are read.
-        looked = max(self.front, self._rung) + t.prepare + page.bit_length() + shape.group * lines
+        looked = max(self.front, self.rung) + t.prepare + page.bit_length() + shape.group * lines
         looked += t.unhold * c.released + -(-c.pages // t.row)
         if c.rebuilt:
             looked = port.look(max(looked, self._keys), c.rebuilt * page) + t.look
