@@ -8,7 +8,7 @@ import pytest
 from kelp_hw.cxl_device import CxlDevice
 from kelp_hw.endpoint import endpoint_signature
 from kelp_spec.config import ConfigError, named
-from kelp_verif.harness.runner import Model, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 UNIT = named("unit")
 
@@ -46,7 +46,7 @@ def test_the_whole_coherent_device():
 @pytest.mark.timeout(2400)
 def test_the_whole_device():
     seen = run_cocotb(
-        CxlDevice(config=named("unit_cxl")),
+        made(CxlDevice, config=named("unit_cxl")),
         bench="kelp_verif.cxlio.device_bench",
         params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
         model=Model(opt="-O0"),
@@ -58,9 +58,10 @@ def test_the_whole_device():
 @pytest.mark.timeout(2400)
 def test_a_sanitize_leaves_nothing():
     seen = run_cocotb(
-        CxlDevice(config=named("unit_cxl")),
+        made(CxlDevice, config=named("unit_cxl")),
         bench="kelp_verif.cxlio.sanitize_bench",
         params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
+        model=Model(opt="-O0"),
         timeout_s=1200,
     ).records
     assert seen["cycles"] > 10_000
