@@ -423,6 +423,8 @@ class TB:
             self.quiet_for < 8
             or any(s.request or s.queue for s in self.senders)
             or self.watch.busy(self.cycle)
+            # What is on a link of flits is not at the endpoint yet.
+            or (self.config.flits and self.model.outstanding)
         ):
             await RisingEdge(self.dut.clk)
             assert self.cycle - since < PATIENCE, (

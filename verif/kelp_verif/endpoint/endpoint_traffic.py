@@ -41,9 +41,9 @@ class Mix:
 
 def pace(rng: random.Random, level: float) -> Iterator[bool]:
     """Whether to go, cycle by cycle: bursts of always, never and sometimes; `level` of the cycles
-    in the long run."""
+    in the long run; at 0 never, from 1 on always."""
     while True:
-        chance = rng.choice((1.0, level, level, 0.0)) if level < 1 else 1.0
+        chance = rng.choice((1.0, level, level, 0.0)) if 0 < level < 1 else level
         for _ in range(rng.randint(1, int(2 + 30 * (level if chance == 0 else 1)))):
             yield rng.random() < chance
 
