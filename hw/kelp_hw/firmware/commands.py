@@ -62,9 +62,12 @@ def _loop(im: Image) -> None:
     p = im.program
     p.label("idle")
     p.lw(A, IOS, IO.WORK)
-    waits = [(Work.DOORBELL, "command"), (Work.EVENT, "event"), (Work.ANSWER, "background_end")]
+    waits = [(Work.DOORBELL, "command"), (Work.ANSWER, "background_end")]
     if im.config.doe:
         waits.append((Work.EXCHANGE, "exchange"))
+    # Last: whoever uses the memory makes events, without a pause if he likes, and nothing else may
+    # wait for that.
+    waits.append((Work.EVENT, "event"))
     for bit, target in waits:
         p.andi(B, A, bit)
         p.bne(B, ZERO, target)
@@ -146,8 +149,11 @@ def _from_table(name: str, size: int):
         p = im.program
         p.li(A, im.table(name))
         p.li(B, PAYLOAD)
-        p.li(C, -(-size // 4))
+        p.li(C, size // 4)
         p.call("copy")
+        if size % 4:
+            p.li(C, size % 4)
+            p.call("copy_bytes")
         p.li(A, size)
         p.jmp("ok")
 

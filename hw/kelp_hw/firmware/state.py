@@ -35,8 +35,9 @@ _FEATURE_BYTES, _VERSION = 48, 1
 def health(im: Image) -> None:
     p = im.program
     p.li(B, PAYLOAD)
-    p.li(C, 5)
+    p.li(C, 4)
     p.call("zeros")
+    p.sh(ZERO, B)
     p.lw(A, IOS, IO.HEALTH)
     p.sw(A, ZERO, PAYLOAD)
     if Opcode.SET_ALERTS in im.config.commands:

@@ -85,8 +85,17 @@ class Host:
             await ctx.tick()
 
     async def ready(self, ctx):
-        while not ctx.get(self.dut.state.ready):
+        """No byte of the payload is zero then, so that one that is written shows."""
+        dut = self.dut
+        while not ctx.get(dut.state.ready):
             await self.tick(ctx)
+        ctx.set(dut.access.write, 1)
+        ctx.set(dut.access.strobe, 0xFF)
+        ctx.set(dut.access.write_data, 0xA5A5_A5A5_A5A5_A5A5)
+        for lane in range(self.config.payload // 8):
+            ctx.set(dut.access.lane, lane)
+            await self.tick(ctx)
+        ctx.set(dut.access.write, 0)
 
     async def event(self, ctx, **fields):
         dut = self.dut
@@ -134,11 +143,11 @@ class Host:
             await self.tick(ctx)
             cycles += 1
             assert cycles < LIMIT, f"{opcode:04x} hangs"
-        code, answer = ctx.get(dut.state.code), await self.payload(ctx, out_length)
+        code, after = ctx.get(dut.state.code), await self.payload(ctx, self.config.payload)
+        answer = after[:out_length]
         whole = given if length == len(given) else length
         assert (code, answer) == self.golden.run(opcode, whole), f"{opcode:04x} {given.hex()}"
-        if code:
-            assert await self.payload(ctx, self.config.payload) == before, f"{opcode:04x}"
+        assert after[out_length:] == before[out_length:], f"{opcode:04x} writes behind its answer"
         assert self.asked[-8:] == self.expected[-8:]
         assert ctx.get(dut.state.event_status) == self.golden.event_status
         return code, answer, cycles
@@ -381,6 +390,26 @@ def test_sanitize_runs_in_the_background(code):
         ]
         assert shown == [0, 100, told, 1] and ctx.get(state.opcode) == Opcode.SANITIZE
         await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+
+    play(FULL, script)
+
+
+def test_events_without_a_pause_keep_no_sanitize_from_its_end():
+    """They come from whoever uses the memory."""
+
+    async def script(ctx, host):
+        assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BACKGROUND
+        ctx.set(host.dut.events.valid, 1)
+        await host.tick(ctx, 200)
+        host.codes.append([5, host.tag, 0])
+        await host.tick(ctx, 1000)
+        assert ctx.get(host.dut.state.running) == 0
+        taken = 0
+        for _ in range(1000):
+            taken += ctx.get(host.dut.events.ready)
+            await host.tick(ctx)
+        assert taken >= 2
+        host.told = host.interrupts
 
     play(FULL, script)
 
