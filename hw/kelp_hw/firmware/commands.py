@@ -62,7 +62,8 @@ def _loop(im: Image) -> None:
     p = im.program
     p.label("idle")
     p.lw(A, IOS, IO.WORK)
-    waits = [(Work.DOORBELL, "command"), (Work.ANSWER, "background_end")]
+    # First what comes once a sanitize: nobody who rings can keep it waiting.
+    waits = [(Work.ANSWER, "background_end"), (Work.DOORBELL, "command")]
     if im.config.doe:
         waits.append((Work.EXCHANGE, "exchange"))
     # Last: whoever uses the memory makes events, without a pause if he likes, and nothing else may

@@ -414,6 +414,19 @@ def test_events_without_a_pause_keep_no_sanitize_from_its_end():
     play(FULL, script)
 
 
+def test_a_host_that_rings_without_a_pause_sees_the_end_of_a_sanitize():
+    async def script(ctx, host):
+        assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BACKGROUND
+        ctx.set(host.dut.opcode, Opcode.GET_SHUTDOWN)
+        ctx.set(host.dut.ring, 1)
+        await host.tick(ctx, 50)
+        host.codes.append([5, host.tag, 0])
+        await host.tick(ctx, 600)
+        assert ctx.get(host.dut.state.running) == 0
+
+    play(FULL, script)
+
+
 def test_state_that_a_host_keeps():
     async def script(ctx, host):
         rng = random.Random(11)
