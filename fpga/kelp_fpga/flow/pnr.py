@@ -5,8 +5,9 @@
 A block has more ports than the package has pins, and what a pin feeds is never placed like what a
 register feeds. So the block is put between registers: one shift register holds all its inputs;
 every output is registered and folded into a second shift register, one XOR per bit. Four pins are
-left, every path into and out of the block is timed, and nothing can be optimised away. The
-wrapper's own cells are known by number and are taken off the figures.
+left, or some more for beyond `_CHAIN` bits there are more shift registers; every path into and out
+of the block is timed, and nothing can be optimised away. The wrapper's own cells are known by
+number and are taken off the figures.
 
 Results are kept in ``build/pnr/<name>-<hash>/``, by a hash of the Verilog, the options and the
 tools' versions.
@@ -50,6 +51,10 @@ _DEVICE, _PACKAGE = "85k", "CABGA756"
 #: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer
 #: wires cost more than the level.
 SYNTH_ARGS = ("-nowidelut",)
+#: Bits of a shift register at most: Yosys sorts what follows on each other by recursion, and its
+#: stack has an end.
+_CHAIN = 2000
+_ZERO = "1'b0"
 
 
 @dataclass(frozen=True)
@@ -249,9 +254,11 @@ def _wrapper(component) -> tuple[str, int, int]:
         else:
             connections.append(f".{port}(result[{outputs + width - 1}:{outputs}])")
             outputs += width
+    ins, outs = _chains(inputs), _chains(outputs)
+    pins = [f"[{len(chains) - 1}:0] " if len(chains) > 1 else "" for chains in (ins, outs)]
     return (
         f"""
-module wrapper(input clk, input rst, input d, output q);
+module wrapper(input clk, input rst, input {pins[0]}d, output {pins[1]}q);
   (* keep *) reg reset;
   reg [{inputs - 1}:0] given;
   wire [{outputs - 1}:0] result;
@@ -259,15 +266,39 @@ module wrapper(input clk, input rst, input d, output q);
   block block({", ".join(connections)});
   always @(posedge clk) begin
     reset <= rst;
-    given <= {{given, d}};
+    given <= {_shifted("d", "given", ins)};
     held <= result;
-    folded <= {{folded, 1'b0}} ^ held;
+    folded <= {_shifted("", "folded", outs)} ^ held;
   end
-  assign q = folded[{outputs - 1}];
+  assign q = {_joined([f"folded[{last}]" for _, last in outs])};
 endmodule
 """,
         inputs,
         outputs,
+    )
+
+
+def _joined(parts: list[str]) -> str:
+    """Verilog's concatenation, the first one lowest."""
+    return parts[0] if len(parts) == 1 else f"{{{', '.join(reversed(parts))}}}"
+
+
+def _chains(bits: int) -> list[tuple[int, int]]:
+    """First and last bit of each shift register."""
+    length = -(-bits // -(-bits // _CHAIN))
+    return [(first, min(first + length, bits) - 1) for first in range(0, bits, length)]
+
+
+def _shifted(pin: str, register: str, chains: list[tuple[int, int]]) -> str:
+    """What the register has next, from a pin for each chain or from 0."""
+    if len(chains) == 1:
+        return f"{{{register}, {pin or _ZERO}}}"
+    sources = [f"{pin}[{i}]" if pin else _ZERO for i in range(len(chains))]
+    return _joined(
+        [
+            f"{{{register}[{last - 1}:{first}], {source}}}"
+            for (first, last), source in zip(chains, sources, strict=True)
+        ]
     )
 
 
