@@ -16,7 +16,7 @@ from kelp_spec.cxlio.pmu import pmu_registers
 from ..harness.runner import bench_params, record
 from .port_tb import TB
 
-SANITIZE, MESSAGE_LIMIT = 3, 400
+SANITIZE, SET, MESSAGE_LIMIT = 3, 5, 400
 #: Its answers are times, which the golden model does not tell.
 UNTOLD = Opcode.SET_TIMESTAMP
 
@@ -28,6 +28,7 @@ class Random(TB):
         golden.mailbox.ask = lambda kind, line, data: self.verdict(line)
         golden.mailbox.condition = (1, 2, 3, 4, 300, 1 << 20)
         self.decide = lambda r: None if r["kind"] == SANITIZE else self.verdict(r["line"])
+        self.knobs = list(golden.mailbox.knobs)  #: of the data path, with `config.wired`
         self.seen, self.signalled = {}, set()
         c = self.config
         self.places = {
@@ -48,6 +49,13 @@ class Random(TB):
     @staticmethod
     def verdict(line):
         return (0, 0, 0, 1, 0, 2, 0, 3)[line % 8]
+
+    def value(self, request):
+        """What a vendor feature is, after a write that the data path does not refuse."""
+        line = request["line"]
+        if request["kind"] == SET and self.verdict(line) == 0:
+            self.knobs[line] = request["data"] >> 480
+        return self.knobs[line] if request["kind"] > SANITIZE else 0
 
     def count(self, what):
         self.seen[what] = self.seen.get(what, 0) + 1
@@ -71,7 +79,8 @@ class Random(TB):
 
     async def step(self):
         kind = self.rng.choices(
-            ("read", "write", "command", "event", "error", "decoder"), (9, 5, 3, 1, 1, 1)
+            ("read", "write", "command", "event", "error", "decoder", "reset"),
+            (9, 5, 3, 1, 1, 1, int(self.config.flr)),
         )[0]
         await getattr(self, "try_" + kind)()
         await self.settle()
@@ -189,6 +198,27 @@ class Random(TB):
         await self.both("device", 0x1008, 8, opcode | length << 16)
         await self.both("device", 0x1004, 4, rng.choice((1, 1, 1, 7)))
         for at in (0x1008, 0x1010, 0x1018, 0x100, 0x1020, 0x1028, 0x1038, 0x200):
+            got, wanted = await self.read("device", at, 8), self.golden.read("device", at, 8)
+            assert got == wanted, f"after {opcode:04x}: {at:#x} is {got[0]:#x}, not {wanted[0]:#x}"
+
+    async def try_reset(self):
+        """A function-level reset while a command is carried out, which it does not end."""
+        rng = self.rng
+        await self.both("configuration", 4, 2, 6)
+        opcode = rng.choice([op for op in COMMANDS if op not in (UNTOLD, Opcode.SANITIZE)])
+        await self.both("device", 0x1008, 8, opcode | COMMANDS[opcode].least << 16)
+        await self.write("device", 0x1004, 4, 1)
+        await self.idle(rng.randrange(60))
+        await self.write("configuration", 0x48, 2, 0x8000)
+        for space, at, value in (("device", 0x1004, 1), ("configuration", 0x48, 0x8000)):
+            self.golden.write(space, at, 4 if at == 0x1004 else 2, value)
+        assert not self.enabled()
+        got, wanted = await self.read("device", 0x1004, 4), self.golden.read("device", 0x1004, 4)
+        assert got == wanted, "a function that is reset answers"
+        await self.both("configuration", 4, 2, 6)
+        await self.over()
+        await self.idle(60)
+        for at in (0x1008, 0x1010, 0x1020, 0x1028, 0x1038):
             got, wanted = await self.read("device", at, 8), self.golden.read("device", at, 8)
             assert got == wanted, f"after {opcode:04x}: {at:#x} is {got[0]:#x}, not {wanted[0]:#x}"
 

@@ -52,7 +52,8 @@ async def capabilities(dut):
         at = header >> 8
     assert ids == [0x10, 0x11]
     _, dvsecs = await extended(tb)
-    lengths = {0: 0x38, 5: 0x10, 7: 0x20, 8: 0x24} | ({2: 0x2C} if c.function_map else {})
+    lengths = {0: 0x38, 5: 0x10, 7: 0x20, 8: 0x2C if c.hot_entries else 0x24}
+    lengths |= {2: 0x2C} if c.function_map else {}
     assert {number: length for number, (_, length) in dvsecs.items()} == lengths
     ends = sorted((at, at + length) for at, length in dvsecs.values())
     assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))

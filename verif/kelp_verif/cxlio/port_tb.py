@@ -38,8 +38,8 @@ ACCESS_LIMIT, COMMAND_LIMIT = 200, 60_000
 
 
 class TB:
-    """`decide(request)` answers a request of the data path, None: not by itself; `messages` are
-    those that came."""
+    """`decide(request)` answers a request of the data path, None: not by itself, and `value` goes
+    with the answer; `messages` are those that came."""
 
     def __init__(self, dut, name=None):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
@@ -49,7 +49,7 @@ class TB:
         self.request, self.answer = Packing(request_layout()), Packing(answer_layout())
         self.error, self.health = Packing(error_layout()), Packing(health_layout())
         self.messages, self.requests, self.events = [], [], deque()
-        self.decide = lambda request: 0
+        self.decide, self.value = lambda request: 0, lambda request: 0
         self.cycles = 0
 
     async def start(self):
@@ -65,6 +65,10 @@ class TB:
             getattr(dut, name).value = 0
         if self.config.pmu:
             dut.counted.value = 0
+        if self.config.wired:
+            dut.progress.value = 0
+        if self.config.hot_entries:
+            dut.heat__valid.value = dut.heat__payload.value = 0
         dut.memory_ready.value = 1
         await start_clock(dut)
         for _ in range(4):
@@ -125,7 +129,9 @@ class TB:
 
     async def told(self, request, code):
         """The data path's answer."""
-        self.dut.answers__payload.value = self.answer.pack(tag=request["tag"], code=code)
+        self.dut.answers__payload.value = self.answer.pack(
+            tag=request["tag"], code=code, value=self.value(request)
+        )
         self.dut.answers__valid.value = 1
         await RisingEdge(self.dut.clk)
         self.dut.answers__valid.value = 0
