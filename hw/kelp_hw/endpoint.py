@@ -11,13 +11,13 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.coherence import sizes_of
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, Protected
 from kelp_spec.registers import COUNTERS
 
 from .coherence.ask_share import AskShare
 from .coherence.host_port import CoherentHostPort
+from .coherence.layouts import recall_ports
 from .control.events import told_ports
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
@@ -75,15 +75,11 @@ def endpoint_signature(config: Config) -> dict:
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
         **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
-        **(_recall_ports(config) if config.cxlio and config.coherence else {}),
-    }
-
-
-def _recall_ports(config: Config) -> dict:
-    sector = sizes_of(config).sector_address_bits(config)
-    return {
-        "recall": In(stream.Signature(sector)),
-        "still_held": Out(stream.Signature(1, always_ready=True)),
+        **(
+            {name: port.flip() for name, port in recall_ports(config).items()}
+            if config.cxlio and config.coherence
+            else {}
+        ),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from amaranth.hdl import Shape, Value, unsigned
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.address import REGISTER_BYTES
@@ -47,6 +47,7 @@ __all__ = [
     "code_shape",
     "is_pinned",
     "latency_layout",
+    "passing",
 ]
 
 TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
@@ -57,6 +58,16 @@ MESSAGES = {
     name: data.StructLayout({field: bits for field, bits in fields})
     for name, fields in FIELDS.items()
 }
+
+
+def passing(*names: str) -> dict:
+    """Ports of a block through which these of CXL.mem's messages pass: of M2SReq `i_req` and
+    `o_req`, and so on."""
+    return {
+        f"{side}_{name[3:].lower()}": flow(stream.Signature(MESSAGES[name]))
+        for side, flow in (("i", In), ("o", Out))
+        for name in names
+    }
 
 
 def code_shape(codes: type[IntEnum]) -> Shape:

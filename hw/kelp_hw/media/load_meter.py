@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.messages import DevLoad, M2SReq
 
-from ..layouts import MESSAGES
+from ..layouts import MESSAGES, passing
 
 __all__ = ["LoadMeter"]
 
@@ -55,10 +55,7 @@ class LoadMeter(wiring.Component):
             {
                 "taken_req": In(stream.Signature(MESSAGES["M2SReq"], always_ready=True)),
                 "taken_rwd": In(1),
-                "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
-                "i_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
-                "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
-                "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                **passing("S2MDRS", "S2MNDR"),
                 "load": Out(2),
             }
         )

@@ -17,8 +17,10 @@ from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
 from kelp_spec.registers import RegisterMap
 
+from ..coherence.layouts import recall_ports
 from ..cxlio.signatures import answer_layout, request_layout
-from ..layouts import MESSAGES, Layouts
+from ..layouts import Layouts, passing
+from .sanitizer import Sanitizer
 
 __all__ = ["MediaPort"]
 
@@ -41,7 +43,9 @@ class MediaPort(wiring.Component):
     With coherence the line's sector is called back first, while the host's messages pass, so that
     what is dirty comes home. When nothing of it is held, both channels are held until the endpoint
     is quiescent; what the host was granted meanwhile is called back anew, with the channels open.
-    Where the host keeps it too long the answer is to try again.
+    Where the host keeps it too long the answer is to try again. What the endpoint waits for may be
+    the host's to give: where it does not come to rest within `TRY[0]` cycles, the channels are open
+    for `BREAK`; then within `TRY[1]`, and so on.
 
     Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. A request takes as long
     as the endpoint needs for what is under way, a read and a write.
@@ -71,6 +75,7 @@ class MediaPort(wiring.Component):
 
     LATENCY = 0
     INTERVAL = 1
+    TRY, BREAK = Sanitizer.TRY, Sanitizer.BREAK
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -78,20 +83,14 @@ class MediaPort(wiring.Component):
         self._knobs = [base + registers[knob.register].offset for knob in KNOBS]
         super().__init__(
             {
-                "i_req": In(stream.Signature(MESSAGES["M2SReq"])),
-                "i_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
-                "o_req": Out(stream.Signature(MESSAGES["M2SReq"])),
-                "o_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
-                "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
-                "i_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
-                "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
-                "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                **passing("M2SReq", "M2SRwD"),
+                **passing("S2MDRS", "S2MNDR"),
                 "requests": In(stream.Signature(request_layout())),
                 "answers": Out(stream.Signature(answer_layout(), always_ready=True)),
                 "result": In(stream.Signature(Layouts(config).result, always_ready=True)),
                 "quiescent": In(1),
                 "injecting": Out(1),
-                **(self._recall_ports() if config.coherence else {}),
+                **(recall_ports(config) if config.coherence else {}),
             }
         )
 
@@ -137,7 +136,7 @@ class MediaPort(wiring.Component):
                 with m.Else():
                     m.next = "RECALL" if self.config.coherence else "DRAIN"
                     m.d.sync += busy.eq(not self.config.coherence)
-            self._drain(m, request, (held, drained), late, code)
+            self._drain(m, request, (busy, held, drained), late, code)
             with m.State("READ"):
                 m.d.comb += [own.eq(1), reading.eq(1)]
                 with m.If(self.o_req.ready):
@@ -188,28 +187,38 @@ class MediaPort(wiring.Component):
 
     def _drain(self, m, request, pause, late, code):
         """The state in which the endpoint comes to rest."""
-        held, drained = pause
-        still = Signal(3)
+        busy, held, drained = pause
+        still, coherent = Signal(3), self.config.coherence
+        if coherent:
+            waited, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
+            tried = waited == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
+            begins = [waited.eq(0), tries.eq(0)]
         # An op between two blocks shows in neither's rest for a cycle or two.
         with m.State("DRAIN"):
             m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
             with m.If(still == 7):
-                m.next = "RECALL" if self.config.coherence else "READ"
-                m.d.sync += drained.eq(1)
+                m.next = "RECALL" if coherent else "READ"
+                m.d.sync += [drained.eq(1), *(begins if coherent else [])]
                 with m.If(request.kind == _READ):
                     m.next = "READ"
                 with m.If(request.kind == _SET):
                     m.next = "WRITE"
             with m.Elif(late):
-                m.d.sync += [code.eq(_AGAIN), still.eq(0)]
+                m.d.sync += [code.eq(_AGAIN), still.eq(0), *(begins if coherent else [])]
                 m.next = "ANSWER"
-
-    def _recall_ports(self):
-        sector = sizes_of(self.config).sector_address_bits(self.config)
-        return {
-            "recall": Out(stream.Signature(sector)),
-            "still_held": In(stream.Signature(1, always_ready=True)),
-        }
+            if coherent:
+                with m.Elif(tried):
+                    m.d.sync += [busy.eq(0), held.eq(0), still.eq(0), waited.eq(0)]
+                    m.d.sync += tries.eq(tries + ~tries.all())
+                    m.next = "BREAK"
+                with m.Else():
+                    m.d.sync += waited.eq(waited + 1)
+        if coherent:
+            with m.State("BREAK"):
+                m.d.sync += waited.eq(waited + 1)
+                with m.If(waited == self.BREAK - 1):
+                    m.d.sync += [busy.eq(1), waited.eq(0)]
+                    m.next = "DRAIN"
 
     def _recall(self, m, line, pause, late, code):
         """States in which the line's sector is asked for until nothing of it is held: before the

@@ -16,7 +16,7 @@ from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.registers import RegisterMap, SessionCommand
 
 from ..cxlio.signatures import answer_layout, request_layout
-from ..layouts import MESSAGES
+from ..layouts import passing
 
 __all__ = ["Sanitizer"]
 
@@ -38,7 +38,8 @@ class Sanitizer(wiring.Component):
 
     With coherence a session closes only when the host has given back what it holds of it. So the
     host is let go on for `BREAK` cycles behind each close, and whenever the endpoint does not come
-    to rest within `TRY` cycles. The media is disabled when all sessions were seen closed in one
+    to rest within `TRY[0]` cycles, then within `TRY[1]`, and so on: it may wait for what the host
+    holds, or for a long fetch. The media is disabled when all sessions were seen closed in one
     rest; a MemRd with a snoop type is then answered Cmp as well.
 
     Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. Disabled, an answer
@@ -66,7 +67,7 @@ class Sanitizer(wiring.Component):
 
     LATENCY = 0
     INTERVAL = 1
-    TRY, BREAK = 256, 512
+    TRY, BREAK = tuple(256 << i for i in range(8)), 512
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -80,14 +81,8 @@ class Sanitizer(wiring.Component):
         answers = stream.Signature(answer_layout(), always_ready=True)
         super().__init__(
             {
-                "i_req": In(stream.Signature(MESSAGES["M2SReq"])),
-                "i_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
-                "o_req": Out(stream.Signature(MESSAGES["M2SReq"])),
-                "o_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
-                "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
-                "i_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
-                "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
-                "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                **passing("M2SReq", "M2SRwD"),
+                **passing("S2MDRS", "S2MNDR"),
                 "requests": In(stream.Signature(request_layout())),
                 "o_requests": Out(stream.Signature(request_layout())),
                 "answers": Out(answers),
@@ -122,28 +117,29 @@ class Sanitizer(wiring.Component):
         limit = named_cxlio(self.config.cxlio).patience // 2
         waited, still, life = Signal(range(limit + 1)), Signal(3), Signal(2)
         coherent, begun = self.config.coherence, Signal()
-        pause = Signal(range(self.BREAK))
+        pause, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
+        tried = pause == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
         # An op between two blocks shows in neither's rest for a cycle or two.
         m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += idle.eq(1)
                 m.d.sync += [waited.eq(0), session.eq(0), tag.eq(self.requests.p.tag)]
-                m.d.sync += [begun.eq(0), pause.eq(0)]
+                m.d.sync += [begun.eq(0), pause.eq(0), tries.eq(0)]
                 with m.If(self.requests.valid & mine):
                     m.d.sync += busy.eq(1)
                     m.next = "DRAIN"
             with m.State("DRAIN"):
                 m.d.sync += [waited.eq(waited + 1), pause.eq(pause + 1)]
                 with m.If(still == 7):
-                    m.d.sync += [own.eq(1), disabled.eq(not coherent), begun.eq(1)]
+                    m.d.sync += [own.eq(1), disabled.eq(not coherent), begun.eq(1), tries.eq(0)]
                     m.next = "READ"
                 with m.Elif(~begun & (waited >= limit)):
                     m.d.sync += code.eq(_AGAIN)
                     m.next = "ANSWER"
                 if coherent:
-                    with m.Elif(pause == self.TRY - 1):
-                        m.d.sync += pause.eq(0)
+                    with m.Elif(tried):
+                        m.d.sync += [pause.eq(0), tries.eq(tries + ~tries.all())]
                         m.next = "BREAK"
             if coherent:
                 with m.State("BREAK"):

@@ -291,6 +291,74 @@ def test_what_the_host_holds_is_called_back_first(stubborn):
         assert codes == [0] and wrote == [(6, 1)] and asks == [1, 1, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize("kind", [INJECT, READ])
+def test_what_the_endpoint_waits_for_may_be_the_hosts_to_give(kind):
+    """It comes to rest only when a write has come, which the host sends when the channels are held
+    already."""
+    dut = MediaPort(config=named("unit_cxl_coherent"))
+    seen = {"codes": [], "home": 0, "closed": [0]}
+
+    async def bench(ctx):
+        for port in (dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready, dut.requests.valid):
+            ctx.set(port, 1)
+        ctx.set(dut.requests.p, {"kind": kind, "line": 1})
+        await ctx.tick()
+        ctx.set(dut.requests.valid, 0)
+        for cycle in range(2000):
+            if cycle == 20:
+                ctx.set(dut.i_rwd.valid, 1)
+            if ctx.get(dut.i_rwd.valid) and ctx.get(dut.i_rwd.ready):
+                seen["home"] = 1
+            asked, reads, writes = (
+                ctx.get(port.valid) and ctx.get(port.ready)
+                for port in (dut.recall, dut.o_req, dut.o_rwd)
+            )
+            seen["closed"].append(0 if ctx.get(dut.i_req.ready) else seen["closed"][-1] + 1)
+            if ctx.get(dut.answers.valid):
+                seen["codes"].append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+            ctx.set(dut.i_rwd.valid, cycle >= 20 and not seen["home"])
+            ctx.set(dut.quiescent, seen["home"])
+            ctx.set(dut.still_held.valid, asked)
+            ctx.set(dut.i_drs.valid, reads)
+            ctx.set(dut.i_ndr.valid, writes and seen["codes"] == [])
+
+    simulate(dut, bench)
+    assert seen["home"] and seen["codes"] == [0]
+    assert max(seen["closed"]) <= dut.TRY[0] + 8
+
+
+@pytest.mark.parametrize("kind", [INJECT, READ])
+def test_a_long_fetch_beside_a_host_that_never_pauses(kind):
+    """The endpoint rests a good while after the last request, longer than the first tries."""
+    dut, codes = MediaPort(config=named("unit_cxl_coherent")), []
+
+    async def bench(ctx):
+        busy = 0
+        for port in (dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready, dut.requests.valid):
+            ctx.set(port, 1)
+        ctx.set(dut.i_req.valid, 1)
+        ctx.set(dut.requests.p, {"kind": kind, "line": 1})
+        for _ in range(8000):
+            asked, reads, writes = (
+                ctx.get(port.valid) and ctx.get(port.ready)
+                for port in (dut.recall, dut.o_req, dut.o_rwd)
+            )
+            passes = ctx.get(dut.i_req.ready)
+            busy = 1500 if passes else max(0, busy - 1)
+            if ctx.get(dut.answers.valid):
+                codes.append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+            ctx.set(dut.requests.valid, 0)
+            ctx.set(dut.quiescent, busy == 0)
+            ctx.set(dut.still_held.valid, asked)
+            ctx.set(dut.i_drs.valid, reads and not passes)
+            ctx.set(dut.i_ndr.valid, writes)
+
+    simulate(dut, bench)
+    assert codes == [0]
+
+
 def test_latency_is_none():
     dut = MediaPort(config=UNIT)
     given = [{"i_req.valid": 1, "i_req.p.tag": 5}]

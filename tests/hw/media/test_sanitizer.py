@@ -245,6 +245,33 @@ def test_an_endpoint_that_does_not_come_to_rest_is_left_alone():
     assert (code, tag) == (2, 2) and PATIENCE <= cycle < PATIENCE + 4
 
 
+def test_a_long_fetch_beside_a_host_that_never_pauses():
+    """The endpoint rests a good while after the host's last request, longer than the first
+    tries."""
+    dut, codes = Sanitizer(config=COHERENT), []
+
+    async def bench(ctx):
+        busy = 0
+        for port in (dut.o_req, dut.o_rwd, dut.o_drs, dut.o_ndr):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.requests.valid, 1)
+        ctx.set(dut.i_req.valid, 1)
+        ctx.set(dut.erased, 1)
+        ctx.set(dut.requests.p, {"kind": SANITIZE, "tag": 2})
+        for _ in range(8000):
+            own = ctx.get(dut.o_req.valid) and ctx.get(dut.o_req.p.address) in LINES
+            busy = 1500 if ctx.get(dut.o_req.valid) and not own else max(0, busy - 1)
+            if ctx.get(dut.answers.valid):
+                codes.append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+            ctx.set(dut.requests.valid, 0)
+            ctx.set(dut.quiescent, busy == 0)
+            ctx.set(dut.i_drs.valid, own)
+
+    simulate(dut, bench)
+    assert codes == [0]
+
+
 def test_latency_is_none():
     given = [{"i_req.valid": 1, "i_req.p.tag": 5}]
     dut = Sanitizer(config=UNIT)
