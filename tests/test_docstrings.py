@@ -103,7 +103,10 @@ ARGUMENTS = {
     "Choice": {"depth": 1, "mass_bits": 1, "id_bits": 1},
     "PageMarks": {"pages": 64, "lists": 1},
     **dict.fromkeys(
-        ("GatherWindow", "PageReader", "Select", "SelectControl", "SelectWindow", "SummaryStore"),
+        (
+            *("GatherWindow", "PageReader", "PageSeen", "Select"),
+            *("SelectControl", "SelectWindow", "SummaryStore"),
+        ),
         {"config": named("unit_select")},
     ),
     "SelectEngine": {"heads": 1, "lines": 1, "pages": 64, "quota": 1, "most": 1},

@@ -84,6 +84,8 @@ class Config:
     select_quota: int = 16  #: pages that each query head names
     select_groups: int = 8  #: SELECTs of a session that may wait: the KV heads of a layer
     select_looks: int = 64  #: lines of keys that are on their way to a choice
+    #: a page that is scored and absent has the mass that it had when it was scored last
+    select_estimates: bool = False
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
     coherence: bool = False
@@ -167,7 +169,7 @@ class Config:
             "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
         )
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
-        for field in ("codecs", "wide_counters", "protect", "coherence"):
+        for field in ("codecs", "wide_counters", "protect", "coherence", "select_estimates"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
     # - derived counts -----------------------------------------------------------------------------
@@ -308,11 +310,13 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select`, `coherence`, `cxlio` and `flits` where they are off, so that devices from
-        before there were others keep theirs."""
+        do `select`, `select_estimates`, `coherence`, `cxlio` and `flits` where they are off, so
+        that devices from before there were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
+        elif not self.select_estimates:
+            del values["select_estimates"]
         if not self.coherence:
             del values["coherence"]
         if not self.cxlio:
@@ -407,6 +411,7 @@ NAMED: dict[str, Config] = {
             select_quota=4,
             select_groups=2,
             select_looks=16,
+            select_estimates=True,
         ),
         Config(
             name="trace_select",

@@ -74,7 +74,7 @@ RATIO_BITS = 24
 SEEN_BITS, SEEN_SHIFT = 12, 4
 SEEN_NEVER = -(1 << SEEN_BITS - 1)
 
-#: log2 of the cycles after which slots are given back, at most
+#: log2 of the cycles after which slots are given back, and for which a SELECT waits, at most
 HOLD_MOST = 24
 
 
@@ -109,7 +109,8 @@ class SlotState(IntEnum):
 
 #: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
 #: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
-#: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing.
+#: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing;
+#: `waits`: while more than `wait_above` is missing, for 2^patience cycles at most.
 BELL_FIELDS = (
     ("sequence", 32),
     ("queue", 16),
@@ -122,12 +123,16 @@ BELL_FIELDS = (
     ("release", 1),
     ("fetch", 1),
     ("speculative", 1),
-    ("spare", 5),
+    ("waits", 1),
+    ("spare", 4),
     ("target", 32),
     ("m", 16),
     ("sh", 8),
+    ("wait_above", 32),
+    ("patience", 8),
 )
-#: Fields of an answer's first line.
+#: Fields of an answer's first line. `missing`: the estimated mass of pages that were scored and
+#: not resident, 0 without `Config.select_estimates`.
 ANSWER_FIELDS = (
     ("sequence", 32),
     ("status", 8),
@@ -135,6 +140,7 @@ ANSWER_FIELDS = (
     ("count", 8),
     ("absent", 16),
     ("generation", 16),
+    ("missing", 32),
 )
 #: Fields of each of the pages chosen, eight to a line, in the lines behind it.
 CHOSEN_FIELDS = (("page", 16), ("state", 8), ("spare", 8), ("mass", 32))

@@ -39,6 +39,7 @@ from . import codec
 __all__ = [
     "Blocks",
     "Choice",
+    "Known",
     "Named",
     "Summary",
     "best",
@@ -46,7 +47,6 @@ __all__ = [
     "candidates",
     "choose",
     "choose_pages",
-    "estimate",
     "mass_sums",
     "name_pages",
     "of_host",
@@ -206,12 +206,6 @@ def page_masses(score: np.ndarray, bits: int = MASS_BITS) -> tuple[np.ndarray, n
     return e, z
 
 
-def estimate(bound: np.ndarray, offset: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """(e, z) of a page whose keys are not at hand: `tokens` of the weight bound − offset."""
-    n, w = weight(np.clip(bound - offset, SCORE_LEAST, SCORE_MOST))
-    return n, np.minimum(w << tokens.bit_length() - 1, (1 << MASS_BITS) - 1)
-
-
 def remember(e: np.ndarray, z: np.ndarray) -> np.ndarray:
     """What is kept of a page's mass (e, z) [...] for when it is absent: its log2, linear between
     powers of two, in SEEN_BITS."""
@@ -263,23 +257,34 @@ class Choice(NamedTuple):
 
     pages: np.ndarray  #: as chosen: those that always are, then by mass
     masses: np.ndarray  #: the sums of theirs
-    missing: int  #: the sum of the estimates of candidates that are not at hand
+    missing: int  #: the sum of the masses of pages that are not at hand
+    wanted: np.ndarray  #: pages that would be chosen, were they at hand; in that order
 
 
 def choose(pages, masses, present, always, *, target: int, most: int) -> Choice:
     """Of `pages` (ascending) with their mass sums: those in `always`, then the best of those
-    `present` until the sum reaches `target`, at most `most`. `target` is a share, UQ0.16, times
-    the number of heads."""
+    `present` that have mass, until the sum reaches `target`, at most `most`. `target` is a share,
+    UQ0.16, times the number of heads. What is wanted is what would be chosen, were all there."""
     fixed = np.isin(pages, always)
-    held = int(masses[fixed].sum())
-    chosen = list(np.flatnonzero(fixed))
-    for place in best(np.where(present & ~fixed, masses, -1), most):
-        if held >= target or not present[place] or fixed[place]:
+    order = [*np.flatnonzero(fixed), *_until(target, masses, present, fixed, most)]
+    every = _until(target, masses, present | True, fixed, most)
+    wanted = [place for place in (*np.flatnonzero(fixed), *every) if not present[place]]
+    return Choice(
+        pages[order], masses[order], int(masses[~present].sum()), pages[np.array(wanted, np.int64)]
+    )
+
+
+def _until(target, masses, may, fixed, most) -> list[int]:
+    """The best places with mass that `may` be chosen beside those `fixed`, until the sum of both
+    reaches `target`."""
+    held, chosen = int(masses[fixed].sum()), []
+    may = may & ~fixed & (masses > 0)
+    for place in best(np.where(may, masses, -1), most):
+        if held >= target or not may[place]:
             break
         chosen.append(place)
         held += int(masses[place])
-    order = np.array(chosen, np.int64)
-    return Choice(pages[order], masses[order], int(masses[~present & ~fixed].sum()))
+    return chosen
 
 
 def select_pages(
@@ -300,6 +305,14 @@ def select_pages(
     names = name_pages(query, pages, quota=quota, m=m, sh=sh)
     scored = {page: keys[page] for page in np.flatnonzero(names.scored).tolist()}
     return choose_pages(query, names, scored, target=target, most=most, m=m, sh=sh)
+
+
+class Known(NamedTuple):
+    """What a device that estimates knows of the pages that are scored."""
+
+    absent: list[int]  #: pages that were not there
+    #: page → what its mass was for each head when it was scored last; noted anew by a choice
+    seen: dict[int, np.ndarray]
 
 
 class Named(NamedTuple):
@@ -331,14 +344,37 @@ def name_pages(query: Blocks, pages: Summary, *, quota: int, m: int, sh: int) ->
 
 
 def choose_pages(
-    query: Blocks, names: Named, keys: dict[int, Blocks], *, target: int, most: int, m: int, sh: int
+    query: Blocks,
+    names: Named,
+    keys: dict[int, Blocks],
+    *,
+    target: int,
+    most: int,
+    m: int,
+    sh: int,
+    known: Known | None = None,
 ) -> Choice:
-    """Stage two, masses and choice, from the keys of the pages that are scored, in ascending
-    order."""
+    """Stage two, masses and choice, from the keys of the pages that are scored, in ascending order;
+    `known` of a device that estimates."""
     places = np.array(list(keys))
     masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in keys]
     e, z = (np.concatenate([part[k] for part in masses], axis=1) for k in (0, 1))
+    there = np.ones(len(places), bool)
+    if known is not None:
+        there = ~np.isin(places, known.absent)
+        _estimated(e, z, places, there, names, known.seen)
     here = names.named[places]
     more = unscored(names.bound, names.named) if here.any() else np.zeros(len(e), np.int64)
     sums = mass_sums(e, z, here | True, here, more)
-    return choose(places, sums, sums > 0, names.always, target=target, most=most)
+    return choose(places, sums, there, names.always, target=target, most=most)
+
+
+def _estimated(e, z, places, there, names, seen) -> None:
+    """Masses (e, z) [heads, places], in ascending order, of pages that are not there as they were
+    seen last; the others' are noted. But for the newest page."""
+    for place, page in enumerate(places[:-1].tolist()):
+        if there[place]:
+            seen[page] = remember(e[:, place], z[:, place])
+        else:
+            last = seen.get(page, np.full(len(e), SEEN_NEVER))
+            e[:, place], z[:, place] = recall(last, names.bound[:, page])

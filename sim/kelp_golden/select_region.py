@@ -32,6 +32,7 @@ from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
 from .select import (
     Blocks,
+    Known,
     Summary,
     choose_pages,
     name_pages,
@@ -40,7 +41,7 @@ from .select import (
     summary,
 )
 
-__all__ = ["Bell", "Built", "Decided", "Holds", "SelectRegion"]
+__all__ = ["Bell", "Built", "Decided", "Holds", "SelectRegion", "Waits"]
 
 
 class Holds(NamedTuple):
@@ -64,6 +65,15 @@ class Built(NamedTuple):
     page: int
     lines: int
     summary: Summary
+
+
+class Waits(NamedTuple):
+    """A question of a SELECT: does it wait for pages that it wants? When they have landed, or its
+    time is over, it chooses again; where its time is over by now, it does not."""
+
+    squeue: int
+    pages: list[int]
+    tries: int  #: how often it has waited
 
 
 class Bell(dict):
@@ -90,7 +100,9 @@ class SelectRegion:
     apply : callable, optional
         Carries out an op and returns its Result; by default `endpoint.apply`.
     fetch : callable, optional
-        Asks the prefetcher for [(squeue, page)], once for a SELECT.
+        Asks the prefetcher for [(squeue, page)], once for a choice.
+    wait : callable, optional
+        Answers `Waits`; by default nobody waits.
     on_event : callable, optional
         Called with (Event, ld_id, session, argument) of what is refused.
     """
@@ -101,7 +113,9 @@ class SelectRegion:
         apply: Callable | None = None,
         on_event: Callable | None = None,
         fetch: Callable | None = None,
+        wait: Callable | None = None,
     ):
+        self._wait = wait or (lambda waits: False)
         self._fetch = fetch or (lambda pages: None)
         self._on_event = on_event or (lambda *_: None)
         self.endpoint, self.config = endpoint, endpoint.config
@@ -136,7 +150,8 @@ class SelectRegion:
 
     def steps(self, block: int, data: bytes, *, whole: bool = True) -> Generator:
         """What a doorbell has done, step by step: yields an op, takes what was Decided; `Holds`,
-        and takes the answer; `Built`. In the end its answer stands in the region."""
+        and takes the answer; `Built`; `Waits`, and takes whether it does. In the end its answer
+        stands in the region."""
         bell = Bell(record(BELL_FIELDS, data))
         session = block >> self.map.group_bits
         refusal = self._refusal(session, bell) if whole else Refusal.BELL
@@ -156,6 +171,8 @@ class SelectRegion:
                 reply = found if lines == step.lines else None
             elif isinstance(step, Built):
                 summaries[step.page], reply = (step.lines, step.summary), None
+            elif isinstance(step, Waits):
+                reply = self._wait(step)
             else:
                 outcome = self._apply(step).outcome
                 reply = Decided(outcome, self.endpoint.version)
@@ -219,7 +236,8 @@ class SelectRegion:
 
     def _answer(self, session, bell, refusal, codes) -> Generator:
         held, at = self.endpoint.tracker.sessions[session], 0
-        chosen, absent, generations = [], 0, 1 << self.config.generation_bits
+        generations = 1 << self.config.generation_bits
+        chosen, absent, missing = [], 0, 0
         if not refusal and bell.release:
             yield from self._give_back(session)
         elif not refusal:
@@ -228,7 +246,7 @@ class SelectRegion:
                 refusal = Refusal.QUERY_NAN
             else:
                 at = session * self.config.queues + bell.queue
-                chosen, absent = yield from self._choose(session, at, bell, query)
+                chosen, absent, missing = yield from self._chosen(session, at, bell, query)
         if refusal:
             self._on_event(Event.SELECT_REFUSED, held.ld_id, session, int(refusal))
         header = {
@@ -238,15 +256,36 @@ class SelectRegion:
             "count": len(chosen),
             "absent": absent,
             "generation": self.queues[at].generation % generations if chosen else 0,
+            "missing": missing,
         }
         lines = record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0")
         for page, mass, state in chosen:
             lines += record_bytes(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
         return lines.ljust(64 << self.map.half_bits, b"\0")
 
+    def _chosen(self, session, squeue, bell, query):
+        """What a SELECT that is not refused chooses in the end, after it has waited: [(page, mass,
+        state)], how many of the pages scored were not there, and what they are estimated to
+        have."""
+        tries = 0
+        while True:
+            chosen, absent, choice = yield from self._choose(session, squeue, bell, query)
+            wanted = choice.wanted.tolist()
+            if not (self._above(bell, choice) and wanted):
+                break
+            if not (yield Waits(squeue, wanted, tries)):
+                break
+            tries += 1
+        return chosen, absent, choice.missing
+
+    def _above(self, bell, choice) -> bool:
+        """More is missing than it puts up with."""
+        waits = self.config.select_estimates and bell.waits and not bell.speculative
+        return bool(waits and choice.missing > bell.wait_above)
+
     def _choose(self, session, squeue, bell, query):
-        """What a SELECT that is not refused chooses: [(page, mass, state)], and how many of the
-        pages scored were not there."""
+        """A choice, once: [(page, mass, state)], how many of the pages scored were not there, and
+        the choice."""
         if not bell.speculative:
             if self._layers.get(session, bell.layer) != bell.layer:
                 yield from self._give_back(session)
@@ -261,13 +300,24 @@ class SelectRegion:
             count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
             scored[page], there = yield from self._look(session, squeue, page, count, bell.lines)
             absent.extend(() if there else (page,))
+        known = self._known(squeue, scored, absent)
         choice = choose_pages(
-            query, named, scored, target=bell.target, most=bell.most, m=bell.m, sh=bell.sh
+            query,
+            named,
+            scored,
+            target=bell.target,
+            most=bell.most,
+            m=bell.m,
+            sh=bell.sh,
+            known=known,
         )
         queue, chosen = self.queues[squeue], []
         if bell.speculative:
             self._fetch([(squeue, page) for page in absent])
-            return chosen, len(absent)
+            return chosen, len(absent), choice
+        if known and held.open and not held.closing:
+            for page, masses in known.seen.items():
+                self.endpoint.seen[squeue * self.config.pages + page] = masses
         for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
             outcome = (yield self._op(Op.HOLD, session, squeue, page)).outcome
             state = {
@@ -277,9 +327,17 @@ class SelectRegion:
             }[Outcome(outcome)]
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
-        if bell.fetch:
-            self._fetch([(squeue, page) for page in absent])
-        return chosen, len(absent)
+        if bell.fetch or self._above(bell, choice):
+            pages = choice.wanted.tolist() if known else absent
+            self._fetch([(squeue, page) for page in pages])
+        return chosen, len(absent), choice
+
+    def _known(self, squeue, pages, absent) -> Known | None:
+        """What is remembered of `pages`, where the device estimates."""
+        if not self.config.select_estimates:
+            return None
+        found = {page: self.endpoint.seen.get(squeue * self.config.pages + page) for page in pages}
+        return Known(absent, {page: seen for page, seen in found.items() if seen is not None})
 
     def _summaries(self, session, squeue, bell) -> Generator:
         """Of all pages to the newest; those that have none are summarised now."""

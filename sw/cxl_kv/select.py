@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class Chosen:
         The page has a slot: it stays resident, and is read by the GATHER window.
     absent : list of int
         Pages that were looked at and not resident.
+    missing : list of float
+        The share of the attention that the device estimates these to have; 0 where it does not
+        estimate.
     """
 
     layer: int
@@ -55,6 +58,7 @@ class Chosen:
     masses: list[np.ndarray]
     held: list[np.ndarray]
     absent: list[int]
+    missing: list[float]
     generations: list[int]
 
     @property
@@ -108,6 +112,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
                 "sh": sh,
             }
             | flags
+            | _waits(c, session.wait_above)
         )
         lines.append(rows[head])
     answers = []
@@ -130,6 +135,19 @@ def _places(session) -> SelectMap:
             + f"configuration {c.name!r} chooses among keys of {c.select_lines}"
         )
     return SelectMap(c)
+
+
+def _waits(config, wait_above: float | None) -> dict[str, int]:
+    """Fields of a doorbell that say for how much a SELECT waits."""
+    if wait_above is None:
+        return {}
+    real("wait_above", wait_above, 0.0, 1.0)
+    if not config.select_estimates:
+        raise UnsupportedError(
+            f"configuration {config.name!r} does not estimate what is missing; one with "
+            + "`select_estimates` does (golden:unit_select)"
+        )
+    return {"waits": 1, "wait_above": round(wait_above * 65536) * config.select_heads}
 
 
 def _grouped(session, queries, most: int | None) -> np.ndarray:
@@ -181,13 +199,13 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
         masses.append(share[pages[-1]].astype(np.float64))
     nothing = [0] * len(pages)
     held = [np.zeros(len(chosen), bool) for chosen in pages]
-    return Chosen(layer, tokens, pages, masses, held, nothing, nothing)
+    return Chosen(layer, tokens, pages, masses, held, nothing, [0.0] * len(pages), nothing)
 
 
 def _nothing(chosen: Chosen) -> Chosen:
     """The answer to a speculative SELECT where everything is there."""
     none = [array[:0] for array in chosen.pages]
-    return Chosen(chosen.layer, chosen.tokens, none, none, none, chosen.absent, chosen.generations)
+    return replace(chosen, pages=none, masses=none, held=none)
 
 
 def _values(bits: np.ndarray, dtype: HostType) -> np.ndarray:
@@ -249,6 +267,7 @@ def _chosen(session, layer, tokens, answers) -> Chosen:
             for _, pages in answers
         ],
         absent=[header["absent"] for header, _ in answers],
+        missing=[header["missing"] / whole for header, _ in answers],
         generations=[header["generation"] for header, _ in answers],
     )
 

@@ -52,6 +52,10 @@ class Session:
         Tokens per page; positions that may be used; pages of each queue.
     hints : Hints
         Attention masses, prefetch, pin, release.
+    wait_above : float or None
+        While the device estimates that more than this share of the attention is missing, an answer
+        to :meth:`select` waits for the pages that are wanted, which are fetched as with its
+        `fetch`; some milliseconds at most. None: what is there is used at once.
     """
 
     def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
@@ -66,6 +70,7 @@ class Session:
         self.page_tokens = self.layout.page_tokens
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
+        self.wait_above: float | None = None
         self.closed = False
         self._sequence = 0
         self._counted_before = self._queue_counters() if device.transport.hints else {}
@@ -289,11 +294,11 @@ class Session:
         scale : float, optional
             What products of query and key are multiplied by; 1/√head_dim when left out.
         fetch : bool
-            Have pages that were looked at and not resident fetched for a later step, as a prefetch
+            Have pages that are wanted and not resident fetched for a later step, as a prefetch
             hint would (`device.configure(prefetch=["hint"])`).
         speculative : bool
-            Do no more than that, for a layer whose queries are only guessed: nothing is chosen, and
-            slots stay as they are.
+            Have all of them fetched, for a layer whose queries are only guessed: nothing is chosen,
+            and slots stay as they are.
 
         Raises
         ------

@@ -122,6 +122,41 @@ def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
             session.gather(first)
 
 
+def test_what_is_missing_is_told_or_waited_for():
+    """Frames for a part of the pages: late, then above nothing, then above all."""
+    with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
+        device.configure(prefetch=["hint"], low_water=2, high_water=12)
+        shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
+        session = device.open_session(shape, max_tokens=47)
+        rng = np.random.default_rng(8)
+        k, v = rng.standard_normal((2, LAYERS, HEADS, 47, DIM)).astype(np.float16)
+        q = queries(rng)
+        session.write([0], k[:1], v[:1])
+        session.select(0, q, tokens=47)  # all pages are there
+        session.select(1, q, tokens=1)  # its slots are given back
+        session.write([1], k[1:], v[1:])
+        late = session.select(0, q, tokens=47)
+        assert max(late.absent) and 0 < max(late.missing) < 1
+        session.wait_above = 1.0
+        never = session.select(0, q, tokens=47)
+        assert never.missing == late.missing and not device.counters()["prefetch_issued_hint"]
+        session.wait_above = 0.0
+        waited = session.select(0, q, tokens=47)
+        assert sum(waited.missing) <= sum(late.missing)
+        assert device.counters()["prefetch_issued_hint"] > 0
+    plain = cxl_kv.open("golden:trace_select")
+    with plain:
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+        session = plain.open_session(shape, max_tokens=40)
+        q = queries(np.random.default_rng(6), 4)
+        session.wait_above = 0.5
+        with pytest.raises(cxl_kv.UnsupportedError, match="does not estimate what is missing"):
+            session.select(0, q, tokens=1)
+        session.wait_above = 2.0
+        with pytest.raises(ValueError, match="wait_above"):
+            session.select(0, q, tokens=1)
+
+
 def test_behind_a_server(tmp_path):
     """Two tenants: each chooses among its own pages, and answers are those of one alone."""
     q = queries(np.random.default_rng(9))

@@ -209,5 +209,16 @@ def test_the_choice():
     assert choose(15, 8) == choose(1000, 0) == ([0, 9], [10, 5], 50)
 
 
-def test_an_estimate_is_so_many_tokens_of_its_weight():
-    assert [int(v) for v in select.estimate(np.int64(512), 256, 16)] == [1, 1 << 19]
+def test_what_is_wanted_is_what_would_be_chosen_were_all_there():
+    pages, masses = np.arange(6), np.array([10, 40, 0, 30, 20, 5])
+    present, always = np.array([0, 0, 1, 1, 0, 1], bool), [0, 5]
+
+    def wanted(target, most):
+        found = select.choose(pages, masses, present, always, target=target, most=most)
+        assert found.missing == 70
+        return found.pages.tolist(), found.wanted.tolist()
+
+    assert wanted(1000, 4) == ([0, 5, 3], [0, 1, 4])
+    assert wanted(1000, 2) == ([0, 5, 3], [0, 1])
+    assert wanted(55, 4) == ([0, 5, 3], [0, 1]), "40 and what always is reach it"
+    assert wanted(15, 4) == ([0, 5], [0])

@@ -30,9 +30,9 @@ LINES, TOKENS, PAGES = 2, 2, 12
 class Bench:
     """One session of unit_select with `PAGES` pages in queue 0, and a host beside it."""
 
-    def __init__(self, *, seed=1, queues=4, reserve=0):
+    def __init__(self, *, seed=1, queues=4, reserve=0, config=CONFIG):
         self.rng = np.random.default_rng(seed)
-        self.device = Endpoint(CONFIG)
+        self.device = Endpoint(config)
         self.region = SelectRegion(self.device)
         self.device.tracker.reserve = reserve
         for squeue in range(CONFIG.squeues):
@@ -79,7 +79,7 @@ class Bench:
         } | fields
         line = self.region.map.bell(0, group)
         self.region.write(line, record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), ld_id)
-        header = record(ANSWER_FIELDS, self.region.read(line, ld_id)[:13])
+        header = record(ANSWER_FIELDS, self.region.read(line, ld_id))
         rows = b"".join(self.region.read(line + n, ld_id) for n in (1,))
         pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
         return header, pages
@@ -174,9 +174,60 @@ def test_pages_that_are_not_there_are_fetched_on_demand(bench):
         bench.device.tracker.words[page] = bench.device.tracker.words[page]._replace(
             state=int(PageState.COLD)
         )
-    assert bench.select()[0]["absent"] == len({3, 5}) and not asked
-    bench.select(fetch=1)
-    assert asked == [(0, 3), (0, 5)]
+    header, pages = bench.select(most=2)
+    assert header["absent"] == len({3, 5}) and not asked
+    bench.select(fetch=1, most=2)
+    bench.select(speculative=1)
+    wanted, every = asked[:-2], asked[-2:]
+    assert every == [(0, 3), (0, 5)]
+    # Of what is chosen the wanted ones are, which would be among the best two.
+    for page in (3, 5):
+        bench.device.tracker.words[page] = bench.device.tracker.words[page]._replace(
+            state=int(PageState.RESIDENT)
+        )
+    best = [page["page"] for page in bench.select(most=2)[1][2:]]
+    assert {page for _, page in wanted} == {3, 5} & set(best)
+
+
+def gone(bench, *pages):
+    for page in pages:
+        bench.device.tracker.words[page] = bench.device.tracker.words[page]._replace(
+            state=int(PageState.COLD)
+        )
+
+
+def test_an_absent_page_has_the_mass_that_it_had(bench):
+    """The estimate of the same query is right to 1/16 octave a head."""
+    masses = {page["page"]: page["mass"] for page in bench.select()[1]}
+    page = max(set(masses) - {0, PAGES - 1}, key=masses.get)
+    gone(bench, page, 0)
+    header, pages = bench.select()
+    assert header["absent"] == 2
+    exact = masses[page] + masses[0]
+    assert 0.95 * exact < header["missing"] < 1.05 * exact
+    assert page not in [p["page"] for p in pages] and pages[0]["mass"] > 0
+
+
+def test_a_page_that_was_never_scored_has_three_quarters_of_its_bound(bench):
+    bench.select(speculative=1)  # summaries, and nothing is remembered of a guess
+    assert not bench.device.seen
+    gone(bench, 3)
+    header, _ = bench.select()
+    assert header["absent"] == 1 and header["missing"] > 0 and 3 not in bench.device.seen
+    assert 0 in bench.device.seen and PAGES - 1 not in bench.device.seen
+    gone(bench, *range(1, PAGES - 1))
+    assert bench.select()[0]["missing"] < 2 << 16
+
+
+def test_without_estimates_nothing_is_missing():
+    bench = Bench(config=CONFIG.with_(select_estimates=False))
+    for page in range(PAGES):
+        bench.write(page)
+    bench.query()
+    bench.select()
+    gone(bench, 0, 5)
+    header, _ = bench.select()
+    assert header["absent"] == 2 and header["missing"] == 0 and not bench.device.seen
 
 
 def test_a_guess_fetches_and_chooses_nothing(bench):
@@ -266,6 +317,7 @@ def test_nothing_is_left_of_a_session(bench):
         bench.device.apply(TrackerOp(Op.SCRUB, page=page))
     bench.device.apply(TrackerOp(Op.CLOSED))
     assert not bench.device.summaries and bench.device.tracker.pools[0].pins == 0
+    assert not bench.device.seen
     shape = Session(used_queues=4, used_lines=4, used_pages=32, kv_heads=2, ld_id=3)
     bench.device.apply(TrackerOp(Op.OPEN), descriptor=shape)
     assert bench.region.read(bench.region.map.bell(0, 0), 3) == bytes(64)

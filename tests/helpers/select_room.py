@@ -198,7 +198,7 @@ class Room:
         line, lines = region.map.bell(0, group), region.map.answer_lines
         for _ in range(60):
             header = await self.access(line)
-            if record(ANSWER_FIELDS, header[:13])["sequence"] == sequence:
+            if record(ANSWER_FIELDS, header)["sequence"] == sequence:
                 break
             for _ in range(50):
                 await self.cycle()
@@ -261,7 +261,7 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
     async def host(room):
         for n, bell in enumerate(bells):
             found, wanted = await room.select(region, {"sequence": n + 1} | bell, queries(n))
-            assert found == wanted, (bell, record(ANSWER_FIELDS, found[0][:13]))
+            assert found == wanted, (bell, record(ANSWER_FIELDS, found[0]))
             for _ in range(30):
                 await room.cycle()
             if between:

@@ -9,6 +9,7 @@ import pytest
 from kelp_golden.audit.choices import SelectAudit
 from kelp_spec.config import named
 from kelp_spec.formats import Format
+from kelp_spec.metadata import PrefetchSource
 from kelp_verif.endpoint.audited_select import AuditedSelect
 from kelp_verif.endpoint.audited_selects import AuditedSelects
 
@@ -72,12 +73,14 @@ def test_the_audit_sees_a_summary_that_does_not_hold(monkeypatch):
     assert s.audit.count
 
 
-def run_all(formats, seed, count):
+def run_all(formats, seed, count, waits=False):
     """Batches of SELECTs of every group of two sessions, in traffic on all of their pages, or on
     the keys of those that are asked for."""
     print("seed", seed)
     s = AuditedSelects(named("unit_select"), formats, seed=seed, pressure=0.3)
     s.device.write_registers({"reserve": 2})
+    if waits:
+        s.device.write_registers({"prefetch_enable": 1 << PrefetchSource.HINT - 1})
     s.audit.endpoint.tracker.reserve = 2
     s.write(*s.addresses(PAGES))
     c, rng, held = s.config, np.random.default_rng(seed), 0
@@ -88,13 +91,18 @@ def run_all(formats, seed, count):
             for group in range(c.select_groups):
                 bells[session, group] = {
                     "queue": int(queues[group]),
-                    "layer": n // 3 + int(rng.random() < 0.1),
+                    # One of another layer would take the slots of one that waits.
+                    "layer": n // 3 + int(not waits and rng.random() < 0.1),
                     "most": int(rng.integers(5)),
                     "fetch": int(rng.integers(2)),
                     "target": int(rng.choice([1 << 15, 1 << 17])),
                     "m": 47274,
                     "sh": 18,
                 } | ({"lines": 3} if rng.random() < 0.05 else {})
+                if waits:
+                    above = int(rng.choice([0, 1 << 12, 1 << 15]))
+                    bells[session, group] |= {"waits": 1, "wait_above": above}
+                    bells[session, group]["patience"] = int(rng.choice([6, 12, 14]))
         addresses = s.addresses(PAGES)
         if n % 2:  # keys of the very pages
             addresses = [
@@ -116,6 +124,13 @@ def test_selects_of_two_sessions_at_once(formats):
     print("ops of choices", s.choice.choices, "rung together", s.together, "held", held)
     assert held and s.gathered and s.audit.victims
     assert s.choice.choices > 300 and s.together == 12
+
+
+def test_selects_that_wait():
+    """For pages that land, or not, amid the same traffic."""
+    s, held = run_all((Format.RAW16, Format.RAW16), 41, 4, waits=True)
+    print("waited", s.choice.waited, "held", held)
+    assert held and s.choice.waited > 3
 
 
 def test_the_audit_sees_a_select_out_of_turn(monkeypatch):

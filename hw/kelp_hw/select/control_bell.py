@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Mux, Signal
+from amaranth.hdl import Cat, Const, Mux, Signal
 
 from kelp_spec.metadata import Event
 from kelp_spec.select import Refusal
@@ -30,6 +30,8 @@ def check(control, m, s):
     yield
     with m.State("BELL"):
         m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken)]
+        if c.select_estimates:
+            m.d.sync += s.rung.eq(s.wait.rung)
         m.d.sync += [left.eq(held.used_lines), steps.eq(0), rest.eq(0)]
         m.d.sync += [s.used_lines.eq(held.used_lines), s.host_type.eq(held.host_type)]
         m.next = "CHECK"
@@ -138,18 +140,20 @@ def query(control, m, s):
             with m.If(got_last):
                 m.d.sync += [asked.eq(0), sent.eq(0), nan.eq(0)]
                 m.next = "TURN"
-                with m.If(bell.speculative):
-                    m.next = "SUMMARISE"
+                if not c.select_estimates:
+                    with m.If(bell.speculative):
+                        m.next = "SUMMARISE"
                 with m.If(nan | is_nan):
                     m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
                     m.next = "REFUSE"
     with m.State("TURN"):
-        # A SELECT that is under way holds slots of its queue, and of its layer, when it is over.
-        waits = 0
+        # A SELECT that is under way holds slots of its queue, and of its layer, when it is over,
+        # and by then it has noted what it saw.
+        waits, guess = 0, bell.speculative if c.select_estimates else Const(0)
         under_way = [(p.engine.scores[b], p.engine.scored[b]) for b in range(2)]
         for busy, of in (*under_way, (p.engine.chooses, p.engine.chosen)):
             same = (of.block >> p.window.map.group_bits) == s.session
-            other = (of.layer != bell.layer) | (of.queue == bell.queue)
+            other = (of.layer != bell.layer) & ~guess | (of.queue == bell.queue)
             waits |= busy & same & ~of.speculative & other
         with m.If(~waits):
             others = s.own & (bell.layer != s.own_layer)
@@ -160,3 +164,6 @@ def query(control, m, s):
                 s.last_queue.eq(Mux(others, s.own_high, bell.queue)),
             ]
             m.next = "WALK"
+            with m.If(guess):
+                m.d.sync += s.all.eq(0)
+                m.next = "SUMMARISE"

@@ -33,10 +33,16 @@ def feed(control, m, s):
     absent, found = Signal(), [Signal(16, name=f"found_{b}") for b in range(2)]
     asks, of = (scored(m, engine, bank) for bank in (engine.o_key.p.bank, keys.p.at.bank))
 
-    def squeue(context):
-        session = context.block >> p.window.map.group_bits
-        return session * control.config.queues + context.queue
+    estimates = control.config.select_estimates
 
+    def session(context):
+        return context.block >> p.window.map.group_bits
+
+    def squeue(context):
+        return session(context) * control.config.queues + context.queue
+
+    #: a line of the page was not there
+    gone = absent | ~keys.p.there
     #: the page before is not asked for yet
     stalls = control.o_fetch.valid
     most = (1 << len(request.target)) - 1
@@ -49,7 +55,7 @@ def feed(control, m, s):
         request.target.eq(Mux(bell.target > most, most, bell.target)),
         *(own[name].eq(bell[name]) for name in ("sequence", "queue", "layer", "newest")),
         *(own[name].eq(bell[name]) for name in ("fetch", "speculative")),
-        own.hold.eq(Mux((bell.hold == 0) | (bell.hold > HOLD_MOST), HOLD_MOST, bell.hold)),
+        own.hold.eq(_time(bell.hold)),
         own.block.eq(s.block),
         own.token_lines.eq(bell.lines - 1),
         own.newest_lines.eq(s.newest_lines),
@@ -67,13 +73,13 @@ def feed(control, m, s):
         engine.i_key.p.scale.eq(keys.p.scale),
         engine.i_key.p.line.eq(keys.p.at.line),
         engine.i_key.p.last.eq(keys.p.at.token_end),
-        engine.i_key.p.id.eq(Cat(keys.p.at.page, keys.p.at.page_end, keys.p.at.bank)),
+        engine.i_key.p.id.eq(Cat(keys.p.at.page, keys.p.at.page_end, keys.p.at.bank, gone)),
         keys.ready.eq(Mux(s.building, s.build_ready, engine.i_key.ready & ~stalls)),
     ]
     with m.If(~s.building):
         page = engine.o_key.p.page
         m.d.comb += [
-            p.reader.session.eq(asks.block >> p.window.map.group_bits),
+            p.reader.session.eq(session(asks)),
             p.reader.squeue.eq(squeue(asks)),
             p.reader.host_type.eq(asks.host_type),
             p.reader.token_lines.eq(asks.token_lines),
@@ -85,11 +91,15 @@ def feed(control, m, s):
         ]
     with m.If(control.o_fetch.ready):
         m.d.sync += control.o_fetch.valid.eq(0)
-    with m.If(keys.valid & keys.ready & ~s.building):
-        m.d.sync += absent.eq((absent | ~keys.p.there) & ~keys.p.at.page_end)
-        with m.If(keys.p.at.page_end & (absent | ~keys.p.there)):
+    if estimates:
+        _estimate(control, m, s, squeue, session)
+    scores = keys.valid & keys.ready & ~s.building
+    m.d.comb += s.wants_ready.eq(~control.o_fetch.valid & ~scores)
+    with m.If(scores):
+        m.d.sync += absent.eq(gone & ~keys.p.at.page_end)
+        with m.If(keys.p.at.page_end & gone):
             m.d.sync += [
-                control.o_fetch.valid.eq(of.fetch | of.speculative),
+                control.o_fetch.valid.eq(of.speculative | (0 if estimates else of.fetch)),
                 control.o_fetch.p.squeue.eq(squeue(of)),
                 control.o_fetch.p.page.eq(keys.p.at.page),
             ]
@@ -105,6 +115,41 @@ def feed(control, m, s):
         with m.If(engine.i.ready):
             m.d.sync += s.block.eq(s.block + 1)
             m.next = "SCAN"
+
+
+def _estimate(control, m, s, squeue, session):
+    """What was seen of pages to the engine, and what it finds of them back; pages that are wanted
+    to the prefetcher, behind those of a guess."""
+    p = control.parts
+    engine, seen, found, to = p.engine, p.seen, p.engine.o_mass, control.o_fetch
+    of, noted = scored(m, engine, found.p.bank), Signal()
+    own, bell = engine.i.p.context, s.bell
+    m.d.comb += [
+        *(own[name].eq(bell[name]) for name in ("waits", "wait_above")),
+        own.patience.eq(_time(bell.patience)),
+        own.rung.eq(s.rung),
+        seen.squeue.eq(s.squeue),
+        seen.i.valid.eq(engine.o_bound.valid),
+        seen.i.p.eq(engine.o_bound.p),
+        engine.i_seen.valid.eq(seen.o.valid),
+        engine.i_seen.p.eq(seen.o.p),
+        noted.eq(~of.speculative & ~s.ended(session(of))),
+        seen.i_mass.valid.eq(found.valid & noted),
+        seen.i_mass.p.squeue.eq(squeue(of)),
+        seen.i_mass.p.mass.eq(found.p.mass),
+        found.ready.eq(seen.i_mass.ready | ~noted),
+    ]
+    with m.If(s.wants & s.wants_ready):
+        m.d.sync += [
+            to.valid.eq(1),
+            to.p.squeue.eq(squeue(engine.chosen)),
+            to.p.page.eq(engine.o.p.id),
+        ]
+
+
+def _time(log):
+    """log2 of a number of cycles, as a doorbell says it."""
+    return Mux((log == 0) | (log > HOLD_MOST), HOLD_MOST, log)
 
 
 def scored(m, engine, bank):
@@ -171,6 +216,14 @@ def choose(control, m, s):
                     m.next = "RECORD"
             with m.Elif(of.speculative):
                 m.d.comb += engine.o.ready.eq(1)
+            if c.select_estimates:
+                with m.Elif(page.wanted):
+                    fetches = of.fetch | s.wait.above
+                    m.d.comb += [
+                        s.wants.eq(fetches),
+                        engine.o.ready.eq(~fetches | s.wants_ready),
+                        s.wait.wants.eq(engine.o.ready),
+                    ]
             with m.Else():
                 m.d.comb += [s.hold.valid.eq(1), engine.o.ready.eq(s.hold.ready)]
                 with m.If(s.hold.ready):
@@ -183,6 +236,14 @@ def choose(control, m, s):
             m.d.comb += records.eq(1)
             record(control, m, s, of, session)
             m.next = "ANSWER"
+            if c.select_estimates:
+                with m.If(s.wait.begins):
+                    m.next = "PARK"
+        if c.select_estimates:
+            with m.State("PARK"):
+                m.d.comb += [s.wait.parks.eq(1), engine.o.ready.eq(1)]
+                m.d.sync += [held.eq(0), decided.eq(0), pages.eq(0)]
+                m.next = "HOLD"
         with m.State("ANSWER"):
             m.d.comb += window.answer_en.eq(~s.ended(window.answer_block >> window.map.group_bits))
             m.d.sync += written.eq(written + 1)
@@ -223,6 +284,9 @@ def answer(control, m, s, pages, held, told):
         header.count.eq(held),
         header.absent.eq(Mux(told, 0, s.absent)),
         header.generation.eq(Mux(held == 0, 0, of.generation)),
+        header.missing.eq(
+            Mux(told, 0, p.engine.o.p.missing) if control.config.select_estimates else 0
+        ),
         window.answer_block.eq(Mux(told, s.block, of.block)),
         window.answer_line.eq(lines - 1 - written),
     ]

@@ -38,7 +38,8 @@ class PageMass(wiring.Component):
     Members
     -------
     i : in, stream of page_scores
-        The tokens of a page; `last` ends it.
+        The tokens of a page; `last` ends it. Of a page with one that is `alone` nothing before that
+        counts.
     o : out, stream of page_mass
         `id` is that of the last token.
     """
@@ -75,6 +76,8 @@ class PageMass(wiring.Component):
             ]
             with m.If(valid1):
                 m.d.sync += first1.eq(last1)
+            with m.If(self.i.valid & self.i.p.alone):
+                m.d.sync += first1.eq(1)
         for head in range(self.heads):
             score = self.i.p.score[head]
             m.submodules[f"weights_{head}"] = table = memory.Memory(

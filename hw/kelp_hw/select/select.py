@@ -95,25 +95,28 @@ class Select(wiring.Component):
         c = self.config
         parts = SelectParts(c)
         m.submodules.window, m.submodules.gather = window, gather = parts.window, parts.gather
-        m.submodules.store, m.submodules.reader = store, reader = parts.store, parts.reader
+        m.submodules.store, m.submodules.reader = parts.store, parts.reader
         m.submodules.engine = parts.engine
+        if parts.seen:
+            m.submodules.seen = parts.seen
         m.submodules.control = control = SelectControl(config=c, parts=parts)
         connect(m, flipped(self.i_request), gather.i)
         connect(m, gather.o, flipped(self.o_request))
         self._order(m, gather)
         self._accesses(m, window)
-        self._ops(m, reader, control)
+        self._ops(m, parts.reader, control)
         self._pages(m, control)
-        self._results(m, window, store, reader, control)
+        self._results(m, parts, control)
         for k, source in enumerate((control.o_event, window.o_event)):
             m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
         m.d.comb += [
             window.sessions.eq(self.sessions),
             control.sessions.eq(self.sessions),
             control.now.eq(self.now),
-            self.idle.eq(window.idle & gather.idle & reader.idle & control.idle),
+            self.idle.eq(window.idle & gather.idle & parts.reader.idle & control.idle),
         ]
-        gather_blocks(m, self.fault, gather.fault, window.fault, reader.fault, parts.engine.fault)
+        blocks = (gather, window, parts.reader, parts.engine)
+        gather_blocks(m, self.fault, *(block.fault for block in blocks))
         return m
 
     def _order(self, m, gather):
@@ -183,8 +186,9 @@ class Select(wiring.Component):
         ]
         m.d.sync += [kept.eq(pick), keeps.eq(self.o_page.valid & ~self.o_page.ready)]
 
-    def _results(self, m, window, store, reader, control):
+    def _results(self, m, parts, control):
         """Who learns what of M3's decisions, and of the data path's answers."""
+        window, store, reader = parts.window, parts.store, parts.reader
         c, result, hot = self.config, self.i_result, self.i_hot
         op, answer = result.p.op, self.i_answer
         look = answer.p.origin.look
@@ -209,6 +213,12 @@ class Select(wiring.Component):
             self.o_answer.valid.eq(answer.valid & ~look),
             self.o_answer.p.eq(answer.p),
         ]
+        if parts.seen:
+            m.d.comb += [
+                parts.seen.i_clear.valid.eq(result.valid & scrubbed),
+                parts.seen.i_clear.p.squeue.eq(op.squeue),
+                parts.seen.i_clear.p.page.eq(op.page),
+            ]
         for k in range(c.sessions):
             m.d.comb += control.ended[k].eq(ended & (op.session == k))
         for block in (reader, control):

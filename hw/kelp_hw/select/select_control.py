@@ -19,8 +19,10 @@ from .control_bell import check, query
 from .control_choice import choose, feed
 from .control_slots import Then, give_back
 from .control_summaries import summarise
+from .control_wait import wait
 from .gather_window import GatherWindow
 from .page_reader import PageReader
+from .page_seen import PageSeen
 from .select_engine import SelectEngine
 from .select_window import SelectWindow, bell_layout
 from .summary_store import SummaryStore
@@ -31,6 +33,7 @@ __all__ = ["SelectControl", "SelectParts", "engine_of"]
 def _context_of(config: Config) -> data.StructLayout:
     """What of a SELECT is still asked for when it is in the engine."""
     c = config
+    waiting = {"waits": 1, "wait_above": 32, "patience": range(HOLD_MOST + 1), "rung": 2}
     return data.StructLayout(
         {
             "block": c.session_bits + SelectMap(c).group_bits,
@@ -47,6 +50,7 @@ def _context_of(config: Config) -> data.StructLayout:
             "speculative": 1,
             "generation": c.generation_bits,
         }
+        | (waiting if c.select_estimates else {})
     )
 
 
@@ -60,18 +64,20 @@ def engine_of(*, config: Config) -> SelectEngine:
         most=config.select - 2,
         protect=config.protect,
         context=_context_of(config),
+        estimates=config.select_estimates,
     )
 
 
 class SelectParts:
     """What does the work: the `window` of the SELECT region, the `gather` window, the `store` of
-    summaries, the `reader` of pages, and the `engine`."""
+    summaries, the `reader` of pages, the `engine`, and with estimates what it has `seen`."""
 
     def __init__(self, config: Config):
         c = config
         self.window, self.gather = SelectWindow(config=c), GatherWindow(config=c)
         self.store, self.reader = SummaryStore(config=c), PageReader(config=c)
         self.engine = engine_of(config=c)
+        self.seen = PageSeen(config=c) if c.select_estimates else None
 
 
 class SelectControl(wiring.Component):
@@ -85,7 +91,8 @@ class SelectControl(wiring.Component):
     service.
 
     A SELECT that is refused changes nothing but its answer, and is an event; one that is
-    `speculative` leaves slots alone, and chooses nothing. Slots are given back
+    `speculative` leaves slots alone, and chooses nothing. One that waits for pages keeps its slots,
+    and chooses again when they have landed, or its time is over. Slots are given back
     when a SELECT of their session is of another layer, or of the same queue, or says so; when the
     time is over that the last SELECT gave them; and when their session ends.
 
@@ -137,7 +144,8 @@ class SelectControl(wiring.Component):
         s = SimpleNamespace()
         s.block = Signal(p.window.block_bits)
         s.session = Signal(c.session_bits)
-        s.bell = Signal(bell_layout())
+        s.bell = Signal(bell_layout(c))
+        s.rung = Signal(2)  # which doorbell of its block it is, with estimates
         s.held = Signal(Layouts(c).session)  # the session's registers, as they are
         s.squeue = Signal(c.squeue_bits)
         s.refusal = Signal(Refusal)
@@ -152,6 +160,8 @@ class SelectControl(wiring.Component):
         #: the choice writes slots in this cycle; sessions that have slots, or none, from now on
         s.writes, s.lives, s.dies = Signal(), Signal(c.sessions), Signal(c.sessions)
         s.hold, s.unhold = (stream.Signature(Layouts(c).op).create() for _ in range(2))
+        #: a page that is wanted is to be fetched, and is taken
+        s.wants, s.wants_ready = Signal(), Signal()
         s.host_type = Signal()
         s.used_lines = Signal(c.half_line_bits + 1)
         s.asks, s.building, s.build_ready = p.reader.i.p, Signal(), Signal()
@@ -174,6 +184,9 @@ class SelectControl(wiring.Component):
             with m.If(s.session == k):
                 m.d.comb += s.held.eq(self.sessions[k])
         m.d.sync += s.gone.eq(s.gone | self.ended)
+        s.ripe = Signal(init=1)  # the block's doorbell may be served
+        names = ("above", "begins", "wants", "parks")
+        s.wait = SimpleNamespace(**{name: Signal(name=name) for name in names}, rung=Signal(2))
         # Each part builds what its states stand on, then, when it goes on, the states.
         parts = [
             self._scan(m, s),
@@ -184,6 +197,8 @@ class SelectControl(wiring.Component):
         with m.FSM() as fsm:
             for part in parts:
                 next(part, None)
+        if c.select_estimates:
+            wait(self, m, s)
         choose(self, m, s)
         self._ops(m, s)
         m.d.sync += s.live.eq((s.live & ~s.dies) | s.lives)
@@ -245,7 +260,8 @@ class SelectControl(wiring.Component):
         yield
         with m.State("SCAN"):
             m.d.sync += [s.refusal.eq(Refusal.NONE), s.generation.eq(0)]
-            with m.If(~p.store.ready | ~p.gather.ready):
+            ready = p.store.ready & p.gather.ready
+            with m.If(~(ready & p.seen.ready) if p.seen else ~ready):
                 pass
             with m.Elif(gone | over):
                 with m.If(s.alone):
@@ -258,7 +274,7 @@ class SelectControl(wiring.Component):
                     ]
                     with m.If(s.own):
                         m.next = "WALK"
-            with m.Elif((p.window.pending >> s.block)[0]):
+            with m.Elif((p.window.pending >> s.block)[0] & s.ripe):
                 m.d.comb += p.window.take.eq(1)
                 m.next = "BELL"
             with m.Else():

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal, signed
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.select import BOUND_MASS_BITS, SCORE_BITS
+from kelp_spec.select import BOUND_MASS_BITS, SCORE_BITS, SCORE_LEAST
 
 from ..lib.protected import BlockFault, ProtectedFifo, gather, gather_blocks
 from .choice import Choice
@@ -54,6 +54,8 @@ class SelectEngine(wiring.Component):
         The candidates' marks and names have check bits.
     context : shape-like, optional
         What a request brings along for its caller.
+    estimates : bool, optional
+        A page that is absent has the mass that its caller has for it.
 
     Members
     -------
@@ -67,11 +69,18 @@ class SelectEngine(wiring.Component):
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
         Pages asked for, each with its request's `bank`, and the lines of the tokens of their keys
-        in that order. `id` is the page, above it whether the token is the page's last, and above
-        that the bank. Requests take the banks in turn.
+        in that order. `id` is the page, above it whether the token is the page's last, above that
+        the bank, and with `estimates` above that whether the page is absent, which the last token
+        has to say. Requests take the banks in turn.
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
-        then one item that is `none`.
+        then one item that is `none`. With `estimates` as Choice's with `wants`.
+    o_bound, i_seen : out, in, always-ready streams of scores
+        With `estimates`: the first page and those named, with their bounds, and what they count
+        when they are absent, in that order.
+    o_mass : out, stream
+        With `estimates`: of every page but the newest that is scored and not absent its `mass`, and
+        its request's `bank`.
     scores, scored : out
         Of each bank: a request is in stage two, and its context.
     leaves, left : out
@@ -95,16 +104,22 @@ class SelectEngine(wiring.Component):
         most: int,
         protect: bool = False,
         context=1,
+        estimates: bool = False,
     ):
         self.heads, self.lines, self.pages, self.protect = heads, lines, pages, protect
+        self.estimates = bool(estimates)
         self.quota, self.most = checked("quota", quota, 1, 256), checked("most", most, 1, 256)
         self.marks = PageMarks(pages=pages, lists=heads, protect=protect)
         bits = self.page_bits = self.marks.page_bits
         self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=bits)
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
-        self.share = MassShare(heads=heads, depth=self.depth, id_bits=bits)
-        self.choice = Choice(depth=most, mass_bits=self.share.mass_bits, id_bits=bits)
-        keys = SelectLayouts(heads=heads, lines=lines, id_bits=bits + 2)
+        #: a page, and whether it is absent
+        self.id_bits = bits + self.estimates
+        self.share = MassShare(heads=heads, depth=self.depth, id_bits=self.id_bits)
+        self.choice = Choice(
+            depth=most, mass_bits=self.share.mass_bits, id_bits=bits, wants=self.estimates
+        )
+        keys = SelectLayouts(heads=heads, lines=lines, id_bits=bits + 2 + self.estimates)
         self.request = data.StructLayout(
             {
                 "newest": bits,
@@ -131,7 +146,14 @@ class SelectEngine(wiring.Component):
                 "chosen": Out(context),
                 "fault": Out(BlockFault),
             }
+            | (self._estimating() if estimates else {})
         )
+
+    def _estimating(self):
+        """Ports of what is known of absent pages."""
+        scores = stream.Signature(self.layouts.scores, always_ready=True)
+        mass = data.StructLayout({"mass": self.layouts.page_mass, "bank": 1})
+        return {"o_bound": Out(scores), "i_seen": In(scores), "o_mass": Out(stream.Signature(mass))}
 
     def elaborate(self, platform):
         m = Module()
@@ -140,7 +162,9 @@ class SelectEngine(wiring.Component):
         m.submodules.choice = self.choice
         sizes = {"heads": self.heads, "lines": self.lines}
         m.submodules.bounds = bounds = SummaryScore(**sizes, id_bits=bits)
-        m.submodules.key_scores = scores = KeyScore(**sizes, id_bits=bits + 2, banks=2)
+        m.submodules.key_scores = scores = KeyScore(
+            **sizes, id_bits=bits + 2 + self.estimates, banks=2
+        )
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.
         m.submodules.names = names = ProtectedFifo(
@@ -200,9 +224,15 @@ class SelectEngine(wiring.Component):
             m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
         self._bound_masses(m, bounds, unscored, last)
         page, found = Signal(self.page_bits), marks.o
+        if self.estimates:
+            bound = self.o_bound
+            m.d.comb += [bound.valid.eq(taken & ~first_stage), bound.p.eq(bounds.o.p)]
         with m.FSM():
             with m.State("WAIT"):
                 m.d.sync += page.eq(1)
+                if self.estimates:  # of the first page there is no bound
+                    m.d.comb += [bound.valid.eq(self.i.valid & (newest != 0)), bound.p.id.eq(0)]
+                    m.d.comb += [score.eq(SCORE_LEAST) for score in bound.p.score]
                 with m.If(self.i.valid):
                     m.next = "HAND"
                     with m.If(newest > 1):
@@ -268,7 +298,7 @@ class SelectEngine(wiring.Component):
         """Keys of the first page, of those named, of the newest; their scores to the masses of
         pages, those to the shares."""
         bits, share = self.page_bits, self.share
-        m.submodules.mass = mass = PageMass(heads=self.heads, id_bits=bits)
+        m.submodules.mass = mass = PageMass(heads=self.heads, id_bits=self.id_bits)
         requests = [Signal(self.request, name=f"request_{b}") for b in range(2)]
 
         def of(which, name):
@@ -279,20 +309,30 @@ class SelectEngine(wiring.Component):
         #: whose keys are asked for, are scored now, and whose masses come next
         asks, key_bank, oldest = Signal(), self.i_key.p.id[bits + 1], Signal()
         asked, request = of(asks, "asked"), of(oldest, "request")
-        newest, page, taken = request.newest, mass.o.p.id, Signal()
+        newest, page, taken = request.newest, mass.o.p.id[:bits], Signal()
         few = newest <= 1  # nothing is named
         chosen = Signal(self.request)
         # What is not scored must be known when the last page has come, and the choice be free.
         last = page == newest
         goes = ~last | ((few | unscored.o.valid) & ~self.chooses)
+        m.d.comb += [mass.i.valid.eq(scores.o.valid), scores.o.ready.eq(mass.i.ready)]
         m.d.comb += [
             scores.bank.eq(key_bank),
             scores.scale.eq(of(key_bank, "of_key").scale),
-            mass.i.valid.eq(scores.o.valid),
-            scores.o.ready.eq(mass.i.ready),
             mass.i.p.score.eq(scores.o.p.score),
             mass.i.p.id.eq(scores.o.p.id[:bits]),
             mass.i.p.last.eq(scores.o.p.id[bits]),
+        ]
+        if self.estimates:
+            self._recall(m, scores, mass, requests)
+            told, there = self.o_mass, ~last & ~mass.o.p.id[bits]
+            m.d.comb += [
+                told.valid.eq(mass.o.valid & there & share.i.ready),
+                told.p.mass.eq(mass.o.p),
+                told.p.bank.eq(oldest),
+            ]
+            goes &= ~there | told.ready
+        m.d.comb += [
             share.i.valid.eq(mass.o.valid & goes),
             mass.o.ready.eq(share.i.ready & goes),
             share.i.p.mass.eq(mass.o.p),
@@ -346,6 +386,32 @@ class SelectEngine(wiring.Component):
         ]
         self._choose(m, chosen, taken, request)
 
+    def _recall(self, m, scores, mass, requests):
+        """An absent page's last token stands for all of it, with what was known of the page. What
+        is known of pages comes in the order of their keys."""
+        bits = self.page_bits
+        shape = self.i_seen.p.score.shape()
+        m.submodules.seen = seen = ProtectedFifo(
+            shape=shape, depth=2 * (self.heads * self.quota + 1), protect=False
+        )
+        at, known, newest, alone = scores.o.p.id, Signal(), Signal(bits), Signal()
+        page, ends, bank, absent = at[:bits], at[bits], at[bits + 1], at[bits + 2]
+        m.d.comb += [
+            seen.w_en.eq(self.i_seen.valid),
+            seen.w_data.eq(self.i_seen.p.score),
+            newest.eq(Mux(bank, requests[1].newest, requests[0].newest)),
+            known.eq(ends & (page != newest)),
+            mass.i.valid.eq(scores.o.valid & (~known | seen.r_rdy)),
+            scores.o.ready.eq(mass.i.ready & (~known | seen.r_rdy)),
+            seen.r_en.eq(scores.o.valid & known & mass.i.ready),
+            mass.i.p.id.eq(Cat(page, absent)),
+            alone.eq(known & absent),
+            mass.i.p.alone.eq(alone),
+        ]
+        with m.If(alone):
+            m.d.comb += mass.i.p.score.eq(seen.r_data)
+        m.d.sync += Assert(~seen.w_en | seen.w_rdy, "more is known of pages than has a place")
+
     def _choose(self, m, chosen, taken, request):
         """The shares' pages to the choice."""
         share, choice = self.share, self.choice
@@ -358,10 +424,10 @@ class SelectEngine(wiring.Component):
             choice.target.eq(chosen.target),
             choice.i.valid.eq(share.o.valid),
             share.o.ready.eq(choice.i.ready),
-            choice.i.p.id.eq(share.o.p.id),
+            choice.i.p.id.eq(share.o.p.id[: self.page_bits]),
             choice.i.p.mass.eq(share.o.p.mass),
             choice.i.p.last.eq(share.o.p.last),
-            choice.i.p.present.eq(share.o.p.mass != 0),
-            choice.i.p.always.eq((share.o.p.id == 0) | (share.o.p.id == chosen.newest)),
+            choice.i.p.present.eq(~share.o.p.id[self.page_bits : self.id_bits].any()),
+            choice.i.p.always.eq((choice.i.p.id == 0) | (choice.i.p.id == chosen.newest)),
         ]
         connect(m, choice.o, flipped(self.o))

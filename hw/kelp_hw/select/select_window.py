@@ -19,9 +19,13 @@ from ..lib.protected import BlockFault, ProtectedMemory, gather, used
 __all__ = ["SelectWindow", "bell_layout"]
 
 
-def bell_layout() -> data.StructLayout:
-    """A doorbell, and whether it was written in part, or poisoned."""
-    return data.StructLayout(dict(BELL_FIELDS) | {"broken": 1})
+def bell_layout(config: Config) -> data.StructLayout:
+    """A doorbell, as far as the configuration looks at it, and whether it was written in part, or
+    poisoned."""
+    fields = dict(BELL_FIELDS)
+    if not config.select_estimates:
+        del fields["wait_above"], fields["patience"]
+    return data.StructLayout(fields | {"broken": 1})
 
 
 class SelectWindow(wiring.Component):
@@ -55,10 +59,12 @@ class SelectWindow(wiring.Component):
         A line of the block's queries, and that it is used in this cycle.
     bell, broken : out
         The block's doorbell, and whether it is no good.
-    pending : out
-        A bit for each block.
+    pending, rung : out
+        A bit for each block; in the cycle in which a doorbell comes, in which it becomes pending.
     take : in
         The block's doorbell is taken.
+    again : in
+        The doorbell of `answer_block` becomes pending, as if it came once more.
     answer_en, answer_block, answer_line, answer : in
         A line of a block's answer; line 0 is the last of them, and makes the answer known.
     o_event : out, always-ready stream of event
@@ -71,7 +77,7 @@ class SelectWindow(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = c = config
-        self.map = SelectMap(c)
+        self.map, self.bell_layout = SelectMap(c), bell_layout(c)
         layouts = self.layouts = Layouts(c)
         self.block_bits = c.session_bits + self.map.group_bits
         self.blocks = 1 << self.block_bits
@@ -85,10 +91,12 @@ class SelectWindow(wiring.Component):
                 "query_line": In(range(self.map.query_lines)),
                 "query": Out(LINE_BITS),
                 "query_used": In(1),
-                "bell": Out(bell_layout()),
+                "bell": Out(self.bell_layout),
                 "broken": Out(1),
                 "pending": Out(self.blocks),
+                "rung": Out(self.blocks),
                 "take": In(1),
+                "again": In(1),
                 "answer_en": In(1),
                 "answer_block": In(self.block_bits),
                 "answer_line": In(range(self.map.answer_lines)),
@@ -107,7 +115,7 @@ class SelectWindow(wiring.Component):
             return ProtectedMemory(depth=depth, shape=shape, protect=c.protect)
 
         m.submodules.queries = queries = memory(self.blocks << half, LINE_BITS)
-        m.submodules.bells = bells = memory(self.blocks, bell_layout())
+        m.submodules.bells = bells = memory(self.blocks, self.bell_layout)
         m.submodules.answers = answers = memory(self.blocks << half, LINE_BITS)
         side = self.i.p
         place = data.StructLayout({"line": half, "upper": 1, "block": self.block_bits})
@@ -140,7 +148,7 @@ class SelectWindow(wiring.Component):
             self.query.eq(Mux(queries.fault.uncorrected, ~0, queries.read_data)),
             bells.write_en.eq(rings),
             bells.write_address.eq(at.block),
-            bells.write_data.eq(Cat(side.data[: bell_layout().size - 1], ~whole)),
+            bells.write_data.eq(Cat(side.data[: self.bell_layout.size - 1], ~whole)),
             bells.read_en.eq(1),
             bells.read_address.eq(self.block),
             self.bell.eq(bells.read_data),
@@ -152,10 +160,13 @@ class SelectWindow(wiring.Component):
             answers.read_address.eq(Cat(at.line, at.block)),
         ]
         with m.If(rings):
+            m.d.comb += self.rung.bit_select(at.block, 1).eq(1)
             m.d.sync += self.pending.bit_select(at.block, 1).eq(1)
         # A doorbell that comes in this very cycle is the one that is taken.
         with m.If(self.take):
             m.d.sync += self.pending.bit_select(self.block, 1).eq(0)
+        with m.If(self.again):
+            m.d.sync += self.pending.bit_select(self.answer_block, 1).eq(1)
         with m.If(self.answer_en & (self.answer_line == 0)):
             m.d.sync += known.bit_select(self.answer_block, 1).eq(1)
         for s in range(c.sessions):

@@ -55,8 +55,10 @@ class SelectLayouts:
         scores = data.ArrayLayout(signed(SCORE_BITS), heads)
         #: a token's scores, or a page's bounds
         self.scores = data.StructLayout({"score": scores, "id": self.id_bits})
-        #: the same, and whether the next one is of another page
-        self.page_scores = data.StructLayout({"score": scores, "last": 1, "id": self.id_bits})
+        #: the same, whether the next one is of another page, and whether it stands for the page
+        self.page_scores = data.StructLayout(
+            {"score": scores, "last": 1, "alone": 1, "id": self.id_bits}
+        )
         #: a page's mass for each head: z · 2^(e − 15)
         self.page_mass = data.StructLayout(
             {

@@ -13,7 +13,7 @@ from kelp_spec.metadata import Op
 from kelp_spec.select import BELL_FIELDS, record
 
 from ..ops import Op as TrackerOp
-from ..select_region import Built, Decided, Holds, SelectRegion
+from ..select_region import Built, Decided, Holds, SelectRegion, Waits
 
 __all__ = ["SelectAudit"]
 
@@ -51,6 +51,7 @@ class _Followed:
     looked: bool = False
     reply: Decided | None = None  #: to its last op
     ahead: TrackerOp | None = None  #: its next op, where it was asked for it already
+    waits: Waits | None = None  #: for these pages, if it is heard of again
     #: since its last op: page → the summary that held, or None
     dropped: dict = field(default_factory=dict)
 
@@ -77,6 +78,8 @@ class SelectAudit:
         self._order: deque[int] = deque()  # queues whose SELECTs begin next
         #: ops of choices so far; summaries that were dropped while a SELECT asked for them
         self.choices = self.raced = 0
+        self.waited = 0  #: how often a SELECT waited
+        self._ends = False
 
     @property
     def _followed(self) -> list[_Followed]:
@@ -162,10 +165,12 @@ class SelectAudit:
 
     def finish(self) -> None:
         """The answers have come: nothing more is asked for."""
+        self._ends = True
         for select in list(self._followed):
             wanted = self._next(select, None)
             if wanted is not None:
                 self._wrong("op of a choice", None, wanted)
+        self._ends = False
         self._followed.clear()
         self._order.clear()
 
@@ -176,6 +181,13 @@ class SelectAudit:
             step, select.ahead = select.ahead, None
             return step
         reply, select.reply = select.reply, None
+        if select.waits:
+            # It went on if there is an op of it; otherwise its time was over when it was answered.
+            reply, asked = op is not None, select.waits
+            select.waits, select.looked = None, False
+            self.waited += reply
+            if not reply and not asked.tries:
+                self._wrong("wait", "answered at once", asked)
         while True:
             try:
                 step = select.steps.send(reply)
@@ -185,6 +197,11 @@ class SelectAudit:
             reply = None
             if isinstance(step, Holds):
                 reply = self._holds(select, step, op)
+            elif isinstance(step, Waits):
+                if op is None and not self._ends:
+                    select.waits = step
+                    return None
+                reply = False
             elif isinstance(step, Built):
                 if step.page not in self._summaries.touched:
                     self._summaries[step.page] = step.lines, step.summary

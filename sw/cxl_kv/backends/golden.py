@@ -57,7 +57,13 @@ class GoldenCore(Core):
         )
         self.engine = Engine(self.endpoint, evict_target=4, log_event=self.window.events.log)
         self.region = (
-            SelectRegion(self.endpoint, self.engine._do, self._not_selected, self.engine.fetch)
+            SelectRegion(
+                self.endpoint,
+                self.engine._do,
+                self._not_selected,
+                self.engine.fetch,
+                wait=lambda waits: waits.tries == 0,  # here pages land at once
+            )
             if config.select
             else None
         )

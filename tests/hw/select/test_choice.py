@@ -19,9 +19,9 @@ def made(seed, pages):
     return masses, present | always, always
 
 
-def chosen(lists, *, target, most, depth=8, offer=1.0, take=1.0):
-    """(id, mass, none, missing) of all that comes out, and all transfers."""
-    dut, sends = Choice(depth=depth, mass_bits=18, id_bits=8), []
+def chosen(lists, *, target, most, depth=8, offer=1.0, take=1.0, wants=False):
+    """(id, mass, none, missing, wanted) of all that comes out, and all transfers."""
+    dut, sends = Choice(depth=depth, mass_bits=18, id_bits=8, wants=wants), []
     for masses, present, always in lists:
         sends += [
             {
@@ -42,11 +42,23 @@ def chosen(lists, *, target, most, depth=8, offer=1.0, take=1.0):
     )
     cycles = int(3 * (len(sends) + 30 * len(lists)) / offer / take)
     seen = pump(dut, ends, cycles=cycles)
-    fields = ("id", "mass", "none", "missing")
-    return [tuple(int(getattr(t.item, name)) for name in fields) for t in seen["o"]], seen
+    out = []
+    for t in seen["o"]:
+        none = int(t.item.none)
+        wanted = int(t.item.wanted) if wants else 0
+        out.append((t.item.id, t.item.mass, none, t.item.missing if none else 0, wanted))
+    return in_order(out), seen
 
 
-def expected(lists, *, target, most):
+def in_order(items):
+    """What is wanted of each list behind what is chosen."""
+    lists, ends = [], [n for n, item in enumerate(items) if item[2]]
+    for begin, end in zip([0, *(n + 1 for n in ends)], [*ends, len(items)], strict=True):
+        lists += sorted(items[begin:end], key=lambda item: item[4]) + items[end : end + 1]
+    return lists
+
+
+def expected(lists, *, target, most, wants=False):
     out = []
     for masses, present, always in lists:
         found = select.choose(
@@ -58,8 +70,10 @@ def expected(lists, *, target, most):
             most=most,
         )
         pairs = zip(found.pages, found.masses, strict=True)
-        out += [(int(page), int(mass), 0, 0) for page, mass in pairs]
-        out.append((0, 0, 1, found.missing))
+        out += [(int(page), int(mass), 0, 0, 0) for page, mass in pairs]
+        if wants:
+            out += [(int(page), 0, 0, 0, 1) for page in found.wanted]
+        out.append((0, 0, 1, found.missing, 0))
     return out
 
 
@@ -69,6 +83,30 @@ def test_the_choice_is_the_golden_one(target, most):
     lists = [made(seed, pages) for seed, pages in enumerate((1, 2, 30, 30, 7, 40))]
     got, _ = chosen(lists, target=target, most=most, offer=0.7, take=0.6)
     assert got == expected(lists, target=target, most=most)
+
+
+@pytest.mark.parametrize("most", [0, 2, 8])
+@pytest.mark.parametrize("target", [0, 9, 300_000, (1 << 28) - 1])
+def test_what_is_wanted_is_the_golden_one(most, target):
+    lists = [made(seed, pages) for seed, pages in enumerate((1, 2, 30, 30, 7, 40, 30, 30))]
+    for n, (_, present, _) in enumerate(lists):
+        present[0], present[-1] = n % 3 != 1, n % 4 != 3
+    lists.append((lists[2][0], np.zeros(30, bool), lists[2][2]))
+    at = {"target": target, "most": most, "wants": True}
+    got, _ = chosen(lists, **at, offer=0.7, take=0.6)
+    assert got == expected(lists, **at)
+    assert target <= 9 or not most or sum(item[4] for item in got) > 10
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_cycles_of_what_is_wanted(absent):
+    masses, always = np.arange(20, 0, -1), np.zeros(20, bool)
+    present = np.arange(20) >= absent
+    ends = {}
+    for wants in (False, True):
+        _, seen = chosen([(masses, present, always)], target=1000, most=8, wants=wants)
+        ends[wants] = seen["o"][-1].offered - seen["i"][-1].taken
+    assert ends[True] - ends[False] == 1 + absent
 
 
 @pytest.mark.parametrize("target", [14, 15, 16, 44, 45, 46])

@@ -53,6 +53,25 @@ def test_masses_are_the_golden_ones(heads):
     assert [t.item.id for t in seen["o"]] == list(range(len(pages)))
 
 
+def test_a_token_that_is_alone_stands_for_its_page():
+    rng = np.random.default_rng(4)
+    pages = [rng.integers(-3000, 3000, (2, 1 + n % 4)) for n in range(20)]
+    sends = [
+        {
+            "score": [int(s) for s in page[:, token]],
+            "last": token == page.shape[1] - 1,
+            "alone": n % 3 > 0 and token == page.shape[1] - 1,
+        }
+        for n, page in enumerate(pages)
+        for token in range(page.shape[1])
+    ]
+    ends = Ends(sends={"i": sends}, takes=("o",), offer=0.7, take=0.7)
+    seen = pump(PageMass(heads=2, id_bits=1), ends, cycles=300)
+    assert found(seen) == expected(
+        [page[:, -1:] if n % 3 else page for n, page in enumerate(pages)]
+    )
+
+
 @pytest.mark.parametrize("bits", [17, 32])
 def test_a_sum_without_a_place_is_the_most(bits):
     pages = [np.full((1, 12), 255), np.full((1, 3), 200)]

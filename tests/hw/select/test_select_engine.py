@@ -2,6 +2,7 @@
 
 """SelectEngine: whole choices, equal to the golden model's, with memories that answer in order."""
 
+import numpy as np
 import pytest
 from select_cases import SCALE, Group, query_lines
 from streams import Ends, pump
@@ -23,12 +24,13 @@ def requests(group, newest, *, most=4, target=1 << 24):
     return found
 
 
-def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
+def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=(), seen=None):
     """All transfers of `asked`, offered when its queries are in; those come when the one before
-    was taken."""
+    was taken. With `seen`, page → what it had for each head, the engine estimates."""
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
-    dut = SelectEngine(heads=heads, lines=lines, pages=PAGES, quota=quota, most=most)
+    sizes = {"heads": heads, "lines": lines, "pages": PAGES, "quota": quota, "most": most}
+    dut = SelectEngine(**sizes, estimates=seen is not None)
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
@@ -43,7 +45,14 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
             page = item.page
             for n in range(tokens * lines):
                 place = page | PAGES * (n // lines == tokens - 1) | 2 * PAGES * item.bank
+                place |= 4 * PAGES * (page in absent and n // lines == tokens - 1)
                 yield "i_key", keys[page * tokens * lines + n] | {"id": place}
+
+        if path == "o_bound":
+            known = seen.get(item.id, [select.SEEN_NEVER] * heads)
+            pairs = [(int(s), int(b)) for s, b in zip(known, item.score, strict=True)]
+            scores = [b * 3 >> 2 if s == select.SEEN_NEVER else s << 4 for s, b in pairs]
+            yield "i_seen", {"score": scores, "id": item.id}
 
     def after(path, item):
         if path == "i_query":
@@ -56,9 +65,12 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500):
                 yield "i_query", line
 
     sends = {"i_query": sent.pop(0), "i": [], "i_summary": [], "i_key": []}
+    takes = ("o_summary", "o_key", "o")
+    if seen is not None:
+        sends["i_seen"], takes = [], (*takes, "o_bound", "o_mass")
     ends = Ends(
         sends=sends,
-        takes=("o_summary", "o_key", "o"),
+        takes=takes,
         offer=offer,
         take=take,
         answer=answer,
@@ -98,6 +110,72 @@ def test_choices_are_the_golden_ones(heads, lines):
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
     seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500)
     assert given(seen) == golden(group, asked)
+
+
+def estimated(group, asked, *, quota, absent, seen):
+    """What comes out of an engine that estimates: (page, mass, none, wanted, missing at the end),
+    and the masses that it tells of, a request after another."""
+    out, told = [], []
+    for query, request in asked:
+        newest, scale = request["newest"], request["scale"]
+        pages = select.Summary(*(part[: newest + 1].copy() for part in group.summary))
+        names = select.name_pages(query, pages, quota=quota, **scale)
+        scored = np.flatnonzero(names.scored).tolist()
+        keys = {p: select.Blocks(*(part[p] for part in group.keys)) for p in scored}
+        found = select.choose_pages(
+            query,
+            names,
+            keys,
+            target=request["target"],
+            most=request["most"],
+            known=select.Known([p for p in scored if p in absent], dict(seen)),
+            **scale,
+        )
+        pairs = zip(found.pages.tolist(), found.masses.tolist(), strict=True)
+        out += [(page, mass, 0, 0, 0) for page, mass in pairs]
+        out += [(page, 0, 0, 1, 0) for page in found.wanted.tolist()]
+        out.append((0, 0, 1, 0, found.missing))
+        for page in scored:
+            if page != newest and page not in absent:
+                scores = select.scores(query, keys[page], **scale)
+                e, z = select.page_masses(scores[:, None])
+                told.append((page, e[:, 0].tolist(), z[:, 0].tolist()))
+    return out, told
+
+
+def test_absent_pages_have_what_was_seen_of_them():
+    """The first page, candidates and newest pages absent, seen or not."""
+    heads = 2
+    group = Group(42, heads=heads, lines=1, pages=30, tokens=2)
+    asked = requests(group, [0, 1, 2, 3, 12, 29, 5, 24], most=3, target=heads << 15)
+    rng = np.random.default_rng(heads)
+    absent = set(rng.permutation(30)[:12].tolist()) | {0, 5}
+    seen = {p: rng.integers(-300, 900, heads) for p in sorted(absent) if p % 3}
+    seen[0] = np.full(heads, 500)
+    got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=350, absent=absent, seen=seen)
+    out, told = estimated(group, asked, quota=4, absent=absent, seen=seen)
+    found = [
+        (i.id, i.mass, int(i.none), int(i.wanted), i.missing if i.none else 0)
+        for _, _, i in got["o"]
+    ]
+    ends = [n for n, item in enumerate(found) if item[2]]
+    for begin, end in zip([0, *(n + 1 for n in ends)], ends, strict=False):
+        found[begin:end] = sorted(found[begin:end], key=lambda item: item[3])
+    assert found == out
+    masses = [t.item.mass for t in got["o_mass"]]
+    assert [(p.id, list(p.e), list(p.z)) for p in masses] == told
+    assert sum(item[3] for item in out) > 4 and max(item[4] for item in out) > 1 << 12
+
+
+def test_estimates_cost_a_choice_no_cycle_where_all_pages_are_there():
+    """But one between the last page and what ends the choice."""
+    group = Group(11, heads=1, lines=1, pages=12, tokens=2)
+    asked = requests(group, [11] * 3)
+    times = [
+        [(t.offered, int(t.item.none)) for t in run(group, asked, cycles=250, seen=seen)[0]["o"]]
+        for seen in (None, {})
+    ]
+    assert [(t - none, none) for t, none in times[1]] == times[0]
 
 
 @pytest.mark.parametrize("target", [0, 1 << 15, 1 << 16])

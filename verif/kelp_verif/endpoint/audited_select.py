@@ -77,7 +77,7 @@ class AuditedSelect(AuditedShadow):
         places, own, held = [], [], 0
         session, queue = divmod(squeue, self.config.queues)
         at = self.region.queues[squeue]
-        generation = at.generation
+        generation = at.generation % (1 << self.config.generation_bits)
         for slot, (page, state) in enumerate(at.pages):
             if state != SlotState.HELD:
                 continue

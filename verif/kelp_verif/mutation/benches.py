@@ -247,6 +247,7 @@ BENCHES = (
     _source("select/unscored", "Unscored"),
     _source("select/gather_window", "GatherWindow"),
     _source("select/page_reader", "PageReader"),
+    _source("select/page_seen", "PageSeen"),
     _source("select/select", "Select"),
     _source("select/select_control", "SelectControl"),
     _source("select/select_window", "SelectWindow"),
