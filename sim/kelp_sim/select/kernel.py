@@ -164,7 +164,7 @@ def consider(qx, qe, head, asked, sums, true):
 
     Into ``sums`` [newest + 1] the mass of each page, a sum of shares over heads, those of absent
     pages estimated as what they were when they were scored last; into ``true`` the same with
-    everything resident. What was seen of resident candidates is renewed. Returns how many
+    everything resident. What was seen of those that are resident is renewed. Returns how many
     candidates there are, how many of them absent.
     """
     keys, ke, low, high, se, state, seen = head
@@ -195,7 +195,7 @@ def consider(qx, qe, head, asked, sums, true):
                 at, found = _add(at, found, score, _MASS)
             e[page] = exact_e[page] = at
             z[page] = exact_z[page] = found
-            if named[page]:
+            if page < newest:
                 if state[page] == RESIDENT:
                     seen[page, h] = _remember(at, found)
                 else:

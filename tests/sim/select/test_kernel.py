@@ -8,7 +8,7 @@ import pytest
 from kelp_golden import select as golden
 from kelp_sim.select import kernel
 from kelp_sim.select.readers import _blocks, scale_of
-from kelp_spec.select import SEEN_NEVER
+from kelp_spec.select import SCORE_LEAST, SEEN_NEVER
 
 SIZE = 16
 
@@ -63,12 +63,38 @@ def test_the_choice_is_the_golden_one(seed):
     assert (sums[want.pages] == want.masses).all() and (sums == true).all()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_missing_and_wanted_is_the_golden_models(seed):
+    """Any page but the newest absent, some of them seen before: two choices, one after another."""
+    rng, q, k, s, pages, tokens = case(seed + 100)
+    quota, last = int(rng.integers(1, 12)), (pages - 1) * SIZE + tokens
+    m, sh = scale_of(32 * q.x.shape[1])
+    target, seen, known = round(0.9 * 65536) * len(q.x), never(pages, q), {}
+    for _ in range(2):
+        state = (rng.random(pages) < 0.6).astype(np.uint8)
+        state[-1] = 1
+        names = golden.name_pages(q, s, quota=quota, m=m, sh=sh)
+        scored = np.flatnonzero(names.scored).tolist()
+        keys = {p: golden.Blocks(*(x[p * SIZE : min(last, p * SIZE + SIZE)] for x in k))
+                for p in scored}  # fmt: skip
+        want = golden.choose_pages(
+            q, names, keys, target=target, most=6, m=m, sh=sh,
+            known=golden.Known([p for p in scored if not state[p]], known),
+        )  # fmt: skip
+        sums, _, _ = considered(q, k, s, pages, tokens, quota, state, seen)
+        chosen, wanted = np.zeros((2, pages), bool)
+        missing = kernel.choose(sums, state, pages - 1, target, 6, chosen, wanted)
+        assert missing == want.missing and set(np.flatnonzero(wanted)) == set(want.wanted)
+        assert set(np.flatnonzero(chosen)) | {0} == set(want.pages)
+        assert all((seen[page] == masses).all() for page, masses in known.items())
+
+
 def test_an_absent_page_has_the_golden_estimate():
     _, q, k, s, pages, tokens = case(7)
     assert pages > 4
     state, seen = np.ones(pages, np.uint8), never(pages, q)
-    state[2:4] = 0
-    seen[2] = -20
+    state[2:4] = state[0] = 0
+    seen[2] = seen[0] = -20
     sums, true, (candidates, absent) = considered(q, k, s, pages, tokens, pages, state, seen)
     assert candidates == pages - 2 and absent == 2
     m, sh = scale_of(32 * q.x.shape[1])
@@ -77,14 +103,15 @@ def test_an_absent_page_has_the_golden_estimate():
         golden.scores(q, k, m, sh)[:, : pages * SIZE].reshape(len(q.x), pages, SIZE)
     )
     hidden = np.arange(pages * SIZE) >= (pages - 1) * SIZE + tokens
-    score = np.where(hidden, golden.SCORE_LEAST, golden.scores(q, k, m, sh))
+    score = np.where(hidden, SCORE_LEAST, golden.scores(q, k, m, sh))
     e, z = golden.page_masses(score.reshape(len(q.x), pages, SIZE))
     named = np.ones(pages, bool)
     named[[0, -1]] = False
     exact = golden.mass_sums(e, z, named | True, named, np.zeros(len(q.x), np.int64))
     assert (seen[1] == golden.remember(e[:, 1], z[:, 1])).all(), "what is resident is remembered"
     assert (seen[2] == -20).all() and (seen[3] == SEEN_NEVER).all(), "what is absent is not"
-    for page in (2, 3):
+    bound[:, 0] = SCORE_LEAST  # of the first page there is none
+    for page in (0, 2, 3):
         e[:, page], z[:, page] = golden.recall(seen[page].astype(np.int64), bound[:, page])
     guessed = golden.mass_sums(e, z, named | True, named, np.zeros(len(q.x), np.int64))
     assert (sums == guessed).all() and (true == exact).all()
