@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from kelp_rtl.build.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
 from kelp_verif.endpoint.endpoint_top import FlatEndpoint
@@ -16,6 +17,9 @@ from kelp_verif.harness.runner import Model, run_cocotb
 pytestmark = pytest.mark.timeout(2400)
 
 UNIT = named("unit")
+#: With eight codec lanes whatever goes through the data path keeps four cycles' distance, and the
+#: model has two thirds of the logic.
+NARROW = UNIT.with_(name="unit_narrow", codec_lanes=8)
 EASY = {"req": 0.9, "rwd": 0.7, "ready": 1.0, "pages": 4, "dwell": 400, "sequential": 0.9}
 ROUGH = {"req": 0.6, "rwd": 0.5, "ready": 0.5, "pages": 5, "dwell": 150, "hint": 0.1}
 STORM = {"req": 0.8, "rwd": 0.4, "ready": 0.7, "pages": 40, "dwell": 100}
@@ -43,7 +47,7 @@ FLIPS = {"single": 2, "double": 2, "wild_single": 1, "wild_double": 1, "advance"
 LIFE = {"reopen": 4, "advance": 2, "peer": 2}
 
 
-def runner_of(config, opt="-O1"):
+def runner_of(config, opt=QUICK_OPT):
     """Runs one test of the bench on an endpoint of `config`: phases of `cycles` cycles, one for
     each mix, everything else as the phase says; `bench` are more of the bench's parameters."""
     endpoint = FlatEndpoint(config=config)
@@ -69,9 +73,15 @@ def runner_of(config, opt="-O1"):
     return run
 
 
-@pytest.fixture(scope="module")
-def run():
-    return runner_of(UNIT)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(NARROW, id="narrow"),
+        pytest.param(UNIT, id="unit", marks=pytest.mark.slow),  # a model of its own
+    ],
+)
+def run(request):
+    return runner_of(request.param)
 
 
 def test_traffic(run):
@@ -168,7 +178,7 @@ def test_close_and_reopen(run):
     # (Late prefetches are rare: a page has to be asked for between its prefetch and its fetch.)
     run(
         [STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD],
-        16_000,
+        6000,
         actions=LIFE,
         at_least={
             "open": 6,
@@ -251,12 +261,11 @@ ODD = {"sessions": 3, "queues": 5, "frames": (11, 5, 7, 5), "candidates": 5}
 
 
 @pytest.mark.slow  # a model of its own
-def test_everything_through_a_narrow_codec():
-    """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
-    distance. Fifteen queues a session, five layers of three heads; a pool whose pages have keys
-    and values of different formats."""
+def test_everything_with_odd_sizes():
+    """The same with fifteen queues a session, five layers of three heads; a pool whose pages have
+    keys and values of different formats."""
     odd = ODD | {"queues": 15, "pool_formats": ("raw16", "int8/int4", "int8", "int4")}
-    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8, **odd), opt="-O0")(
+    runner_of(NARROW.with_(name="unit_odd", **odd), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
@@ -273,6 +282,7 @@ def test_everything_through_a_narrow_codec():
     )
 
 
+@pytest.mark.slow  # a model of its own
 def test_everything_without_codecs():
     """raw16 alone: no quantiser, no dequantiser, no scale lines. And descriptors of any shape."""
     runner_of(UNIT.with_(name="unit_raw", codecs=False, **ODD), opt="-O0")(

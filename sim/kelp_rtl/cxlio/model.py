@@ -92,7 +92,7 @@ class RegisterModel(RegisterAccess):
                 flags=["-DVL_USER_STOP", "-fno-gnu-unique"],
             ),
             name=f"cxlio-{self.config.name}",
-            opt="-O1",
+            opt=verilator.QUICK_OPT,
         )
         call = ctypes.CDLL(str(path))
         call.cxlio_new.restype = ctypes.c_void_p

@@ -33,8 +33,8 @@ BLOCK_FORMATS = (Format.INT8, Format.INT4)
 by_host = pytest.mark.parametrize("host_type", HostType, ids=lambda h: h.name.lower())
 by_format = pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
 by_block_format = pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=lambda f: f.label)
-#: Elements at a time: a line at once, or in two or four beats.
-LANES = (32, 16, 8)
+#: Elements at a time: a line at once, or in two or four beats. Two are as four, but a model each.
+LANES = (32, pytest.param(16, marks=pytest.mark.slow), 8)
 by_lanes = pytest.mark.parametrize("lanes", (32, 8), ids=lambda n: f"{n}lanes")
 
 

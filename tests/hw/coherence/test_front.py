@@ -130,7 +130,7 @@ def test_the_host_and_the_device_stay_coherent(name):
     assert (figures.lost > 40) == (name == "silent")
 
 
-@pytest.mark.parametrize("protect", [True, False])
+@pytest.mark.parametrize("protect", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_other_shapes(protect):
     """Many ways of short sectors; memories without check bits."""
     config = CONFIG.with_(protect=protect, sessions=3, queues=5)
@@ -230,6 +230,7 @@ def test_flipped_bits_in_the_fronts_memories_are_corrected_or_loud():
             assert not counts.keys() - set(flip_bench.GOOD[bits]), (name, bits, counts)
 
 
+@pytest.mark.slow  # a model of its own
 def test_the_flip_bench_catches_a_decoder_that_does_not_correct():
     row = 'data.View(MESSAGES["M2SReq"], row)'
     bad = front_of(RequestWindow, row, row.replace("row)", "row ^ single.any())"))

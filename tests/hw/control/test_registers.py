@@ -93,6 +93,7 @@ def test_session_commands_are_carried_out_or_refused():
     )
 
 
+@pytest.mark.slow  # a model of its own
 def test_without_codecs_every_format_but_raw16_is_refused():
     seen = run("session_commands", UNIT.with_(name="unit_raw", codecs=False), commands=160)[
         "commands"

@@ -99,6 +99,7 @@ def test_hazards_at_every_distance():
     )
 
 
+@pytest.mark.slow  # a model of its own
 def test_banked_page_words(monkeypatch):
     monkeypatch.setattr(PageWords, "SCRUB_CYCLES", 16)
     assert random_ops(changes={"parked": 64}, patched=True, phases=10)["scrub_cycles"] == 16
@@ -115,7 +116,8 @@ def test_page_words_in_parts(monkeypatch):
 
 
 def test_reset_forgets():
-    run_cocotb(made(hw.Tracker, config=named("unit")), bench=BENCH, test="reset_forgets")
+    config = named("unit").with_(parked=64)
+    run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="reset_forgets")
 
 
 def test_rates_at_640_queues():

@@ -149,13 +149,13 @@ def test_compiled_model_runs_and_reports_an_assert(tmp_path):
         verilog.to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
-        opt="-O1",
+        opt=verilator.QUICK_OPT,
     )
     assert path == verilator.verilate_model(
         verilog.to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
-        opt="-O1",
+        opt=verilator.QUICK_OPT,
     )
     library = ctypes.CDLL(str(path))
     error = ctypes.c_int()
@@ -173,4 +173,5 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
             verilog.to_verilog(Increment(step=3, forbidden=200)),
             verilator.Cpp(sources=[driver]),
             name="increment",
+            opt=verilator.QUICK_OPT,
         )

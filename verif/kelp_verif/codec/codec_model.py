@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
@@ -135,7 +135,7 @@ def _library(name: str, lanes: int):
         verilog,
         Cpp(sources=[driver]),
         name=f"{name.lower()}_{lanes}",
-        verilator_args=["--output-split", "0"],
+        opt=QUICK_OPT,
     )
     function = ctypes.CDLL(str(library)).stream_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")

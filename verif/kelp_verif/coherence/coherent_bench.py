@@ -19,7 +19,7 @@ from kelp_golden.coherence import Directory, Row
 from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.layouts import CoherenceLayouts
 from kelp_rtl.build.packing import Packing
-from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 from kelp_rtl.library import ports_header, reachable
 from kelp_spec.coherence import (
@@ -118,7 +118,7 @@ def _build(make, config: Config, sizes: Coherence):
         ),
         name=f"coherent-{config.name}",
         sources=[bits.with_name("arrays.vlt")],
-        opt="-O1",
+        opt=QUICK_OPT,
     )
     loaded = ctypes.CDLL(str(library))
     function = loaded.coherent_run

@@ -19,9 +19,9 @@ from kelp_golden.codec import decode, encode
 from kelp_hw.datapath.datapath import DataPath, axi_signature
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
-from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
-from kelp_spec.config import named
+from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
@@ -196,8 +196,8 @@ class Run:
 class Traffic:
     """Steps and expectations. Methods append; data are host lines as ``uint16[32]``."""
 
-    def __init__(self, config_name: str, seed: int):
-        self.config = named(config_name)
+    def __init__(self, config: Config, seed: int):
+        self.config = config
         self.seed = seed
         self.layouts = Layouts(self.config)
         self.packing = Packing(self.layouts.data_op)
@@ -451,18 +451,17 @@ class Traffic:
 
 
 @functools.cache
-def build(config_name: str, waves: bool = False):
+def build(config: Config, waves: bool = False):
     """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in
     the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
-    verilog = to_verilog(DataPath(config=named(config_name)), checked=True)
+    verilog = to_verilog(DataPath(config=config), checked=True)
     library = verilate_model(
         verilog,
         Cpp(sources=[driver]),
-        name=f"datapath-{config_name}",
-        opt="-O1",
+        name=f"datapath-{config.name}",
+        opt=QUICK_OPT,
         waves=waves,
-        verilator_args=["--output-split", "0"],
     )
     function = ctypes.CDLL(str(library)).datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
@@ -481,7 +480,7 @@ def run(
 ) -> Run:
     """Send `traffic` through the RTL, check every answer, flush report and memory line, and return
     the figures."""
-    function = build(traffic.config.name, waves)
+    function = build(traffic.config, waves)
     steps = np.zeros(len(traffic.steps), _STEP)
     for n, step in enumerate(traffic.steps):
         steps[n] = step

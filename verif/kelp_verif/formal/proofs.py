@@ -173,6 +173,7 @@ PROOFS = (
     Proof(
         name="data_fifo",
         block=DataFifo,
+        quick=False,  # half a minute
         spec=DataFifoContract,
         cover=30,
         bug_depth=20,

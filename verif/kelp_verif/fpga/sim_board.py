@@ -15,7 +15,7 @@ import tty
 from pathlib import Path
 
 from kelp_fpga.boards.board import Board
-from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 
 from .chip import CHIP, VIOLATIONS
@@ -63,7 +63,7 @@ class SimBoard:
         name: str | None = None,
         verilator_args=(),
         plusarg: str = "",
-        opt: str = "-O1",
+        opt: str = QUICK_OPT,
     ):
         text = verilog or to_verilog(BoardWithChip(board), checked=True)
         name = name or f"board-{board.config.name}"

@@ -16,7 +16,7 @@ from amaranth.hdl._ast import Operator, Slice
 from amaranth.lib.wiring import In
 
 from kelp_hw.export.rtlil import component_ports
-from kelp_rtl.build.verilator import Cpp, verilate_model
+from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 
 __all__ = ["simulate"]
@@ -140,7 +140,7 @@ def _built(verilog, names, kind):
                 verilog,
                 Cpp(sources=[_DRIVER], headers={"ports.h": header}),
                 name=f"compiled-{kind}",
-                opt="-O1",
+                opt=QUICK_OPT,
             )
         )
     )

@@ -28,7 +28,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kelp_rtl.build import passes, tools
-from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, split_args, tail
+from kelp_rtl.build.verilator import (
+    MAKE_JOBS,
+    PCH,
+    QUICK_OPT,
+    VERILATOR_ARGS,
+    call,
+    runtime,
+    split_args,
+    tail,
+)
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
 __all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb"]
@@ -42,8 +51,6 @@ _COVERAGE = "KELP_COVERAGE"
 # Toggles of what has one bit.
 _COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
 _COVERAGE_SLOWS = 8  #: times, at most
-# A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
-_BENCH_OPT = "-O1"
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Model:
     public: Iterable[tuple[str, str]] = ()
     build_args: Sequence[str] = ()
     name: str | None = None
-    opt: str = _BENCH_OPT
+    opt: str = QUICK_OPT
 
 
 @functools.cache
@@ -272,7 +279,7 @@ def _build_bench(
             make[make.index("-j") + 1] = str(MAKE_JOBS)
             return [
                 verilate,
-                [*make, PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"],
+                [*make, PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={QUICK_OPT}"],
             ]
 
         def _simulator_in_path_build_only(self):
@@ -281,7 +288,7 @@ def _build_bench(
         def _execute(self, cmds, cwd):
             verilate, make = cmds
             call(verilate, cwd=build_dir, log=build_dir / "build.log")
-            with runtime(build_dir, [_BENCH_OPT, "vpi", f"trace={waves}", *args]):
+            with runtime(build_dir, [QUICK_OPT, "vpi", f"trace={waves}", *args]):
                 call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
 
     PortsOnly().build(
