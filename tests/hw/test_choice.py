@@ -320,14 +320,28 @@ def test_pages_that_are_evicted():
     # With `fetch` they come. (The old slots are given back first, so a page may go before it is
     # chosen again: no comparison.)
     both.driver.write_registers({"prefetch_enable": 1 << PrefetchSource.HINT - 1})
-    bell = BELL | {"sequence": 99, "fetch": 1}
-    row = np.frombuffer(record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), np.uint8)
+    late = alone(both, sequence=99, fetch=1)
+    issued = both.driver.counters()["prefetch_issued_hint"]
+    assert late["absent"] > 0 and late["missing"] > 0 and issued > 0
+    # Pages that are wanted land while it waits, as many as find a frame.
+    alone(both, sequence=100, release=1)
+    both.write(range(12, 44), told=False)
+    late = alone(both, sequence=101)
+    waited = alone(both, sequence=102, waits=1, patience=16)
+    print("missing, late and waited", late["missing"], waited["missing"])
+    assert waited["missing"] < late["missing"]
+    assert both.driver.counters()["prefetch_issued_hint"] > issued
+
+
+def alone(both, **fields):
+    """The answer's header of a SELECT of the device alone, when nothing is under way any more."""
+    row = np.frombuffer(record_bytes(BELL_FIELDS, BELL | fields).ljust(64, b"\0"), np.uint8)
     address = both.region_address(both.region.map.bell(0, 0))
     both.driver.run(Program.writes(np.array([address], np.uint64), row[None], ld_id=OWNER))
     both.driver.settle()
-    counters = both.driver.counters()
-    assert record(ANSWER_FIELDS, both.answer(0)[0].tobytes())["absent"] > 0
-    assert counters["prefetch_issued_hint"] > 0
+    header = record(ANSWER_FIELDS, both.answer(0)[0].tobytes())
+    assert header["sequence"] == fields["sequence"] and header["status"] == SelectStatus.DONE
+    return header
 
 
 def test_gather_is_at_full_rate():
