@@ -80,10 +80,13 @@ def wait(control, m, s):
                 m.d.sync += each.until[b].eq(time + (1 << of.patience))
         with m.If(window.take & (s.block == b)):
             m.d.sync += each.waits[b].eq(0)
+        # When the session ends the block is no more pending; its next doorbell begins anew.
         with m.If(window.rung[b]):
-            m.d.sync += each.rung[b].eq(each.rung[b] + 1)
-        with m.If(window.rung[b] | control.ended[b >> window.map.group_bits]):
-            m.d.sync += [each.waits[b].eq(0), each.waited[b].eq(0)]
+            m.d.sync += [
+                each.rung[b].eq(each.rung[b] + 1),
+                each.waits[b].eq(0),
+                each.waited[b].eq(0),
+            ]
 
 
 def _over(time, until):
