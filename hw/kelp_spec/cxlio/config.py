@@ -175,22 +175,12 @@ _JOINED = _FULL.replace(
     knobs=len(KNOBS),
     wired=True,
 )
-_NOT_COHERENT = (
-    Opcode.POISON_LIST,
-    Opcode.INJECT_POISON,
-    Opcode.CLEAR_POISON,
-    Opcode.SANITIZE,
-)
 _NAMED = {
     "recorded": _RECORDED,
     "recorded_pmu": _RECORDED.replace(name="recorded_pmu", pmu="recorded"),
     "full": _FULL,
     "joined": _JOINED,
-    "joined_coherent": _JOINED.replace(
-        name="joined_coherent",
-        commands=tuple(op for op in COMMANDS if op not in _NOT_COHERENT),
-        coherent=True,
-    ),
+    "joined_coherent": _JOINED.replace(name="joined_coherent", coherent=True),
 }
 #: Names of configurations.
 CXLIO = tuple(_NAMED)
@@ -199,8 +189,7 @@ CXLIO = tuple(_NAMED)
 def named_cxlio(name: str) -> CxlIoConfig:
     """A configuration by its name: `recorded` and `recorded_pmu` show what the stand-in behind the
     recordings of data/linux showed, `full` everything there is, `joined` what stands before the
-    endpoint: all of it, and the hotness monitor; `joined_coherent` before one with HDM-DB, without
-    poison commands and sanitize."""
+    endpoint: all of it, and the hotness monitor; `joined_coherent` before one with HDM-DB."""
     if name not in _NAMED:
         raise ValueError(f"{name!r} is no configuration; there are {', '.join(_NAMED)}")
     return _NAMED[name]

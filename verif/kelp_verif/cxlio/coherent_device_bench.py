@@ -7,7 +7,7 @@ addresses, and what was dirty comes home."""
 import cocotb
 from cocotb.triggers import RisingEdge
 
-from kelp_hw.layouts import MESSAGES
+from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.address import KvAddress
 from kelp_spec.coherence import MetaField, MetaValue, SnpType
@@ -15,6 +15,7 @@ from kelp_spec.cxlio.commands import Opcode, knob_uuid
 from kelp_spec.cxlio.component import BI
 from kelp_spec.cxlio.pmu import pmu_map
 from kelp_spec.messages import S2MNDR, M2SBIRsp, M2SReq, M2SRwD, S2MBISnp
+from kelp_spec.metadata import ColdOp
 
 from ..harness.runner import record
 from .device_bench import BASE, LIMIT
@@ -29,6 +30,7 @@ class TB(DeviceTB):
         self.ndr = Packing(MESSAGES["S2MNDR"])
         self.snoop, self.answer_ = Packing(MESSAGES["S2MBISnp"]), Packing(MESSAGES["M2SBIRsp"])
         self.data, self.completions, self.held, self.snooped = {}, {}, {}, []
+        self.silent = False  #: snoops are taken and not answered
 
     async def start(self):
         self.dut.bi_timeout.value, self.dut.bi_id.value = 0, 5
@@ -52,8 +54,14 @@ class TB(DeviceTB):
             snoop = self.snoop.unpack(await self._take("s2m_bisnp"))
             assert snoop["opcode"] == S2MBISnp.INV and snoop["bi_id"] == 5
             address = snoop["address"] << 6
+            for _ in range(50):  # its grant may be on its way to the host
+                if address in self.held:
+                    break
+                await RisingEdge(self.dut.clk)
             assert address in self.held, f"{address:#x} is not held"
             self.snooped.append(address)
+            while self.silent:
+                await RisingEdge(self.dut.clk)
             await self._store(address, self.held.pop(address), MetaField.META0)
             await self._offer(
                 "m2s_birsp", self.answer_.pack(opcode=M2SBIRsp.I, bi_tag=snoop["bi_tag"], bi_id=5)
@@ -113,6 +121,114 @@ class TB(DeviceTB):
         return (await self.read("component", 0x1130, 4))[0] >> 10 & 3
 
 
+async def poison(tb, places, written):
+    """Inject and clear call back first what the host holds of the line's sector."""
+
+    async def ask(opcode, at, data=b""):
+        code, _, _ = await tb.command(opcode, (at - BASE).to_bytes(8, "little") + data)
+        return code
+
+    inject, clear = Opcode.INJECT_POISON, Opcode.CLEAR_POISON
+    first, second, third, absent = places[1], places[2], places[6], BASE + tb.line(0, 0, queue=3)
+    for at in (first, second, third):
+        if at not in tb.held:
+            assert (await tb.load(at, own=True))[1] == S2MNDR.CMP_E
+            written[at] = tb.held[at] = bytes(b ^ 3 for b in written[at])
+    await tb.idle(300)
+    # A line that the host has changed: its data come home, and are then lost, as was asked.
+    before = len(tb.snooped)
+    assert await ask(inject, first) == 0
+    assert tb.snooped[before:] == [first] and first not in tb.held
+    assert await tb.load(first) == "poison"
+    # A line that is not poisoned: called back, and left as the host had it.
+    assert await ask(clear, second, bytes(64)) == 0
+    assert tb.snooped[before:] == [first, second] and await tb.load(second) == written[second]
+    # What is held of a poisoned line is called back as well; then it has the data given.
+    assert await tb.load(first, own=True) == ("poison", S2MNDR.CMP_E)
+    written[first] = tb.held[first] = bytes(range(64))
+    data = bytes(64 - i for i in range(64))
+    assert await ask(clear, first, data) == 0
+    # The host's write-back had healed it: a clear of what is not poisoned changes nothing.
+    assert await tb.load(first) == written[first]
+    assert await ask(inject, first) == 0 and await ask(clear, first, data) == 0
+    assert await tb.load(first) == data
+    before = len(tb.snooped)
+    assert await ask(inject, absent) == 0xF and len(tb.snooped) == before
+    # A host that keeps it: to be tried again, and nothing is poisoned; others go on meanwhile.
+    tb.silent = True
+    asked = cocotb.start_soon(ask(inject, third))
+    while not asked.done():
+        assert await tb.load(second) == written[second]
+    assert asked.result() == 5
+    tb.silent = False
+    while third in tb.held:
+        await tb.idle(20)
+    assert await tb.load(third) == written[third]
+    # A host that asks for it again and again: either it is tried again, or the poison stays.
+    task = cocotb.start_soon(ask(inject, third))
+    rounds = 0
+    while not task.done():
+        found, granted = await tb.load(third, own=True)
+        assert granted == S2MNDR.CMP_E
+        if found == "poison":
+            break
+        assert found == written[third]
+        tb.held[third] = written[third] = bytes(b ^ 1 for b in found)
+        rounds += 1
+        while third in tb.held and not task.done():
+            await tb.idle(5)
+    while not task.done():
+        await tb.idle(5)
+    code = task.result()
+    assert code in (0, 5), code
+    if code == 0:
+        assert await tb.load(third) == "poison", rounds
+    await tb.idle(50)
+    code, listed, _ = await tb.command(
+        Opcode.POISON_LIST, bytes(8) + (1 << 20).to_bytes(8, "little")
+    )
+    assert code == 0
+
+
+async def sanitize(tb, places, written):
+    """What the host holds comes home first, while it is let go on; then nothing is left."""
+    for at in places[9:12]:
+        if at not in tb.held:
+            assert (await tb.load(at, own=True))[1] == S2MNDR.CMP_E
+            tb.held[at] = bytes(b ^ 5 for b in written[at])
+    await tb.idle(300)
+    layouts = Layouts(tb.kelp)
+    command, completion = Packing(layouts.cold_command), Packing(layouts.cold_completion)
+    erased = []
+
+    async def tier():
+        erased.append(command.unpack(await tb._take("cold_command")))
+        index = erased[-1]["id.index"]
+        empty = dict.fromkeys(completion.fields, 0)
+        await tb._offer("cold_completion", completion.pack(**empty | {"id.index": index}))
+
+    cocotb.start_soon(tier())
+    before = len(tb.snooped)
+    assert (await tb.command(Opcode.SANITIZE))[0] == 1
+    started = tb.cycles
+    while (await tb.read("device", 0x1010, 8))[0] & 1:
+        _, granted = await tb.load(places[10], own=True)
+        assert granted in (S2MNDR.CMP, S2MNDR.CMP_E)
+        if granted == S2MNDR.CMP_E:
+            tb.held.setdefault(places[10], bytes(64))
+        assert tb.cycles - started < LIMIT, "a sanitize hangs"
+    code = (await tb.read("device", 0x1018, 8))[0]
+    assert code >> 32 & 0xFFFF == 0 and code >> 16 & 0x7F == 100, hex(code)
+    assert [each["op"] for each in erased] == [ColdOp.ERASE]
+    assert set(places[9:12]) <= set(tb.snooped[before:]), "a line was not called back"
+    assert not any(tb.memory.get(line, 0) for line in range(tb.kelp.dram_lines))
+    assert not await tb.read_register("s0_state") & 3
+    for at in places[::3]:
+        assert await tb.load(at, own=True) == ("nxm", S2MNDR.CMP)
+    await tb.open_session()
+    assert await tb.load(places[9]) == bytes(64)
+
+
 COMMIT, HOST_ONLY, BACK_INVALIDATE, TWO_WAYS = 1 << 9, 1 << 12, 1 << 13, 1 << 4
 
 
@@ -160,5 +276,6 @@ async def whole_device(dut):
     head = knob_uuid(0) + bytes(6) + bytes([1]) + bytes(9)
     assert (await tb.command(Opcode.SET_FEATURE, head + (6).to_bytes(4, "little")))[0] == 0
     assert await tb.read_register("high_water") == 6
-    assert (await tb.command(Opcode.INJECT_POISON, bytes(8)))[0] == 3
+    await poison(tb, places, written)
+    await sanitize(tb, places, written)
     record(cycles=tb.cycles, snooped=len(tb.snooped))
