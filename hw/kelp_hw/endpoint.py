@@ -17,7 +17,6 @@ from kelp_spec.registers import COUNTERS
 
 from .coherence.ask_share import AskShare
 from .coherence.host_port import CoherentHostPort
-from .coherence.layouts import recall_ports
 from .control.events import told_ports
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
@@ -30,7 +29,7 @@ from .host.egress import Egress
 from .host.hints import HintAbsorber
 from .host.ingress import Ingress
 from .host.windows import WindowRouter
-from .layouts import MESSAGES, TIME_BITS, Layouts
+from .layouts import MESSAGES, TIME_BITS, Layouts, recall_ports
 from .lib.broadcast import broadcast
 from .lib.bypass_fifo import BypassFifo
 from .lib.protected import BlockFault, gather

@@ -14,6 +14,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.address import REGISTER_BYTES
+from kelp_spec.coherence import sizes_of
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, Format
 from kelp_spec.messages import FIELDS, LD_ID_BITS, TAG_BITS
@@ -48,6 +49,7 @@ __all__ = [
     "is_pinned",
     "latency_layout",
     "passing",
+    "recall_ports",
 ]
 
 TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
@@ -67,6 +69,15 @@ def passing(*names: str) -> dict:
         f"{side}_{name[3:].lower()}": flow(stream.Signature(MESSAGES[name]))
         for side, flow in (("i", In), ("o", Out))
         for name in names
+    }
+
+
+def recall_ports(config: Config) -> dict:
+    """Ports of who asks the endpoint for a sector that nobody is to hold."""
+    sector = sizes_of(config).sector_address_bits(config)
+    return {
+        "recall": Out(stream.Signature(sector)),
+        "still_held": In(stream.Signature(1, always_ready=True)),
     }
 
 

@@ -7,21 +7,13 @@ from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import data, stream
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome, Held, sizes_of
+from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome, Held
 from kelp_spec.config import Config
 from kelp_spec.messages import LD_ID_BITS, S2MNDR, TAG_BITS
 
 from ..layouts import MESSAGES, code_shape
 
-__all__ = [
-    "BI_ID_BITS",
-    "CoherenceLayouts",
-    "channels",
-    "first_from",
-    "folded",
-    "lowest",
-    "recall_ports",
-]
+__all__ = ["BI_ID_BITS", "CoherenceLayouts", "channels", "first_from", "folded", "lowest"]
 
 
 BI_ID_BITS = 12
@@ -41,15 +33,6 @@ def channels() -> dict:
         "inner_rwd": Out(message["M2SRwD"]),
         "inner_drs": In(message["S2MDRS"]),
         "inner_ndr": In(message["S2MNDR"]),
-    }
-
-
-def recall_ports(config: Config) -> dict:
-    """Ports of who asks the endpoint for a sector that nobody is to hold."""
-    sector = sizes_of(config).sector_address_bits(config)
-    return {
-        "recall": Out(stream.Signature(sector)),
-        "still_held": In(stream.Signature(1, always_ready=True)),
     }
 
 

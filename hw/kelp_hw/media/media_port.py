@@ -17,9 +17,8 @@ from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
 from kelp_spec.registers import RegisterMap
 
-from ..coherence.layouts import recall_ports
 from ..cxlio.signatures import answer_layout, request_layout
-from ..layouts import Layouts, passing
+from ..layouts import Layouts, passing, recall_ports
 from .sanitizer import Sanitizer
 
 __all__ = ["MediaPort"]
