@@ -28,6 +28,7 @@ _CLEANING = 12  #: passes over all pages, in random order, until nothing dirty i
 #: hits between two requests of the storm, a little fewer than the cycles of a page on the tier's
 #: link
 _STORM_HITS = 600
+_LEAST = 4096  #: lines of a run
 _WARM = 400  #: requests at either end that are not measured: pipelines fill and drain
 
 
@@ -62,10 +63,10 @@ def _interleaved(pages: np.ndarray) -> np.ndarray:
     return pages.reshape(n // STREAMS, STREAMS, lines).transpose(0, 2, 1).reshape(-1)
 
 
-def _open(config: Config, fmt: Format, policy: int = Policy.EMA) -> Driver:
-    driver = Driver(
-        config, memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY)
-    )
+def _open(
+    config: Config, fmt: Format, policy: int = Policy.EMA, latency: int = MEMORY_LATENCY
+) -> Driver:
+    driver = Driver(config, memory=MemoryTiming(latency=latency, write_latency=latency))
     driver.open_session(
         0,
         Descriptor(layers=1, kv_heads=config.queues, formats=((1023, fmt, fmt),)),
@@ -75,17 +76,23 @@ def _open(config: Config, fmt: Format, policy: int = Policy.EMA) -> Driver:
 
 
 def endpoint_rows(
-    config_name: str = "64x64", formats: Iterable[Format] = tuple(Format)
+    config_name: str = "64x64",
+    formats: Iterable[Format] = tuple(Format),
+    *,
+    latency: int = MEMORY_LATENCY,
 ) -> Iterator[Row]:
     """All hits: page-sequential reads, writes and both, random lines, random pages, latency, DRAM
-    lines per host line, whose bar is for pages of 128 lines."""
+    lines per host line, whose bar is for pages of 128 lines. A configuration with few line slots
+    needs a memory of less `latency` than the bars are for."""
     config = named(config_name)
     rng = np.random.default_rng(1)
     worst = {}
     for fmt in formats:
-        driver = _open(config, fmt)
-        pages = _lines(driver, 16, 8).reshape(128, -1)
-        sequential = _interleaved(pages)
+        driver = _open(config, fmt, latency=latency)
+        queues = min(config.queues, 16)
+        pages = _lines(driver, queues, min(8, min(config.frames) // queues))
+        pages = pages.reshape(-1, config.page_lines)
+        sequential = np.resize(_interleaved(pages), max(pages.size, _LEAST))
         data = (
             rng.integers(0, 1 << 16, (len(sequential), 32), np.uint16).astype("<u2").view(np.uint8)
         )
@@ -98,7 +105,7 @@ def endpoint_rows(
         random_lines = driver.run(Program.reads(rng.permutation(sequential)))
         driver.settle()
         alone = driver.run(Program.reads(rng.choice(sequential, 300), group=np.arange(300)))
-        worst[fmt] = int(alone.latency.max()) - MEMORY_LATENCY, alone.counts["simulated"]
+        worst[fmt] = int(alone.latency.max()) - latency, alone.counts["simulated"]
         for kind, result in (("read", read), ("write", written), ("mixed", mixed)):
             rate, cycles = _rate(result)
             name = (
