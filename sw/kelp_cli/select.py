@@ -18,9 +18,12 @@ def register(app: typer.Typer) -> None:
 
 
 #: Options that speak of recordings, or of their absence, alone.
-_OF_TRACE = ("residency", "wait_above", "policy", "guess", "warm", "lists", "page", "rtl", "config")
+_OF_TRACE = (
+    *("residency", "wait_above", "policy", "guess", "told", "warm"),
+    *("lists", "page", "rtl", "config"),
+)
 _OF_NO_TRACE = ("texts", "page_tokens")
-_NOT_OF_RTL = ("residency", "wait_above", "policy", "guess", "lists", "page")
+_NOT_OF_RTL = ("residency", "wait_above", "policy", "guess", "told", "lists", "page")
 
 
 def select(
@@ -89,6 +92,14 @@ def select(
     guess: Annotated[
         bool, typer.Option("--guess/--no-guess", help="Of TRACE: the next layer's query is sent.")
     ] = True,
+    told: Annotated[
+        bool,
+        typer.Option(
+            "--told",
+            help="Of TRACE: the device knows the masses of absent pages as if their keys were "
+            + "here, which no device does: what its estimates cost.",
+        ),
+    ] = False,
     warm: Annotated[
         int, typer.Option(min=0, help="Of TRACE: steps at the beginning that do not count.")
     ] = 64,
@@ -139,7 +150,9 @@ def select(
     if traces:
         from .select_worth import Asked, worth
 
-        asked = Asked(model, traces, tokens, first, residency, wait_above, policy, guess, warm)
+        asked = Asked(
+            model, traces, tokens, first, residency, wait_above, policy, guess, told, warm
+        )
         quota = chosen[0]
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None

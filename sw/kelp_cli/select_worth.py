@@ -24,6 +24,7 @@ class Asked:
     wait_above: float
     policy: str
     guess: bool
+    told: bool
     warm: int
 
 
@@ -66,6 +67,7 @@ def worth(
         quota=quota,
         most=most,
         wait_above=asked.wait_above,
+        told=asked.told,
         table=asked.policy == "table",
         guess=asked.guess,
     )

@@ -41,6 +41,8 @@ class Device:
     wait_above: float = 1.0
     table: bool = True  #: policy 2; otherwise LRU over one pool
     guess: bool = True  #: the host sends the next layer's guessed query
+    #: the mass of an absent candidate is known as if its keys were here: what estimates cost
+    told: bool = False
     timing: Timing = RTL
 
 
@@ -189,7 +191,7 @@ class _Host:
         asked = kernel.Asked(
             turn.newest, tokens, self.shape.page_tokens, self.d.quota, self.m, self.sh
         )
-        return kernel.consider(
+        found = kernel.consider(
             query[0][mine],
             query[1][mine],
             kernel.Head(*kept, self.pool.state[row], self.seen[queue]),
@@ -197,6 +199,9 @@ class _Host:
             self._sums,
             self._true,
         )
+        if self.d.told:
+            self._sums[:] = self._true
+        return found
 
     def _turn(self, step: int, newest: int, now: int) -> memory.Turn:
         slot = -(-self.shape.slot_bytes // self.d.timing.tier_bytes)

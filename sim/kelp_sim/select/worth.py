@@ -188,7 +188,8 @@ class _Study:
         """Rows of the device: runs with everything resident, then two for each residency."""
         (name, base, nll_ideal), found, part = common, self.found, self.counted
         whole = float(runs[0].nats[part].mean())
-        found.lists[f"kelp|{name}|1.0"] = np.packbits(runs[0].chosen, axis=-1)
+        reader = "told" if self.device.told else "kelp"
+        found.lists[f"{reader}|{name}|1.0"] = np.packbits(runs[0].chosen, axis=-1)
         for n, r in enumerate(self.residencies):
             pair = dict(zip(HOSTS, runs[1 + 2 * n :], strict=False))
             cycles = {compute: run.cycles for compute, run in pair.items()}
@@ -199,11 +200,11 @@ class _Study:
                 values = run.nats[part].mean(), nll_ideal, whole, self._each_layer(run.reads)
                 link = run.link[part].mean(), run.useful[part].mean()
                 rows.append(
-                    _row("kelp", name, r, *self._times(cycles, base), *wait, *values, lru[r], *link)
+                    _row(reader, name, r, *self._times(cycles, base), *wait, *values, lru[r], *link)
                 )
                 self._reliability(name, r, compute, run)
-            self._cycles("kelp", name, r, cycles, base)
-            found.lists[f"kelp|{name}|{r}"] = np.packbits(pair[0].chosen, axis=-1)
+            self._cycles(reader, name, r, cycles, base)
+            found.lists[f"{reader}|{name}|{r}"] = np.packbits(pair[0].chosen, axis=-1)
 
     def _cycles(self, reader, name, residency, cycles, base) -> None:
         row = {"reader": reader, "document": name, "residency": residency}

@@ -21,6 +21,7 @@ __all__ = ["page", "plots"]
 
 _COLOURS = {
     "kelp": "#1f6fd1",
+    "told": "#1f6fd1",
     "ideal": "#c9a227",
     "dense": "#8a94a0",
     "quest": "#4f9d69",

@@ -3,6 +3,8 @@
 """Decoding with little resident: with everything there it is the batch study, who waits waits, and
 rows have what they promise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from paths import ROOT
@@ -48,6 +50,16 @@ def test_little_resident(small):
     assert late.reads.sum() and waits.cycles.sum() > 2 * late.cycles.sum()
     assert late.missing[..., 0].sum() > waits.missing[..., 0].sum()
     assert (late.chosen.sum(axis=-1) <= 6).all()
+
+
+def test_a_device_that_is_told_estimates_what_is_missing(small):
+    model, ids = small
+    few = Device(quota=4, most=4, residency=0.5)
+    guesses, knows = decode(model, ids, FIRST, [few, replace(few, told=True)])
+    assert (knows.missing[..., 0] == knows.missing[..., 1]).all()
+    assert (guesses.missing[..., 0] != guesses.missing[..., 1]).any()
+    found = worth.worth(model, [("text", ids, FIRST)], [0.5], device=replace(few, told=True))
+    assert found.rows[-1]["reader"] == "told"
 
 
 def test_rows_of_all_readers(small):
