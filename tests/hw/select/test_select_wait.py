@@ -186,6 +186,24 @@ def test_others_are_served_meanwhile():
     room.run(host)
 
 
+def test_a_doorbell_that_was_taken_meanwhile_is_served_once():
+    """It comes while the one before it in its block is under way, which then does not wait."""
+    room = Waiting(lands=False)
+
+    async def host(room):
+        room.region._wait = lambda waits: room.waited.append(waits)
+        await room.begin()
+        while room.ops.count(("LOOK", 0, 0, 0)) < 2:
+            await room.cycle()
+        await room.ring(room.region, {"sequence": 3})
+        await room.agree(3)
+        for _ in range(600):
+            await room.cycle()
+        assert room.waited and room.ops == room.golden_ops and room.ctx.get(room.dut.idle)
+
+    room.run(host)
+
+
 def test_its_session_ends():
     """Slots are given back, nothing is answered, and the next owner has nothing of it: neither the
     wait nor what was seen of pages."""
