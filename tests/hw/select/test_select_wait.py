@@ -137,6 +137,26 @@ def test_its_time_is_over():
     room.run(host)
 
 
+def test_it_may_wait_once_more_and_no_longer():
+    """Other pages of its queue land, as many as it wanted."""
+    room = Waiting(lands=False)
+
+    async def host(room):
+        room.region._wait = lambda waits: room.waited.append(waits) or waits.tries < 2
+        await room.begin(patience=12)
+        await room.fetches()
+        begun, many = room.time, len(room.waited[0].pages)
+        for _ in range(1500):
+            await room.cycle()
+        for _ in range(many):
+            room.tell(Op.FLIP, page=1)
+        await room.agree()
+        assert (1 << 12) - 200 < room.time - begun < (1 << 12) + 500
+        assert len(room.fetched) == 3 * many
+
+    room.run(host)
+
+
 @pytest.mark.parametrize(
     "bell",
     [{"wait_above": 2 << 16}, {"waits": 0}, {"speculative": 1}, {"wait_above": (1 << 32) - 1}],
