@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kelp_rtl.replay.choices import Asked, Chosen, choices
+from kelp_rtl.replay.choices import PHASES, Asked, Chosen, choices
 from kelp_sim.select.decode import ONE, Device, Run, decode
 from kelp_sim.select.readers import scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, Timing
@@ -73,6 +73,7 @@ class Held:
             "asked_again": found.again,
             "wrong": found.wrong,
             "as_decoded": self.same,
+            "phases": dict(zip(PHASES, found.phases[part].mean(axis=(0, 1)).tolist(), strict=True)),
             "cycles": found.cycles.tolist(),
             "modelled_cycles": self.modelled.tolist(),
         }
@@ -233,3 +234,18 @@ def _show(rows: list[dict], config: str) -> None:
             f"{row['as_decoded']:.1%}",
         )
     console.print(table)
+    phases = Table(
+        title="Cycles of a layer by what they go to",
+        title_justify="left",
+        title_style="bold",
+        caption="up to the answer those of the first KV head",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    phases.add_column("phase")
+    for row in rows:
+        phases.add_column(row["document"], justify="right")
+    for name in PHASES:
+        phases.add_row(name, *(f"{row['phases'][name]:.0f}" for row in rows))
+    console.print(phases)

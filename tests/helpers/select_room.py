@@ -82,6 +82,7 @@ class Room:
         self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
         self.rng = random.Random(seed)
         self.ops, self.events, self.fetched = [], [], []
+        self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
 
     def run(self, host):
@@ -137,6 +138,7 @@ class Room:
         )
         result = self.around.apply(asked)
         self.ops.append((Op(op.kind).name, op.squeue, op.page, op.kv_line))
+        self.when.append(self.cycles - self.left)
         told = {"kind": op.kind, "squeue": op.squeue, "page": op.page, "kv_line": op.kv_line}
         self.results.append({"op": told, "outcome": result.outcome})
         if op.kind == Op.LOOK and result.outcome == Outcome.DONE:

@@ -375,7 +375,7 @@ def test_gather_is_at_full_rate():
 
 
 def test_hits_while_a_choice_runs():
-    """Hits fill nine cycles in ten, and the choice goes on."""
+    """Hits fill the cycles that LOOKs leave, and these take every other one at most."""
     both = Both(pressure=0.0, latency=2, seed=8)
     both.write(range(12))
     both.write(range(4), queue=1)
@@ -401,7 +401,9 @@ def test_hits_while_a_choice_runs():
     answered = both.driver.run(program).response_cycle[1:]
     looks = both.driver.take_commits().result
     cycles = looks.cycle[np.isin(looks["op.kind"], (int(Op.LOOK), int(Op.HOLD)))]
+    looked = np.count_nonzero(looks["op.kind"] == int(Op.LOOK))
     during = answered[(answered >= cycles.min()) & (answered <= cycles.max())]
-    rate = len(during) / (cycles.max() - cycles.min())
-    print("hits a cycle while a choice runs", rate, "of", cycles.max() - cycles.min(), "cycles")
-    assert rate >= 0.9
+    span = cycles.max() - cycles.min()
+    rate = len(during) / span
+    print("hits a cycle while a choice runs", rate, "of", span, "cycles, beside", looked, "LOOKs")
+    assert rate >= 1 - looked / span - 0.03 and rate > 0.8

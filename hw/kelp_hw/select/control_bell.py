@@ -15,7 +15,8 @@ __all__ = ["check", "query"]
 
 
 def check(control, m, s):
-    """The doorbell's fields, and whether a token's lines divide a page's."""
+    """The doorbell's fields, and whether a token's lines divide a page's, which is found out while
+    queries are loaded."""
     c, p, bell, held = control.config, control.parts, s.bell, s.held
     # The page's lines over the token's, a bit of the quotient in each cycle.
     left, steps = Signal.like(s.used_lines), Signal(range(len(s.used_lines) + 1))
@@ -27,6 +28,13 @@ def check(control, m, s):
         s.newest_lines.eq(newest_lines),
         shifted.eq(Cat(left[-1], rest)),
     ]
+    s.nan = Signal()  # a query has one
+    with m.If(steps != len(left)):
+        m.d.sync += [
+            rest.eq(Mux(shifted >= bell.lines, shifted - bell.lines, shifted)),
+            left.eq(left << 1),
+            steps.eq(steps + 1),
+        ]
     yield
     with m.State("BELL"):
         m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken)]
@@ -34,6 +42,8 @@ def check(control, m, s):
             m.d.sync += s.rung.eq(s.wait.rung)
         m.d.sync += [left.eq(held.used_lines), steps.eq(0), rest.eq(0)]
         m.d.sync += [s.used_lines.eq(held.used_lines), s.host_type.eq(held.host_type)]
+        m.d.sync += s.queue.eq(p.window.bell.queue)
+        m.d.comb += s.begins.eq(1)
         m.next = "CHECK"
     with m.State("CHECK"):
         m.next = "REFUSE"
@@ -50,28 +60,34 @@ def check(control, m, s):
             with m.If(s.alone):
                 m.next = "TELL"
                 with m.If(s.own):
-                    m.next = "WALK"
+                    m.d.sync += s.walks.eq(1)
+                    m.next = "GIVE_BACK"
         with m.Elif(bell.queue >= held.used_queues):
             m.d.sync += s.refusal.eq(Refusal.QUEUE)
         with m.Elif(bell.newest >= held.used_pages):
             m.d.sync += s.refusal.eq(Refusal.PAGE)
         with m.Elif((bell.lines == 0) | (bell.lines > c.select_lines)):
             m.d.sync += s.refusal.eq(Refusal.LINES)
-        with m.Elif(steps != len(left)):
-            m.d.sync += [
-                rest.eq(Mux(shifted >= bell.lines, shifted - bell.lines, shifted)),
-                left.eq(left << 1),
-                steps.eq(steps + 1),
-            ]
-            m.next = "CHECK"
+        with m.Else():
+            m.next = "QUERY"
+    with m.State("CHECKED"):
+        m.d.comb += s.scans.eq(1)
+        m.next = "REFUSE"
+        with m.If(steps != len(left)):
+            m.next = "CHECKED"
         with m.Elif(rest != 0):
             m.d.sync += s.refusal.eq(Refusal.LINES)
         with m.Elif((newest_lines == 0) | (newest_lines > s.used_lines)):
             m.d.sync += s.refusal.eq(Refusal.TOKENS)
         with m.Elif(bell.most > c.select - 2):
             m.d.sync += s.refusal.eq(Refusal.COUNT)
+        with m.Elif(s.nan):
+            m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
         with m.Else():
-            m.next = "QUERY"
+            m.next = "TURN"
+            if not c.select_estimates:
+                with m.If(bell.speculative):
+                    m.next = "SUMMARISE"
     with m.State("REFUSE"):
         m.d.comb += [
             control.o_event.valid.eq(1),
@@ -98,7 +114,7 @@ def query(control, m, s):
         Signal(range(c.select_lines)),
         Signal(),
     )
-    sent, nan = Signal(), Signal()
+    sent, turned = Signal(), Signal()
     last_line = line == bell.lines - 1
     last = last_line & (head == c.select_heads - 1)
     got = p.reader.o_query
@@ -126,44 +142,48 @@ def query(control, m, s):
     exponent = Signal.like(to.p.exponent)
     unpack(m, stored, to.p.element, exponent, is_nan)
     m.d.comb += to.p.exponent.eq(exponent)
+    m.d.sync += turned.eq(0)
+    with m.If(turned):
+        # Where the queue has slots, they are given back.
+        record = p.gather.found_queue
+        m.d.sync += s.generation.eq(record.generation + (record.count != 0))
     yield
     with m.State("QUERY"):
         # A row is there in the cycle after it is addressed: the next one's is, when one is taken.
         m.d.sync += asked.eq(1)
         m.d.comb += [p.reader.i_query.valid.eq(asked & ~sent), p.window.query_used.eq(taken)]
+        m.d.comb += s.scans.eq(1)
+        with m.If(~asked):
+            m.d.sync += s.nan.eq(0)
         with m.If(taken):
             m.d.sync += [line.eq(next_line), head.eq(next_head)]
             with m.If(last):
                 m.d.sync += [sent.eq(1), head.eq(0)]
         with m.If(got.valid):
-            m.d.sync += nan.eq(nan | is_nan)
+            m.d.sync += s.nan.eq(s.nan | is_nan)
             with m.If(got_last):
-                m.d.sync += [asked.eq(0), sent.eq(0), nan.eq(0)]
-                m.next = "TURN"
-                if not c.select_estimates:
-                    with m.If(bell.speculative):
-                        m.next = "SUMMARISE"
-                with m.If(nan | is_nan):
-                    m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
-                    m.next = "REFUSE"
+                m.d.sync += [asked.eq(0), sent.eq(0)]
+                m.next = "CHECKED"
     with m.State("TURN"):
         # A SELECT that is under way holds slots of its queue, and of its layer, when it is over,
         # and by then it has noted what it saw.
+        m.d.comb += s.scans.eq(1)
         waits, guess = 0, bell.speculative if c.select_estimates else Const(0)
         under_way = [(p.engine.scores[b], p.engine.scored[b]) for b in range(2)]
         for busy, of in (*under_way, (p.engine.chooses, p.engine.chosen)):
             same = (of.block >> p.window.map.group_bits) == s.session
             other = (of.layer != bell.layer) & ~guess | (of.queue == bell.queue)
             waits |= busy & same & ~of.speculative & other
-        with m.If(~waits):
+        with m.If(~waits & ~s.writes):
             others = s.own & (bell.layer != s.own_layer)
+            m.d.comb += p.gather.read.eq(1)
             m.d.sync += [
-                s.then.eq(Then.SUMMARISE),
+                turned.eq(1),
+                s.walks.eq(1),
                 s.all.eq(others),
                 s.queue.eq(Mux(others, s.own_low, bell.queue)),
                 s.last_queue.eq(Mux(others, s.own_high, bell.queue)),
             ]
-            m.next = "WALK"
+            m.next = "SUMMARISE"
             with m.If(guess):
-                m.d.sync += s.all.eq(0)
-                m.next = "SUMMARISE"
+                m.d.sync += [turned.eq(0), s.walks.eq(0)]

@@ -43,6 +43,8 @@ def feed(control, m, s):
 
     #: a line of the page was not there
     gone = absent | ~keys.p.there
+    #: keys wait for the SELECT's slots
+    waits = s.walks & (engine.o_key.p.bank == s.bank)
     #: the page before is not asked for yet
     stalls = control.o_fetch.valid
     most = (1 << len(request.target)) - 1
@@ -86,8 +88,8 @@ def feed(control, m, s):
             p.reader.bank.eq(engine.o_key.p.bank),
             s.asks.page.eq(page),
             s.asks.count.eq(Mux(page == asks.newest, asks.newest_lines, asks.used_lines)),
-            p.reader.i.valid.eq(engine.o_key.valid),
-            engine.o_key.ready.eq(p.reader.i.ready),
+            p.reader.i.valid.eq(engine.o_key.valid & ~waits),
+            engine.o_key.ready.eq(p.reader.i.ready & ~waits),
         ]
     with m.If(control.o_fetch.ready):
         m.d.sync += control.o_fetch.valid.eq(0)
@@ -113,7 +115,10 @@ def feed(control, m, s):
     with m.State("NAME"):
         m.d.comb += engine.i.valid.eq(1)
         with m.If(engine.i.ready):
-            m.d.sync += s.block.eq(s.block + 1)
+            m.next = "NAMED"
+    with m.State("NAMED"):
+        with m.If(~s.walks):
+            m.d.sync += [s.bank.eq(~s.bank), s.block.eq(s.block + 1)]
             m.next = "SCAN"
 
 

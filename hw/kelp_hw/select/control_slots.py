@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""States of SelectControl in which slots are given back, a queue after another."""
+"""SelectControl's slots given back, a queue after another, beside its own states."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Then", "give_back"]
 
 
 class Then(Enum):
-    """What follows when slots are given back."""
+    """What waits until slots are given back."""
 
     SCAN = 0
     TELL = 1
-    SUMMARISE = 2
 
 
 def give_back(control, m, s):
-    """Slots of the queues from `queue` to `last_queue`."""
+    """Slots of the queues from `queue` to `last_queue`, while `walks`; the SELECT that they are
+    given back for is named meanwhile, and asks for no key."""
     c, p = control.config, control.parts
     gather = p.gather
     slot, record, op = Signal(range(c.select + 1)), gather.found_queue, s.unhold.p
@@ -39,15 +39,25 @@ def give_back(control, m, s):
             gather.slot.eq(slot + goes_on),
             gather.new_queue.generation.eq(record.generation + 1),
         ]
+    with m.FSM(name="slots"):
+        _states(m, s, gather, slot, goes_on)
     yield
+    with m.State("GIVE_BACK"):
+        with m.If(~s.walks):
+            m.next = "TELL"
+            with m.If(s.then == Then.SCAN):
+                m.next = "SCAN"
+
+
+def _states(m, s, gather, slot, goes_on):
+    record = gather.found_queue
     with m.State("WALK"):
-        with m.If(~s.writes):
+        with m.If(s.walks & ~s.writes):
             m.d.comb += gather.read.eq(1)
             m.next = "SLOT"
     with m.State("SLOT"):
         more = slot < record.count
         m.d.comb += s.unhold.valid.eq(more & gather.found_slot.held)
-        m.d.sync += s.generation.eq(record.generation)
         with m.If(more):
             with m.If(s.unhold.ready | ~gather.found_slot.held):
                 m.d.comb += [goes_on.eq(1), gather.read.eq(~s.writes & (slot + 1 < record.count))]
@@ -56,25 +66,10 @@ def give_back(control, m, s):
                     m.next = "WALK"
         with m.Elif(~s.writes):
             m.d.sync += slot.eq(0)
-            with m.If(record.count != 0):
-                m.d.comb += gather.write_queue.eq(1)
-                m.d.sync += s.generation.eq(record.generation + 1)
+            m.d.comb += gather.write_queue.eq(record.count != 0)
+            m.next = "WALK"
             with m.If(s.queue != s.last_queue):
                 m.d.sync += s.queue.eq(s.queue + 1)
-                m.next = "WALK"
             with m.Else():
-                with m.If(s.all):
-                    m.d.comb += s.dies.eq(1 << s.session)
-                m.next = "TELL"
-                with m.If(s.then == Then.SCAN):
-                    m.next = "SCAN"
-                with m.If(s.then == Then.SUMMARISE):
-                    m.next = "SUMMARISE"
-                    with m.If(s.all):
-                        # The queue of the SELECT may not have been among them.
-                        m.d.sync += [
-                            s.all.eq(0),
-                            s.queue.eq(s.bell.queue),
-                            s.last_queue.eq(s.bell.queue),
-                        ]
-                        m.next = "WALK"
+                m.d.sync += s.walks.eq(0)
+                m.d.comb += s.dies.eq(s.all << s.session)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""States of SelectControl in which pages without a summary get one, a page after another."""
+"""SelectControl's look for pages without a summary, and the states in which these get one, a page
+after another."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ __all__ = ["summarise"]
 
 
 def summarise(control, m, s):
-    """Summaries of the pages that have none, a page after another."""
+    """Summaries of the pages that have none, a page after another. They are looked for from when
+    queries are loaded on, and made when slots are given back."""
     c, p, newest = control.config, control.parts, s.bell.newest
     m.submodules.build = build = SummaryBuild(lines=c.select_lines, id_bits=c.page_bits)
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
@@ -22,6 +24,8 @@ def summarise(control, m, s):
     at, low, asked = Signal(c.page_bits + 1, init=1), Signal(c.page_bits + 1), Signal()
     row = store.row_bits
     lacks, lacking = Signal(store.ROW), Signal(c.page_bits)
+    #: a SELECT begins; pages are looked for; `page` has no summary
+    s.begins, s.scans, found = Signal(), Signal(), Signal()
     looked = control.i_result
     m.d.comb += [
         s.build_ready.eq(build.i.ready),
@@ -50,19 +54,27 @@ def summarise(control, m, s):
         m.d.sync += touched.eq(0)
     with m.If(keys.valid & keys.ready & s.building):
         m.d.sync += complete.eq(complete & keys.p.there)
+    m.d.comb += store.look.eq(s.scans)
+    with m.If(s.scans & ~found):
+        with m.If(lacks.any()):
+            m.d.sync += [asked.eq(0), at.eq(lacking + 1), page.eq(lacking), found.eq(1)]
+        with m.Else():
+            m.d.sync += asked.eq(at < newest)
+            with m.If(at < newest):
+                m.d.sync += [low.eq(at), at.eq((at | (store.ROW - 1)) + 1)]
+    with m.If(s.begins):
+        m.d.sync += [asked.eq(0), at.eq(1), found.eq(0)]
     yield
     with m.State("SUMMARISE"):
-        m.d.comb += store.look.eq(1)
-        m.d.sync += [asked.eq(at < newest), low.eq(at), at.eq((at | (store.ROW - 1)) + 1)]
-        with m.If(lacks.any()):
-            m.d.sync += [asked.eq(0), at.eq(lacking + 1), page.eq(lacking), complete.eq(1)]
+        m.d.comb += s.scans.eq(1)
+        with m.If(found):
+            m.d.sync += [found.eq(0), complete.eq(1)]
             m.next = "BUILD"
-        with m.Elif(at >= newest):
-            m.d.sync += [at.eq(1), asked.eq(0)]
+        with m.Elif((at >= newest) & ~lacks.any()):
             m.next = "NAME"
     with m.State("BUILD"):
         # The reader has the keys of one SELECT at a time.
-        with m.If(~p.engine.scores.any()):
+        with m.If(~p.engine.scores.any() & ~s.walks):
             m.d.comb += [
                 s.building.eq(1),
                 s.asks.page.eq(page),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What share of its heads' attention each scored page has (docs/select.md, "Scores"). A list of one
-page and one head is answered after 31 cycles, one of n pages after `latency(n)`."""
+page and one head is answered after 24 cycles, one of n pages after `latency(n)`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["MassShare"]
 
 _MOST_SHIFT = 31
 _BITS = 2  #: of a reciprocal, in a cycle
+#: First bits of a reciprocal that are zeros, since the largest of a head's masses is 2^15 at least.
+_SKIPPED = 14
 
 
 class MassShare(wiring.Component):
@@ -46,7 +48,7 @@ class MassShare(wiring.Component):
         The page's `id`, its `mass`, and whether it is the last.
     """
 
-    LATENCY = 31
+    LATENCY = 24
     INTERVAL = 1
 
     def __init__(self, *, heads: int, depth: int, id_bits: int):
@@ -105,7 +107,7 @@ class MassShare(wiring.Component):
                 for k in range(self.heads):
                     self._divide(m, s, k)
                 m.d.sync += s.steps.eq(s.steps + 1)
-                with m.If(s.steps == RECIPROCAL_BITS // _BITS):
+                with m.If(s.steps == (RECIPROCAL_BITS - _SKIPPED) // _BITS):
                     m.d.sync += s.place.eq(0)
                     m.next = "SHARE"
             with m.State("SHARE"):
@@ -188,8 +190,8 @@ class MassShare(wiring.Component):
             m.d.sync += self.o.p.mass.eq(_sum(shares))
 
     def _divide(self, m, s, k):
-        """_BITS bits of ⌊2^RECIPROCAL_BITS / whole⌋. The dividend is a one, which goes alone, and
-        zeros."""
+        """_BITS bits of ⌊2^RECIPROCAL_BITS / whole⌋. The dividend is a one, which goes with its
+        first zeros, and zeros."""
         whole, remainder, reciprocal = s.whole[k], s.remainder[k], s.reciprocal[k]
         rest, bits = remainder, []
         # Critical path: as many subtractions.
@@ -203,9 +205,9 @@ class MassShare(wiring.Component):
                 after.eq(Mux(fits, shifted - whole, shifted)),
             ]
             rest, bits = after, [fits, *bits]
-        m.d.sync += Assert(whole != 0, "a page's mass is never nothing")
+        m.d.sync += Assert(whole >> _SKIPPED != 0, "a page's mass is 2^15 at least")
         with m.If(s.steps == 0):
-            m.d.sync += [remainder.eq(whole != 1), reciprocal.eq(whole == 1)]
+            m.d.sync += [remainder.eq(1 << _SKIPPED), reciprocal.eq(0)]
         with m.Else():
             m.d.sync += [remainder.eq(rest), reciprocal.eq(Cat(*bits, reciprocal))]
 

@@ -155,6 +155,8 @@ class SelectControl(wiring.Component):
         s.ended = lambda session: ((s.gone | self.ended) >> session)[0]
         s.absent = Signal(16)
         s.generation = Signal(c.generation_bits)
+        #: the engine's place of the SELECT at the door
+        s.bank = Signal()
         #: a SELECT that chooses nothing is to be answered, and is; nothing else is under way
         s.tells, s.told, s.alone = Signal(), Signal(), Signal()
         #: the choice writes slots in this cycle; sessions that have slots, or none, from now on
@@ -255,7 +257,7 @@ class SelectControl(wiring.Component):
         ]
         #: queues whose slots are given back, and whether that is all of a session's
         s.queue, s.last_queue, s.all = Signal(c.queue_bits), Signal(c.queue_bits), Signal()
-        s.then = Signal(Then)  # what goes on behind it
+        s.walks, s.then = Signal(), Signal(Then)  # they are given back; what waits for it
         gone = (s.gone >> s.session)[0]
         yield
         with m.State("SCAN"):
@@ -273,7 +275,8 @@ class SelectControl(wiring.Component):
                         s.then.eq(Then.SCAN),
                     ]
                     with m.If(s.own):
-                        m.next = "WALK"
+                        m.d.sync += s.walks.eq(1)
+                        m.next = "GIVE_BACK"
             with m.Elif((p.window.pending >> s.block)[0] & s.ripe):
                 m.d.comb += p.window.take.eq(1)
                 m.next = "BELL"

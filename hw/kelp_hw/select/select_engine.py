@@ -91,8 +91,8 @@ class SelectEngine(wiring.Component):
     fault : out, BlockFault
     """
 
-    LATENCY = 47
-    INTERVAL = 34
+    LATENCY = 40
+    INTERVAL = 27
 
     def __init__(
         self,

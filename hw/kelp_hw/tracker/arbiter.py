@@ -14,7 +14,16 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Op
 
 from ..layouts import Layouts
-from .signatures import BACKGROUND, ORIGIN, REQUEST, Admission, BackgroundOps, credits_layout, kinds
+from .signatures import (
+    BACKGROUND,
+    ORIGIN,
+    REQUEST,
+    SELECT_KINDS,
+    Admission,
+    BackgroundOps,
+    credits_layout,
+    kinds,
+)
 
 __all__ = ["Arbiter", "choose"]
 
@@ -115,7 +124,8 @@ class Arbiter(wiring.Component):
     they had beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` +
     `SURPLUS` for requests. Among the background streams the first in `BACKGROUND` that could go
     does, but hints and evictions take turns: one hint at most goes before an eviction that could.
-    `hold` admits nothing.
+    Ops of a choice take turns with requests of their own session; those that go while no request
+    stands do not count. `hold` admits nothing.
 
     Parameters
     ----------
@@ -275,10 +285,11 @@ class Arbiter(wiring.Component):
             self.i_request.ready.eq(self.o.hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
+        spent = Mux(claim < self.PATIENCE - self.SURPLUS, -self.SURPLUS, claim - self.PATIENCE)
+        if self.config.select:
+            spent = self._of_choice(m, s, spent)
         with m.If(background):
-            m.d.sync += claim.eq(
-                Mux(claim < self.PATIENCE - self.SURPLUS, -self.SURPLUS, claim - self.PATIENCE)
-            )
+            m.d.sync += claim.eq(spent)
         with m.Elif(any_able & ~urgent):
             m.d.sync += claim.eq(claim + 1)
 
@@ -332,6 +343,20 @@ class Arbiter(wiring.Component):
             Assert(~(self.o.hot & self.o.valid & (cold_able | pick_frame))),
             Assert(takes_frame == (background & pick_frame)),
         ]
+
+    def _of_choice(self, m: Module, s: SimpleNamespace, spent: Value) -> Value:
+        """The claim when an op goes, `spent` unless that op is of a choice and no request stands,
+        or one of the op's own session."""
+        hint = BACKGROUND.index("hint")
+        op, lone, own = s.streams[hint].p, Signal(), Signal()
+        of_choice = s.pick[hint] & s.one_of("hint", op.kind, SELECT_KINDS)
+        m.d.comb += [
+            lone.eq(of_choice & ~self.i_request.valid),
+            own.eq(of_choice & (s.request.session == op.session)),
+        ]
+        claim = self.claim
+        taken = Mux(claim == -self.SURPLUS, claim, claim - 1)
+        return Mux(lone, claim, Mux(own, taken, spent))
 
 
 def _select(terms) -> Value:

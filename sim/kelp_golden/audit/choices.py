@@ -156,7 +156,8 @@ class SelectAudit:
             select.looked = True
             if op.kv_line == 0:
                 self._summaries.touched.discard(op.squeue * self.region.config.pages + op.page)
-        select.dropped.clear()
+        if op.kind != Op.UNHOLD:  # pages without a summary are looked for beside these
+            select.dropped.clear()
         select.reply = decided
         if op.kind == Op.HOLD:
             # Its answer is that of its last HOLD: a SELECT of another layer may give the slots

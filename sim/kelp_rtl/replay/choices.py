@@ -31,7 +31,21 @@ from ..device import Descriptor, Driver, MemoryTiming, Pressure
 from ..program import Program, Response, Result
 from .job import EXAMPLES
 
-__all__ = ["Asked", "Chosen", "choices"]
+__all__ = ["PHASES", "Asked", "Chosen", "choices"]
+
+#: What a layer's cycles go to, one behind the other. Up to the answer they are the first KV head's.
+PHASES = (
+    "compute, token, queries, doorbell",
+    "to the first LOOK",
+    "to the first candidate's LOOK",
+    "LOOKs of candidates and newest page",
+    "last LOOK to first HOLD",
+    "HOLDs and answer, until it is seen",
+    "rest of the answer, first request",
+    "gathered lines are asked for",
+    "between the pages of two heads",
+    "last line's way",
+)
 
 #: looks at an answer, each some 20 cycles, before a SELECT counts as lost
 _POLLS = 10_000
@@ -66,6 +80,7 @@ class Chosen:
     lines: np.ndarray  #: that were gathered
     gather: np.ndarray  #: cycles from the first of them to the last
     pages: np.ndarray  #: [steps, layers, kv_heads, pages] bool
+    phases: np.ndarray  #: [steps, layers, PHASES], whose sum is `cycles`
     answer_lines: int = 0  #: that were compared
     again: int = 0  #: heads whose pages were asked for twice, since the answer came too late
     wrong: int = 0
@@ -155,6 +170,7 @@ class _Run:
             np.zeros(at[:2], np.int64),
             *(np.zeros(at, np.int64) for _ in range(5)),
             np.zeros((*at, config.pages), bool),
+            np.zeros((*at[:2], len(PHASES)), np.int64),
         )
 
     def _check(self, heads, steps):
@@ -359,12 +375,31 @@ class _Run:
             again = _Reads()
             again.gather(head)
             parts = [part for part in parts if part[:2] != ("pages", head)] + again.run(d)
+        spans = []
         for head in heads:
-            self._gathered(
-                head, [(at, r) for what, one, at, r in parts if (what, one) == ("pages", head)]
-            )
-        found.cycles[step, layer] = max(r.response_cycle.max() for *_, r in parts) + 1 - begun
-        d.take_commits()
+            mine = [(at, r) for what, one, at, r in parts if (what, one) == ("pages", head)]
+            self._gathered(head, mine)
+            asked = np.concatenate([r.accept_cycle[at] for at, r in mine])
+            spans.append((asked.min(), asked.max()))
+        end = max(r.response_cycle.max() for *_, r in parts) + 1
+        found.cycles[step, layer] = end - begun
+        self._phases(step, layer, begun, spans, end)
+
+    def _phases(self, step, layer, begun, spans, end):
+        """A layer's cycles by what they go to, from the commits of its first head's ops; `spans`:
+        when each head's pages were asked for, the first line and the last."""
+        result = self.driver.take_commits().result
+        mine = result["op.squeue"] == layer * self.kv_heads
+        kinds = result["op.kind"]
+        looks, holds = (result.cycle[mine & (kinds == int(op))] for op in (Op.LOOK, Op.HOLD))
+        # Pages that are summarised come before page 0, which never is.
+        at = np.flatnonzero(result["op.page"][mine & (kinds == int(Op.LOOK))] == 0)
+        seen = self.found.select[step, layer, 0] + self.rung
+        named = looks[min(at[-1] + 1, len(looks) - 1)]
+        ends = [begun, self.rung, looks[at[0]], named, looks[-1], holds[0], seen, spans[0][0]]
+        between = sum(b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False))
+        asked = spans[-1][1] - spans[0][0] - between
+        self.found.phases[step, layer] = [*np.diff(ends), asked, between, end - spans[-1][1]]
 
     def _told(self, parts) -> dict[_Head, int]:
         """Of each head whose answer is there and whole, in which cycle it was."""

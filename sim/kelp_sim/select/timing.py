@@ -53,11 +53,14 @@ class Timing:
     window: int = 4
     #: so many lines before the last of a head a host looks at the answer to the next
     ahead: int = 32
-    #: one line in so many is a LOOK's while gathered lines want every cycle (docs/design.md §1)
-    share: int = 8
-    #: latencies beside docs/select.md's formulas, added up from those of the blocks: from a
-    #: doorbell to the first look for a summary, beside check, queries and slots given back
-    prepare: int = 25
+    #: one line in so many is a LOOK's while gathered lines of its session want every cycle
+    #: (docs/design.md §1)
+    share: int = 2
+    #: latencies beside docs/select.md's formulas, of the RTL's phases ("Held to the RTL"): from a
+    #: doorbell to stage one, beside queries and their way to block form
+    prepare: int = 7
+    #: of a query's line into block form
+    load: int = 14
     #: pages that are looked at in a cycle
     row: int = 8
     #: UNHOLD of a slot that is given back
@@ -67,7 +70,7 @@ class Timing:
     #: from a LOOK, through the endpoint and a memory of 64 cycles, to the mass of its page
     look: int = 115
     #: of masses, of the HOLDs behind one another, and of the answer
-    hold: int = 35
+    hold: int = 15
     tier_latency: int = 25_000
     tier_bytes: int = 14  #: a cycle
 
@@ -166,19 +169,20 @@ class Layer:
         t, shape, port = self.timing, self.shape, self._port
         lines, page = shape.lines, shape.page_tokens * shape.lines
         self.rung += t.window * t.asked(shape)
-        # The doorbell is checked, queries are loaded, slots given back, pages without a summary
-        # looked for; those are summarised when no other keys are read.
-        looked = max(self.front, self.rung) + t.prepare + page.bit_length() + shape.group * lines
-        looked += t.unhold * c.released + -(-c.pages // t.row)
+        # The doorbell is checked; queries are loaded, and pages without a summary looked for
+        # beside that; those are summarised when slots are given back and no other keys are read.
+        looked = max(self.front, self.rung) + t.prepare
+        looked += max(t.load + shape.group * lines, -(-c.pages // t.row))
+        released = looked + t.unhold * c.released
         if c.rebuilt:
-            looked = port.look(max(looked, self._keys), c.rebuilt * page) + t.look
+            looked = port.look(max(released, self._keys), c.rebuilt * page) + t.look
         named = looked + c.pages * lines + self.quota + t.name
-        # The first page's keys come while pages are named.
-        self._asked = port.look(max(looked, self._asked), page)
+        # Slots are given back, and the first page's keys come, while pages are named.
+        self._asked = port.look(max(looked, released, self._asked), page)
         self._asked = port.look(max(named, self._asked), c.candidates * page + c.tokens * lines)
         self.front = math.ceil(max(named + c.candidates * lines, self._keys))
         self._keys = self._asked + t.look
-        masses = 2 * (c.candidates + 2) + 30 + shape.group
+        masses = 2 * (c.candidates + 2) + 23 + shape.group
         self._rest = max(self._keys, self._rest) + wait + masses + c.chosen + t.hold
         self._gather(t.page_lines(shape, c.chosen, c.tokens))
         return math.ceil(self._rest)

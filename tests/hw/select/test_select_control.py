@@ -221,6 +221,34 @@ def test_heads_of_a_layer_overlap():
     assert last(built, "LOOK", 0) < first(built, "LOOK", 1)
 
 
+def took(most):
+    """Cycles of a SELECT of a layer behind one that chose so many pages: from its doorbell to its
+    last HOLD, and slots that it gave back."""
+    made = device(queues=(0, 1))
+    room, region = Room(made), SelectRegion(device(queues=(0, 1)))
+
+    async def host(room):
+        await room.select(region, {"sequence": 1, "most": most}, queries())
+        bell = {"sequence": 2, "queue": 1, "layer": 1}
+        await room.select(region, bell | {"most": 4}, queries())  # summaries are there
+        await room.select(region, {"sequence": 3, "most": most}, queries())
+        room.ops.clear(), room.when.clear()
+        await room.ask(region, queries())
+        room.rung = room.cycles - room.left
+        await room.ring(region, bell | {"sequence": 4})
+        await room.answered(region, 4)
+
+    room.run(host)
+    held = max(n for n, (kind, *_) in enumerate(room.ops) if kind == "HOLD")
+    return room.when[held] - room.rung, sum(kind == "UNHOLD" for kind, *_ in room.ops)
+
+
+def test_slots_are_given_back_beside_stage_one():
+    """Docs/select.md, "Passes and rates": they cost no time."""
+    (few, two), (many, six) = took(0), took(4)
+    assert (two, six) == (2, 6) and few == many
+
+
 def test_what_may_not_overlap_does_not():
     """The same queue, another layer, a release, a refusal, a guess: in turn, and answered in
     turn."""

@@ -209,7 +209,7 @@ def test_cycles_are_those_of_the_formula():
             first.append(chosen.offered)
     one = (pages - 2) * lines + quota
     two = [(count - 1) * tokens * lines for count in scored]  # page 0's keys come meanwhile
-    masses = [count + 30 + heads for count in scored]
+    masses = [count + 23 + heads for count in scored]
     took = first[0] - seen["i"][0].offered
     assert len(first) == 3 and one + two[0] + masses[0] < took < one + two[0] + masses[0] + 60
     # Pages of the second choice are asked for while keys of the first are to come.

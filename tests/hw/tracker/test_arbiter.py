@@ -13,7 +13,7 @@ from kelp_hw.tracker.signatures import BACKGROUND
 from kelp_spec.config import named
 from kelp_spec.metadata import Op
 
-UNIT = named("unit")
+UNIT, UNIT_SELECT = named("unit"), named("unit_select")
 HINT, EVICT = BACKGROUND.index("hint"), BACKGROUND.index("evict")
 
 
@@ -79,3 +79,42 @@ def test_hints_without_pause_let_evictions_by(requests, evict):
     assert longest <= Arbiter.PATIENCE + Arbiter.SURPLUS + 3
     if not requests or evict == Op.SCAN:
         assert longest <= 3 and sum(counts.values()) >= 398
+
+
+def looked(session, *, quiet=0, cycles=160):
+    """LOOKs of a session that go in so many cycles, behind `quiet` ones without requests, while hot
+    requests of session 1 and LOOKs stand in each; requests that go."""
+    dut, looks, requests = Arbiter(config=UNIT_SELECT), 0, 0
+
+    async def bench(ctx):
+        nonlocal looks, requests
+        for credits in (dut.credits, dut.credits_ahead):
+            ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
+        ctx.set(dut.i_request.p.session, 1)
+        ctx.set(dut.hot, 1)
+        ctx.set(dut.ops.hint.valid, 1)
+        ctx.set(dut.ops.hint.p.kind, Op.LOOK)
+        ctx.set(dut.ops.hint.p.session, session)
+        ctx.set(dut.ops.behind[HINT].valid, 1)
+        ctx.set(dut.ops.behind[HINT].kind, Op.LOOK)
+        await ctx.tick().repeat(quiet + 1)
+        ctx.set(dut.i_request.valid, 1)
+        for _ in range(cycles):
+            looks += ctx.get(dut.ops.hint.ready)
+            requests += ctx.get(dut.i_request.ready)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert looks + requests == cycles
+    return looks
+
+
+@pytest.mark.parametrize("quiet", [0, 50])
+def test_looks_take_turns_with_requests_of_their_own_session(quiet):
+    """With another one's they have a cycle in eight; what they had while no request stood does not
+    count against them."""
+    assert abs(looked(1, quiet=quiet) - 80) <= 4
+    assert abs(looked(0, quiet=quiet) - 20) <= 1

@@ -109,9 +109,12 @@ def test_a_choice_costs_what_its_passes_cost():
         did = Choice(pages=pages, candidates=candidates, chosen=6, tokens=2, released=released)
         return answered(shape, did)[0][0]
 
-    # Bounds, a row more that is looked at, a page of keys, its mass.
-    assert one(20, 9) - one(12, 8) == 8 * 2 + 1 + 2 * 2 + 2
-    assert one(12, 8, released=3) - one(12, 8) == 3 * RTL.unhold
+    # Bounds, a page of keys, its mass; few rows are looked at while queries are loaded.
+    assert one(20, 9) - one(12, 8) == 8 * 2 + 2 * 2 + 2
+    assert one(808, 8) - one(800, 8) == 8 * 2 + 1
+    # Slots are given back while pages are named, if they are few.
+    assert one(12, 8, released=30) == one(12, 8)
+    assert one(12, 8, released=90) - one(12, 8, released=80) == 10 * RTL.unhold
     # Behind another, one takes as long as what is before its keys, or as its keys.
     names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
     (first, second), *_ = answered(shape, names, names)
