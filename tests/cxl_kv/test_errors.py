@@ -5,6 +5,7 @@ wrong is ever returned, and everybody else goes on."""
 
 import numpy as np
 import pytest
+from narrow_unit import RTL
 
 import cxl_kv
 from kelp_spec.metadata import PageState
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first RTL test builds the model
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 
 
-@pytest.fixture(params=["golden:unit", "rtl:unit"])
+@pytest.fixture(params=["golden:unit", RTL])
 def device(request):
     with cxl_kv.open(request.param) as opened:
         yield opened
@@ -141,7 +142,7 @@ def test_refused_pins_are_events(device):
     assert refused and {e["session"] for e in refused} == {0}
 
 
-@pytest.mark.parametrize("url", ["golden:unit", "rtl:unit"])
+@pytest.mark.parametrize("url", ["golden:unit", RTL])
 def test_an_error_survives_the_socket(url, tmp_path):
     """A tenant behind a server is told of its own page, by the same type."""
     from cxl_kv.serving.server import Server

@@ -8,13 +8,14 @@ import sys
 
 import numpy as np
 import pytest
+from narrow_unit import RTL
 
 import cxl_kv
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import PageState
 
-BACK_ENDS = ("golden:unit", "rtl:unit")
+BACK_ENDS = ("golden:unit", RTL)
 FORMATS = tuple(f.label for f in Format)
 
 
@@ -48,9 +49,26 @@ def stored(bits, fmt, host_type):
     return decode(*encode(lines, host_type, fmt), host_type, fmt).reshape(bits.shape)
 
 
+#: What `make test` reads back from the RTL: each host type; each manner of scale, and none.
+QUICK = {("raw16", "fp16"), ("fp8_e5m2", "bf16"), ("int8", "bf16"), ("int4", "fp16")}
+
+
 @pytest.mark.timeout(1800)  # the first RTL test builds the model
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize(
+    ("device", "label", "dtype"),
+    [
+        pytest.param(
+            url,
+            label,
+            dtype,
+            marks=pytest.mark.slow if url == RTL and (label, dtype) not in QUICK else [],
+        )
+        for url in BACK_ENDS
+        for label in FORMATS
+        for dtype in ("fp16", "bf16")
+    ],
+    indirect=["device"],
+)
 def test_what_was_written_is_read(device, label, dtype):
     """Twice as many pages as frames: most go to the cold tier and come back."""
     shape = small(formats=label, dtype=dtype)
@@ -246,7 +264,7 @@ def test_in_lockstep_the_rtl_counts_as_the_golden_model(options, values):
     """The same calls, the same victims: every counter of device and queues is equal. Frames are of
     the pages' size."""
     seen = []
-    for url in ("golden:unit?sessions=2", "rtl:unit?lockstep=1"):
+    for url in ("golden:unit?sessions=2", f"{RTL}&lockstep=1"):
         with cxl_kv.open(url + options) as device:
             device.configure(
                 prefetch=["window", "hint", "previous", "layer_ahead"], low_water=1, high_water=2

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from narrow_unit import UNIT
 
 from kelp_golden import codec
 from kelp_rtl.device import (
@@ -21,7 +22,6 @@ from kelp_rtl.device import (
     RunRules,
 )
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program, Response, rwd
-from kelp_spec.config import named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.messages import M2SReq, M2SRwD
@@ -30,7 +30,6 @@ from kelp_spec.registers import SessionCommand
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
-UNIT = named("unit")
 FAST = FlashTiming(latency=2000, write_latency=1500)
 QUICK = RunRules(max_skip=500)
 WHOLE = Descriptor(layers=1, kv_heads=UNIT.queues)
@@ -270,7 +269,17 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
+#: One whose lines stand alone, and the one with most lines in a DRAM line; the rest in `make slow`.
+QUICK_FORMATS = (Format.RAW16, Format.INT4)
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        pytest.param(fmt, marks=[] if fmt in QUICK_FORMATS else pytest.mark.slow, id=fmt.label)
+        for fmt in Format
+    ],
+)
 def test_partial_writes(fmt):
     """Every pattern, on never-written and on written lines, resident and cold, stored again in the
     page's format."""

@@ -5,17 +5,16 @@ time beyond 16 and 32 bits, `irq` (spec §6, §7, §9)."""
 
 import numpy as np
 import pytest
+from narrow_unit import UNIT
 
 from kelp_rtl.device import Descriptor, Driver, Failure, FlashTiming, QueueParameters, RunRules
 from kelp_rtl.program import READ, WRITE, Program, Response
-from kelp_spec.config import named
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import Event, PageState, ScoreSource
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
-UNIT = named("unit")
 WHOLE = Descriptor(layers=1, kv_heads=UNIT.queues)
 SESSIONS = range(UNIT.sessions)
 
@@ -203,7 +202,8 @@ def test_time_wraps_under_traffic(bits, lost):
 @pytest.mark.parametrize("bits", [16, 32])
 def test_a_miss_starves_across_the_wrap_of_time(bits):
     """Every frame is pinned: a miss waits `starve_limit` cycles, not fewer and hardly more, though
-    time wraps meanwhile, and hits go on."""
+    time wraps meanwhile, and hits go on until then: behind more, a full data path, its answer waits
+    besides."""
     d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
     address = np.array([line(d, 0, *page) for page in PAGES], np.uint64)
     data = np.random.default_rng(bits).integers(0, 256, (len(PAGES), 64), np.uint8)
@@ -219,11 +219,12 @@ def test_a_miss_starves_across_the_wrap_of_time(bits):
     assert d.time < now
     d.idle(now - d.time)
     d.write64("event_clear", 1)
-    asked = np.append(cold, np.resize(pinned, limit))
+    hits = limit // 8  # of four cycles each
+    asked = np.append(cold, np.resize(pinned, hits))
     read = d.run(Program.reads(asked), settle=True)
     assert d.time > 1 << bits
     assert read.response[0] == Response.POISON and (read.response[1:] == Response.DATA).all()
-    assert (read.data[1:] == np.resize(data[: UNIT.pages], (limit, 64))).all()
+    assert (read.data[1:] == np.resize(data[: UNIT.pages], (hits, 64))).all()
     assert limit <= read.latency[0] < limit + 100
     assert logged(d).count(Event.STARVED) == 1
     d.close()

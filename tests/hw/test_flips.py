@@ -8,10 +8,10 @@ import functools
 import re
 
 import pytest
+from narrow_unit import UNIT
 from paths import DOCS
 
 from kelp_hw.endpoint import Endpoint
-from kelp_spec.config import named
 from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, hidden, table
 from kelp_verif.endpoint.inventory import inventory
 
@@ -43,7 +43,7 @@ def rows():
 
 @functools.cache
 def design():
-    return inventory(Endpoint(config=named("unit")))
+    return inventory(Endpoint(config=UNIT))
 
 
 def rows_of(name):

@@ -5,6 +5,7 @@ and scores with flipped bits, in RTL and golden model."""
 
 import numpy as np
 import pytest
+from narrow_unit import UNIT
 
 from kelp_golden.lines import POISONED
 from kelp_golden.lockstep import LockStep
@@ -13,7 +14,6 @@ from kelp_golden.setup import LayerFormats, Setup
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming
 from kelp_rtl.program import Program, Response
-from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.metadata import Answer, Op, PageState, ScoreSource
@@ -21,7 +21,6 @@ from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
 from kelp_verif.endpoint.flip_model import memories
 
-UNIT = named("unit")
 PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
 
 
@@ -183,7 +182,13 @@ def evicts_after_flips(policy, bits, told):
     return restarted
 
 
-@pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.name.lower())
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(Policy.EMA, id="ema", marks=pytest.mark.slow),
+        pytest.param(Policy.KELP, id="kelp"),
+    ],
+)
 def test_which_victims_follow_flipped_scores(policy):
     """With one flipped bit those that the score itself says; with two, those that a score of 0
     says, which are others."""

@@ -4,9 +4,10 @@
 an event and in poison of what it took, and nothing is silently wrong (spec §3, §4)."""
 
 import pytest
+from narrow_unit import UNIT
 
 from kelp_rtl.program import Response
-from kelp_spec.config import POOLS, named
+from kelp_spec.config import POOLS
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState
 from kelp_spec.policy import Policy
@@ -17,7 +18,6 @@ from kelp_verif.endpoint.memory_shadow import MEMORY_EVENTS, MemoryShadow
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
-UNIT = named("unit")
 RAW, INT8, INT4 = (Format.RAW16,) * 2, (Format.INT8,) * 2, (Format.INT4, Format.INT8)
 FORMATS = pytest.mark.parametrize("formats", [RAW, INT8, INT4], ids=["raw16", "int8", "int4"])
 POISON, DATA = Response.POISON, Response.DATA
@@ -111,9 +111,24 @@ def test_a_line_that_is_rewritten_while_its_write_fails(formats):
     assert not s.silent and s.poisoned
 
 
-@FORMATS
+#: Seed, and the chances of an error in a read and in a write, of each format; of the others in
+#: `make slow`.
+CHANCES = {1: (0.05, 0.05), 2: (0.02, 0.3), 3: (0.3, 0.02)}
+QUICK = {(1, INT4), (2, INT8), (3, RAW)}
+
+
 @pytest.mark.parametrize(
-    ("seed", "chances"), [(1, (0.05, 0.05)), (2, (0.02, 0.3)), (3, (0.3, 0.02))]
+    ("formats", "seed", "chances"),
+    [
+        pytest.param(
+            formats,
+            seed,
+            chances,
+            marks=[] if (seed, formats) in QUICK else pytest.mark.slow,
+        )
+        for formats in (RAW, INT8, INT4)
+        for seed, chances in CHANCES.items()
+    ],
 )
 def test_random_errors_are_never_silent(formats, seed, chances):
     """Few frames, so that pages come and go while their writes fail; then memory is well again."""
@@ -158,7 +173,7 @@ def test_failed_reads_leave_nothing(formats):
     assert set(s.answered(s.addresses(2)).values()) == {DATA} and not s.silent
 
 
-@FORMATS
+@pytest.mark.parametrize("formats", [RAW, INT4], ids=["raw16", "int4"])
 def test_a_memory_that_takes_nothing_stops_nobody(formats):
     s = MemoryShadow(UNIT, formats, seed=5)
     s.errors(reads=1.0, writes=1.0)

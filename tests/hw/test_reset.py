@@ -9,11 +9,11 @@ reset forgets to clear shows. Left out are fields of commit records that say not
 
 import numpy as np
 import pytest
+from narrow_unit import UNIT
 
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program
-from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.metadata import Op, Outcome, PrefetchSource, ScoreSource
@@ -21,7 +21,6 @@ from kelp_spec.registers import SessionCommand
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
-UNIT = named("unit")
 OWNERS = (3, 6)
 STRANGER = 9
 RULES = RunRules(outstanding=64, max_skip=0, stall_limit=40_000)
@@ -245,7 +244,13 @@ def _equal(name, after, fresh):
         )
 
 
-@pytest.mark.parametrize("weather", WEATHER, ids=("calm", "rough"))
+@pytest.mark.parametrize(
+    "weather",
+    [
+        pytest.param(WEATHER[0], id="calm", marks=pytest.mark.slow),
+        pytest.param(WEATHER[1], id="rough"),
+    ],
+)
 def test_a_reset_device_is_a_new_one(weather):
     """One device lives through several resets, each in the midst of what it did so far and of a
     program; its twins are new each time."""

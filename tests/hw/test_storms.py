@@ -4,6 +4,7 @@
 answer is silent, nothing stands still, and no frame stays behind."""
 
 import pytest
+from narrow_unit import UNIT
 
 from kelp_rtl.program import READ, Response
 from kelp_spec.config import named
@@ -11,8 +12,6 @@ from kelp_spec.formats import LINE_BYTES
 from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, wide
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
-
-UNIT = named("unit")
 
 
 @pytest.mark.parametrize("weather", WEATHERS)
@@ -22,7 +21,7 @@ def test_storm(weather):
     assert storm.seen["data"] > 500 and storm.seen["poison"]
 
 
-@pytest.mark.parametrize("weather", ["fair", "foul"])
+@pytest.mark.parametrize("weather", ["fair", pytest.param("foul", marks=pytest.mark.slow)])
 def test_storm_among_choices(weather):
     """SELECT and GATHER among everything else."""
     storm = Storm(named("unit_select"), 1, WEATHERS[weather]).run(chapters=2, count=500)

@@ -10,17 +10,16 @@ prefetch throttle has learned of the whole device.
 
 import numpy as np
 import pytest
+from narrow_unit import UNIT
 
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming
 from kelp_rtl.program import PARTIAL, POISON, READ, WRITE, Program
-from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, HEADER_BITS, HintKind, HintLine, pack
 from kelp_spec.metadata import Event, Op, ScoreEvent
 from kelp_spec.registers import EVENT_RECORDS, Scope, SessionCommand
 
-UNIT = named("unit")
 NEIGHBOUR, SESSION = 0, 1
 #: LD-IDs: the neighbour session's, the former owner's, the next owner's
 BESIDE, FORMER, NEXT = 5, 3, 6

@@ -12,6 +12,7 @@ import pytest
 from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+from narrow_unit import UNIT
 
 from kelp_hw.endpoint import endpoint_signature
 from kelp_rtl.device import (
@@ -28,12 +29,10 @@ from kelp_rtl.device import (
     Waves,
 )
 from kelp_rtl.program import PARTIAL, POISON, READ, SETTLE, SPEC_READ, WRITE, Program, Response
-from kelp_spec.config import named
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.messages import S2MDRS, M2SReq
 from kelp_spec.metadata import ColdOp, ColdStatus, Op, PageState
 
-UNIT = named("unit")
 COLD = 1 << 30  #: address bit that sends an access of the stand-in through the cold tier
 
 

@@ -32,6 +32,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from narrow_unit import RTL
 from processes import forked
 from serial_board import SerialBoard
 from simulated_window import SimulatedWindow
@@ -462,8 +463,8 @@ BACK_ENDS = {
     "serial": (machine("Serial", url="serial:", crowded=True), 10, 20),
     "cxl on golden": (machine("Cxl", url="cxl:golden:unit"), 10, 20),
     "unix to cxl": (machine("UnixCxl", url="cxl:golden:unit", served=True), 8, 20),
-    "rtl": (machine("Rtl", url="rtl:unit"), 4, 12),
-    "unix to rtl": (machine("UnixRtl", url="rtl:unit", served=True), 3, 12),
+    "rtl": (machine("Rtl", url=RTL), 4, 12),
+    "unix to rtl": (machine("UnixRtl", url=RTL, served=True), 3, 12),
 }
 
 

@@ -16,6 +16,7 @@ import zlib
 
 import numpy as np
 import pytest
+from narrow_unit import RTL
 from tenants import greeted, tenants
 
 import cxl_kv
@@ -68,7 +69,7 @@ def settled(condition, seconds=30):
 
 
 @pytest.mark.timeout(1800)  # builds the model
-@pytest.mark.parametrize("device", ["golden:unit", "rtl:unit"])
+@pytest.mark.parametrize("device", ["golden:unit", RTL])
 def test_a_server_changes_nothing(device, tmp_path):
     """Bit for bit what the same calls give without a server between."""
     results = []

@@ -5,6 +5,7 @@ sees the very same answers as if it were alone."""
 
 import numpy as np
 import pytest
+from narrow_unit import RTL
 from simulated_window import SimulatedWindow
 
 import cxl_kv
@@ -148,7 +149,7 @@ def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path, make):
             assert a == b, f"step {step}: {name}"
 
 
-@pytest.mark.parametrize("url", ["golden:unit", "rtl:unit"])
+@pytest.mark.parametrize("url", ["golden:unit", RTL])
 def test_a_session_cannot_name_another_ones_queue(url):
     """PEEK and APPLY of a queue beyond the session's own are refused, counters beyond it are 0, and
     a page word is gone with the session that asked for it."""

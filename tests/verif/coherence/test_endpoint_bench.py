@@ -27,6 +27,9 @@ from kelp_verif.formal.prove import mutant
 
 #: In `make test`; the others are slow.
 QUICK = ("rough", "dwelling", "silent")
+#: That of `make test`: with eight codec lanes the model has two thirds of the logic.
+FULL = named("unit_coherent")
+NARROW = FULL.with_(codec_lanes=8)
 
 
 @pytest.mark.timeout(900)
@@ -35,7 +38,8 @@ QUICK = ("rough", "dwelling", "silent")
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WEATHERS],
 )
 def test_the_host_and_the_endpoint_stay_coherent(name):
-    counted = weather(name, transactions=3_000 if name in QUICK else 40_000)
+    config, transactions = (NARROW, 3_000) if name in QUICK else (FULL, 40_000)
+    counted = weather(name, config=config, transactions=transactions)
     assert counted["left"] >= 512  # lines of pages that were evicted or scrubbed
     assert counted["evictions"] > 300 or name == "dwelling"
     assert min(counted[kind] for kind in ("read_any", "own", "uncached", "snoops")) > 20
@@ -51,7 +55,7 @@ def test_the_reference_compares_rounded_values():
             ctypes.memmove(target, source, 64)
 
     with pytest.raises(DriverError, match=r"stale read of line \w+ of format [1-4]"):
-        weather("smooth", transactions=3_000, driver=Unrounded)
+        weather("smooth", config=NARROW, transactions=3_000, driver=Unrounded)
 
 
 @pytest.mark.timeout(900)
@@ -60,15 +64,15 @@ def test_the_reference_compares_rounded_values():
     [pytest.param(name, marks=() if name == "unused" else pytest.mark.slow) for name in WEATHERS],
 )
 def test_every_decision_beside_a_host_that_caches_is_the_golden_models(name):
-    few = name == "unused"
-    counted = weather(name, transactions=3_000 if few else 20_000, seed=2, driver=AuditedDriver)
+    config, transactions = (NARROW, 3_000) if name == "unused" else (FULL, 20_000)
+    counted = weather(name, config=config, transactions=transactions, seed=2, driver=AuditedDriver)
     assert counted["evictions"] > 200 and counted["own"] > 20 and counted["left"] > 200
 
 
 def test_the_audit_beside_a_host_that_caches_sees_an_owned_page_that_is_clean(monkeypatch):
     monkeypatch.setattr(GoldenFrames, "own", lambda *_: None)
     with pytest.raises(AssertionError, match=r"frame \d+ after"):
-        weather("unused", transactions=3_000, driver=AuditedDriver)
+        weather("unused", config=NARROW, transactions=3_000, driver=AuditedDriver)
 
 
 #: Planted bugs: where the block is looked up, the block, the piece and what it becomes; the
@@ -138,6 +142,6 @@ def test_the_bench_catches_a_planted_bug(bug):
                 planted = dict(driver) | {"component": Endpoint(config=config)}
                 super().__init__(config, driver=planted, **options)
 
-    run = functools.partial(weather, name, config=named("unit_coherent"), driver=PlantedDriver)
+    run = functools.partial(weather, name, config=FULL, driver=PlantedDriver)
     with pytest.raises(DriverError, match=said):
         run(transactions=20_000)
