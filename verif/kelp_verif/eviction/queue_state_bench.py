@@ -89,8 +89,12 @@ class TB:
             await self.tick()
             if dut.initialised.value == 1:
                 break
+        first = self.rng.randrange(4)
         for squeue in range(self.config.squeues):
-            self.pool[squeue] = self.rng.choice([0, 0, 0, 1, 2, 3])
+            # Queues of policy 0, the even ones, have two pools: several in one, and no pool that
+            # some queue of all keeps over its budget.
+            two = (first + squeue // 2 % 2) % 4
+            self.pool[squeue] = self.rng.choice([0, 0, 0, 1, 2, 3]) if squeue & 1 else two
             await self.configure(squeue)
 
     async def configure(self, squeue):
