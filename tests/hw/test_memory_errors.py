@@ -173,7 +173,14 @@ def test_failed_reads_leave_nothing(formats):
     assert set(s.answered(s.addresses(2)).values()) == {DATA} and not s.silent
 
 
-@pytest.mark.parametrize("formats", [RAW, INT4], ids=["raw16", "int4"])
+@pytest.mark.parametrize(
+    "formats",
+    [
+        pytest.param(RAW, id="raw16"),
+        pytest.param(INT8, id="int8", marks=pytest.mark.slow),
+        pytest.param(INT4, id="int4"),
+    ],
+)
 def test_a_memory_that_takes_nothing_stops_nobody(formats):
     s = MemoryShadow(UNIT, formats, seed=5)
     s.errors(reads=1.0, writes=1.0)
