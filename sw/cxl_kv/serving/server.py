@@ -457,6 +457,15 @@ class Server:
     def hang_up(self, stream: Stream, why: str, detail: str = "") -> None:
         if stream.gone:
             return
+        if isinstance(stream, Connection) and stream.transport is not None:
+            # Before the stream is forgotten, so that `clients` never misses it meanwhile.
+            departure = Departure(self, stream.tenant, stream.transport, stream.number)
+            stream.tenant.departures.add(departure)
+            self._departures.add(departure)
+            self._queue.add(departure.share, departure)
+            stream.tenant.connections.discard(stream)
+            self._wants_lock.discard(stream)
+            self.unlock(stream)
         self._unknown.pop(stream, None)
         self._streams.pop(stream.fileno, None)
         with contextlib.suppress(OSError):
@@ -466,15 +475,6 @@ class Server:
             fields = stream.who() | ({"detail": detail} if detail else {})
             self.journal.warning("hung_up", **fields, why=why)
         stream.close()
-        if isinstance(stream, Connection) and stream.transport is not None:
-            self._wants_lock.discard(stream)
-            self.unlock(stream)
-            tenant = stream.tenant
-            tenant.connections.discard(stream)
-            departure = Departure(self, tenant, stream.transport, stream.number)
-            tenant.departures.add(departure)
-            self._departures.add(departure)
-            self._queue.add(departure.share, departure)
 
     def departed(self, departure: Departure) -> None:
         """The sessions of a connection that has gone are closed."""

@@ -68,6 +68,23 @@ def settled(condition, seconds=30):
         time.sleep(0.01)
 
 
+def test_a_client_counts_until_its_sessions_are_closed(tmp_path, monkeypatch):
+    """Also for who looks while it is being hung up on: no client means that a session is free."""
+    with Server(make_core("golden:unit")) as server:
+        seen = []
+        warning = server.journal.warning
+        monkeypatch.setattr(
+            server.journal,
+            "warning",
+            lambda *event, **fields: (seen.append(server.clients), warning(*event, **fields)),
+        )
+        connection = greeted(server.listen(f"unix:{tmp_path}/kelp.sock"))
+        connection.sendall(bytes(64))
+        connection.close()
+        settled(lambda: not server.clients)
+    assert seen == [1]
+
+
 @pytest.mark.timeout(1800)  # builds the model
 @pytest.mark.parametrize("device", ["golden:unit", RTL])
 def test_a_server_changes_nothing(device, tmp_path):
