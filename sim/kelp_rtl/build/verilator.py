@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,10 @@ from .verilog import macro_sources
 __all__ = [
     "Cpp",
     "MAKE_JOBS",
-    "PCH",
     "QUICK_OPT",
     "VERILATOR_ARGS",
     "call",
-    "runtime",
+    "make",
     "split_args",
     "tail",
     "verilate_model",
@@ -36,7 +35,16 @@ QUICK_OPT = "-O1 -fno-tree-fre -fno-tree-dse"
 MAKE_JOBS = 2
 # The wheel was configured without a way to include the precompiled header that Verilator makes for
 # a model of several files.
-PCH = "CFG_CXXFLAGS_PCH_I=-include"
+_PCH = "CFG_CXXFLAGS_PCH_I=-include"
+# What models have in common: Verilator's run time, and for those of one file its headers, compiled.
+_SHARED = """\
+include Vtop.mk
+objects: $(VK_GLOBAL_OBJS)
+shared.h.gch: shared.h
+\t$(CXX) $(OPT_FAST) $(CXXFLAGS) $(CPPFLAGS) -x c++-header -o $@ $<
+"""
+_HEADERS = "".join(f"#include <{name}>\n" for name in ("memory", "verilated.h"))
+_VPI_HEADERS = _HEADERS + "#include <verilated_vpi.h>\n"
 # Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with
 # -Wall.
 VERILATOR_ARGS = (
@@ -157,12 +165,8 @@ def _build_model(
     command += ["--top-module", top, "-O3", *args, *split]
     command += [argument for flag in cxx for argument in ("-CFLAGS", flag)]
     call([*command, *map(str, files)], cwd=model_dir, log=log)
-    # slow: what runs once
-    optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
-    make = ["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"]
     tools.say(f"{model_dir.name}: compiling the C++")
-    with runtime(model_dir, [*flags, *args]):
-        call(make, cwd=model_dir, log=log, append=True)
+    make(model_dir, "libVtop", key=[*cxx, *args], opt=opt, runtime_opt=opt, one_file=bool(split))
 
 
 def _link(model_dir: Path, cpp: Cpp, library: Path, waves: bool) -> None:
@@ -214,29 +218,60 @@ def tail(path: Path, lines: int = 60) -> str:
     return "(no log)"
 
 
-@contextlib.contextmanager
-def runtime(build_dir: Path, flags: Sequence[str]):
-    """Around make: lend it the Verilator run-time objects that an earlier build with equal flags
-    compiled, and keep them for the next.
+def make(
+    build_dir: Path,
+    *goals: str,
+    key: Sequence[str],
+    opt: str,
+    runtime_opt: str,
+    one_file: bool,
+    vpi: bool = False,
+) -> None:
+    """Compile what Verilator has just made in `build_dir`: the model, which is `one_file` of C++ or
+    several, with `opt`, the run time with `runtime_opt`.
 
-    To be entered after Verilator has run, since make rebuilds what is older than Vtop.mk.
+    Objects of the run time and compiled headers are taken from an earlier build, if one had the
+    same `key`, which tells all that they depend on beside these arguments.
     """
-    shelf = (
-        tools.build_root()
-        / "verilator-runtime"
-        / tools.digest(*flags, tools.version_key("verilator"))
-    )
-    if shelf.is_dir():
-        for path in shelf.iterdir():
-            shutil.copy(path, build_dir / path.name)
-    yield
-    if not shelf.is_dir():
-        shelf.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=shelf.parent))
-        for path in build_dir.glob("verilated*.o"):
-            shutil.copy(path, scratch / path.name)
-        try:
+    # slow: what runs once
+    optimise = [_PCH, "OPT_SLOW=-O0", f"OPT_GLOBAL={runtime_opt}"]
+    key = [*key, str(vpi), tools.version_key("verilator")]
+    log = build_dir / "build.log"
+    tools.write_if_changed(build_dir / "shared.mk", _SHARED)
+
+    def run(*arguments: str) -> None:
+        call(
+            ["make", "-j", str(MAKE_JOBS), *optimise, *arguments],
+            cwd=build_dir,
+            log=log,
+            append=True,
+        )
+
+    def objects() -> list[Path]:
+        run("-f", "shared.mk", f"OPT_FAST={opt}", "objects")
+        return list(build_dir.glob("verilated*.o"))
+
+    def headers() -> list[Path]:
+        tools.write_if_changed(build_dir / "shared.h", _VPI_HEADERS if vpi else _HEADERS)
+        run("-f", "shared.mk", f"OPT_FAST={opt}", "shared.h.gch")
+        return [build_dir / "shared.h", build_dir / "shared.h.gch"]
+
+    for path in _shelf("runtime", objects, runtime_opt, *key).iterdir():
+        # Their time is now, since make rebuilds what is older than Vtop.mk.
+        shutil.copy(path, build_dir / path.name)
+    if one_file:
+        opt = f"-include {_shelf('headers', headers, opt, *key) / 'shared.h'} {opt}"
+    run("-f", "Vtop.mk", f"OPT_FAST={opt}", *goals)
+
+
+def _shelf(kind: str, build: Callable[[], Iterable[Path]], *key: str) -> Path:
+    """A folder of what `build` made once for this `key`; the files that it returns are moved
+    there."""
+    shelf = tools.build_root() / f"verilator-{kind}" / tools.digest(_SHARED, *key)
+    with tools.lock(shelf.with_suffix(".lock")):
+        if not shelf.is_dir():
+            scratch = Path(tempfile.mkdtemp(dir=shelf.parent))
+            for path in build():
+                shutil.move(path, scratch / path.name)
             os.rename(scratch, shelf)
-        except OSError:
-            # Another build was quicker; its objects are the same.
-            shutil.rmtree(scratch)
+    return shelf

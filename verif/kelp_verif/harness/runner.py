@@ -29,12 +29,10 @@ from pathlib import Path
 
 from kelp_rtl.build import passes, tools
 from kelp_rtl.build.verilator import (
-    MAKE_JOBS,
-    PCH,
     QUICK_OPT,
     VERILATOR_ARGS,
     call,
-    runtime,
+    make,
     split_args,
     tail,
 )
@@ -270,26 +268,28 @@ def _build_bench(
     from cocotb_tools.runner import Verilator
 
     class PortsOnly(Verilator):
-        """cocotb's runner, minus --public-flat-rw, plus a log, a job limit and our tools on
+        """cocotb's runner, minus --public-flat-rw, plus a log, shared parts and our tools on
         PATH."""
 
         def _build_command(self):
-            verilate, make = super()._build_command()
+            verilate, _ = super()._build_command()
             verilate.remove("--public-flat-rw")
-            make[make.index("-j") + 1] = str(MAKE_JOBS)
-            return [
-                verilate,
-                [*make, PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={QUICK_OPT}"],
-            ]
+            return [verilate]
 
         def _simulator_in_path_build_only(self):
             self.executable = tools.find("verilator")
 
         def _execute(self, cmds, cwd):
-            verilate, make = cmds
+            (verilate,) = cmds
             call(verilate, cwd=build_dir, log=build_dir / "build.log")
-            with runtime(build_dir, [QUICK_OPT, "vpi", f"trace={waves}", *args]):
-                call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
+            make(
+                build_dir,
+                key=[f"trace={waves}", *args],
+                opt=opt,
+                runtime_opt=QUICK_OPT,
+                one_file=bool(split),
+                vpi=True,
+            )
 
     PortsOnly().build(
         sources=[*files, build_dir / "top.vlt"],
