@@ -610,25 +610,27 @@ def test_rtl_agrees_at_the_size_of_a_real_model(repo_root, tmp_path, mode, first
     assert found["accesses"] >= accesses and found["demand_misses"] > accesses / 20
 
 
+def kelp_unit(tmp_path, *engine):
+    """The figures of a replay of one trace under policy kelp, sound."""
+    path = save(tmp_path / "t.npz", contents(prefill_tokens=32, steps=32, tokens=64))
+    choice = "--config", "unit_select", "--residency", "0.5", "--policy", "kelp"
+    choice += "--formats", "raw16", "--json", str(tmp_path / "r.json")
+    done = kelp("replay", str(path), *engine, *choice, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert not found["mismatches"]
+    return path, found
+
+
 @pytest.mark.timeout(1500)
 def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
     """One trace, one residency: `kelp lab`, golden lock-step and RTL lock-step report the same
-    hits, misses and flash reads; at full speed all is judged."""
-    path = save(tmp_path / "t.npz", contents(prefill_tokens=32, steps=32, tokens=64))
-    assert (
-        kelp(
-            "lab",
-            str(path),
-            "--residency",
-            "0.5",
-            "--policy",
-            "kelp",
-            "--json",
-            str(tmp_path / "lab.json"),
-        ).returncode
-        == 0
-    )
-    rows = json.loads((tmp_path / "lab.json").read_text(encoding="utf-8"))["rows"]
+    hits, misses and flash reads."""
+    path, golden = kelp_unit(tmp_path, "--engine", "golden")
+    report = tmp_path / "lab.json"
+    choice = "--residency", "0.5", "--policy", "kelp"
+    assert kelp("lab", str(path), *choice, "--json", str(report)).returncode == 0
+    rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
     lab = next(r for r in rows if r["policy"] == "kelp")
     wanted = {
         "accesses": lab["accesses"],
@@ -638,17 +640,14 @@ def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
         "flash_reads": lab["flash_reads"],
     }
     assert wanted["demand_misses"] > 200 and not wanted["prefetches"]
-    choice = "--config", "unit_select", "--residency", "0.5", "--policy", "kelp"
-    choice += "--formats", "raw16"
-    for engine in (("--engine", "golden"), ("--lockstep",), ("--free-running",)):
-        done = kelp(
-            "replay", str(path), *engine, *choice, "--json", str(tmp_path / "r.json"), timeout=1500
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-        assert not found["mismatches"]
-        if engine != ("--free-running",):  # which decides while accesses are in flight
-            assert {name: found[name] for name in wanted} == wanted, engine
+    for found in (golden, kelp_unit(tmp_path, "--lockstep")[1]):
+        assert {name: found[name] for name in wanted} == wanted, found["engine"]
+
+
+@pytest.mark.slow  # most of its cycles wait; test_demo runs policy kelp at full speed
+@pytest.mark.timeout(1500)
+def test_kelp_is_judged_at_full_speed(tmp_path):
+    kelp_unit(tmp_path, "--free-running")
 
 
 @pytest.mark.timeout(1500)
