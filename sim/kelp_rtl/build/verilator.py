@@ -61,7 +61,7 @@ VERILATOR_ARGS = (
     "-fno-table",
 )
 # Verilog of fewer bytes becomes one C++ file: below this its headers cost more than its code.
-_SMALL = 1_000_000
+_SMALL = 1_500_000
 
 
 def split_args(verilog: str) -> tuple[str, ...]:
