@@ -2,6 +2,7 @@
 
 """Data object exchange: one object at a time, abort at any moment, what is an error."""
 
+from flips import flip, opened
 from simulation import simulate
 from timing import changes
 
@@ -62,6 +63,31 @@ def test_abort_of_what_is_worked_on():
     assert seen[7] == QUIET and seen[-1] == (0, 0, 1, 5, None)
     assert run([*ASK, *TOLD, {"abort": 1}, {"take": 1}])[-1] == QUIET
     assert run([{"word": 1}, {"abort": 1}, *ASK])[-1][4] == (5, 9, 3)
+
+
+def test_flips_of_an_answer_are_told_once():
+    dut, seen = Doe(protect=True), []
+    top, memories = opened(dut)
+    (rows,) = memories.values()
+
+    async def bench(ctx):
+        for step in [*ASK, *TOLD]:
+            for name in ("word", "answer"):
+                ctx.set(getattr(dut, name).valid, name in step)
+                ctx.set(getattr(dut, name).p, step.get(name, 0))
+            for name in ("go", "send"):
+                ctx.set(getattr(dut, name), name in step)
+            await ctx.tick()
+        ctx.set(dut.send, 0)
+        flip(ctx, rows, 0, 3)
+        flip(ctx, rows, 1, 3, 4)
+        for take in (0, 1, 0, 0, 0):
+            ctx.set(dut.take, take)
+            await ctx.tick()
+            seen.append((ctx.get(dut.fault.corrected), ctx.get(dut.fault.poisoned)))
+
+    simulate(top, bench)
+    assert seen == [(0, 0), (1, 0), (0, 1), (0, 0), (0, 0)]
 
 
 def test_many_words_are_counted_as_seven():

@@ -4,6 +4,7 @@
 
 import random
 
+from flips import flip, opened
 from simulation import simulate
 from timing import changes
 
@@ -87,6 +88,24 @@ def test_a_message_stands_while_the_table_changes():
 
     simulate(dut, bench)
     assert seen == [(1, 0xFEE00000, 0x25)] * 4
+
+
+def test_a_flip_that_the_host_does_not_read_is_not_told_of():
+    dut = Msix(vectors=3, protect=True)
+    top, memories = opened(dut)
+    rows = memories["data.memory"]
+
+    async def bench(ctx):
+        flip(ctx, rows, 0, 3)
+        flip(ctx, rows, 1, 3, 9)
+        for lane, read, told in ((1, 1, (1, 0)), (1, 0, (0, 0)), (3, 1, (0, 1)), (6, 1, (0, 0))):
+            ctx.set(dut.table.lane, lane)
+            ctx.set(dut.table.read, read)
+            await ctx.tick()
+            fault = dut.host_fault
+            assert (ctx.get(fault.corrected), ctx.get(fault.uncorrected)) == told
+
+    simulate(top, bench)
 
 
 def test_latency_and_interval():

@@ -56,6 +56,36 @@ def test_a_refused_write_writes_nothing_and_turns_alternate():
     assert "bb" not in "".join(order) and "rr" not in "".join(order) and len(order) > 12
 
 
+def test_a_write_needs_its_address_and_its_data_and_carries_them():
+    port, writes = RegisterPort(), []
+
+    async def bench(ctx):
+        ctx.set(port.memory_enable, 1)
+        ctx.set(port.port.b.ready, 1)
+        ctx.set(port.port.aw.p.addr, 0x1ABC8)
+        ctx.set(port.port.w.p, {"data": 0x123456789ABCDEF0, "strb": 0x5A})
+
+        async def offered(aw, w):
+            ctx.set(port.port.aw.valid, aw)
+            ctx.set(port.port.w.valid, w)
+            assert ctx.get(port.port.aw.ready) == ctx.get(port.port.w.ready) == (aw and w)
+            await ctx.tick()
+
+        for aw, w in ((1, 0), (0, 1), (1, 1)):
+            await offered(aw, w)
+        access = port.access
+        for _ in range(6):
+            if ctx.get(access.write):
+                at = ctx.get(port.space), ctx.get(access.lane)
+                writes.append((*at, ctx.get(access.write_data), ctx.get(access.strobe)))
+            ctx.set(port.port.aw.valid, 0)
+            ctx.set(port.port.w.valid, 0)
+            await ctx.tick()
+
+    simulate(port, bench)
+    assert writes == [(1, 0xABC8 >> 3, 0x123456789ABCDEF0, 0x5A)]
+
+
 def test_latency_and_interval():
     port = RegisterPort()
     given = [{"port.ar.valid": 1, "port.r.ready": 1, "memory_enable": 1}] * 16

@@ -19,20 +19,23 @@ def test_random_writes_of_bytes(protect):
     dut, rows = ByteMemory(depth=DEPTH, words=2, protect=protect, look=True), [0] * DEPTH
 
     async def bench(ctx):
+        shown = None
         for _ in range(1500):
             at, looked = rng.randrange(DEPTH), rng.randrange(DEPTH)
             strobe, value = rng.getrandbits(8) * rng.randrange(2), rng.getrandbits(64)
             ctx.set(dut.address, at)
             ctx.set(dut.write, strobe)
             ctx.set(dut.write_data, value)
-            ctx.set(dut.look_en, 1)
+            looks = rng.random() < 0.7
+            ctx.set(dut.look_en, looks)
             ctx.set(dut.look_address, looked)
             before = rows[looked]
             mask = sum(0xFF << 8 * i for i in range(8) if strobe >> i & 1)
             rows[at] = rows[at] & ~mask | value & mask
             await ctx.tick()
             assert ctx.get(dut.read_data) == rows[at]
-            assert ctx.get(dut.look_data) in (before, rows[looked])
+            shown = (before, rows[looked]) if looks else shown
+            assert shown is None or ctx.get(dut.look_data) in shown
             assert not ctx.get(dut.fault.corrected) and not ctx.get(dut.fault.uncorrected)
 
     simulate(dut, bench)
@@ -65,6 +68,22 @@ def flipped(bits, *steps):
 
     simulate(dut, bench)
     return seen
+
+
+@pytest.mark.parametrize(("bits", "told"), [((), (0, 0)), ((3,), (1, 0)), ((3, 9), (0, 1))])
+def test_who_looks_is_told_of_flips(bits, told):
+    dut = ByteMemory(depth=2, words=2, protect=True, look=True)
+
+    async def bench(ctx):
+        row = dut.memory_rows.data[1]
+        ctx.set(row, sum(1 << bit for bit in bits))
+        ctx.set(dut.look_en, 1)
+        ctx.set(dut.look_address, 1)
+        await ctx.tick()
+        fault = dut.look_fault
+        assert (ctx.get(fault.corrected), ctx.get(fault.uncorrected)) == told
+
+    simulate(dut, bench)
 
 
 def test_one_flip_is_corrected_and_leaves_with_a_write():

@@ -46,6 +46,16 @@ def test_messages_keep_their_order_and_all_but_the_address():
 
 
 @pytest.mark.parametrize("enabled", [0, 1])
+def test_the_range_of_the_dvsec_decodes_while_it_is_enabled(enabled):
+    decoding = {"range_base": 3, "mem_enable": enabled}
+    dut = DecodedChannel(config=CONFIG, message=MESSAGES["M2SReq"])
+    given = [{"opcode": 1, "address": 3 * UNIT_LINES + n} for n in (0, 77)]
+    ends = Ends(sends={"i": given}, takes=("o",), held={"decoding": decoding})
+    seen = [t.item["address"] for t in pump(dut, ends, cycles=20)["o"]]
+    assert seen == ([0, 77] if enabled else [NOWHERE] * 2)
+
+
+@pytest.mark.parametrize("enabled", [0, 1])
 def test_nothing_is_asked_for_that_must_not_be_granted(enabled):
     """Before the host lets snoops come, no message asks to hold a line."""
     config = CONFIG.replace(coherent=True)

@@ -9,7 +9,7 @@ from timing import check_pace, offers, shown
 from kelp_hw.media.event_records import EventRecords
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
-from kelp_spec.cxlio.events import Kind, Log
+from kelp_spec.cxlio.events import RECORDS, Kind, Log
 from kelp_spec.metadata import Event
 
 UNIT = named("unit").with_(cxlio="joined")
@@ -28,14 +28,16 @@ def test_each_event_leaves_in_its_log(protect):
         event(Event.FETCH_FAILED, page=2),
         event(Event.CLOSED_SESSION, ld_id=5, argument=0x1234, page=5),
         event(Event.FATAL, argument=4),
+        event(Event.CORRECTED, page=6),
     ]
     ends = Ends(sends={"i": given}, takes=("o",), offer=0.5, take=0.4)
-    seen = [t.item for t in pump(dut, ends, cycles=120)["o"]]
+    seen = [t.item for t in pump(dut, ends, cycles=160)["o"]]
     assert [(e["log"], e["kind"]) for e in seen] == [
         (Log.WARNING, Kind.MEDIA),
         (Log.FAILURE, Kind.MEDIA),
         (Log.INFO, Kind.VENDOR),
         (Log.FATAL, Kind.VENDOR),
+        (*RECORDS[Event.CORRECTED],),
     ]
     addresses = AddressMap(UNIT)
     assert seen[0]["dpa"] == addresses.encode(KvAddress(1, 1, 3, 0, 0))
@@ -45,6 +47,7 @@ def test_each_event_leaves_in_its_log(protect):
         Event.CLOSED_SESSION | 5 << 8,
         0x1234,
     )
+    assert seen[0]["word"] == seen[1]["word"] != 0 == seen[4]["word"]
     assert seen[3]["flags"] and not seen[0]["flags"] and not any(e["poison"] for e in seen)
 
 

@@ -34,6 +34,8 @@ def test_what_is_lost_and_what_is_corrected():
         for code in (Event.CLOSED_SESSION, Event.POISON_RECEIVED, Event.CORRECTED):
             assert await shown(code) == (0, MediaStatus.NORMAL)
         assert ctx.get(dut.o.temperature) == 0xFFFE
+        ctx.set(dut.i.p.code, Event.FATAL)  # which nobody tells
+        assert await shown() == (0, MediaStatus.NORMAL)
         assert await shown(Event.FETCH_FAILED) == (1, MediaStatus.NORMAL)
         assert await shown(Event.FATAL) == (5, MediaStatus.ALL_DATA_LOST)
         ctx.set(dut.counted, CORRECTED)

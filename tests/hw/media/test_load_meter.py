@@ -35,7 +35,9 @@ def test_the_load_follows_what_waits_and_an_answer_keeps_its_own():
                     offered[name] = None
                 ctx.set(port.valid, name in offered)
                 ctx.set(port.p.dev_load, rng.randrange(4))
-                ctx.set(getattr(dut, "o_" + name).ready, rng.random() < 0.6)
+                ready = rng.random() < 0.6
+                ctx.set(getattr(dut, "o_" + name).ready, ready)
+                assert ctx.get(port.ready) == ready
             told = 0
             assert ctx.get(dut.load) == before
             for name in list(offered):

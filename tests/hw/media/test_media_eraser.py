@@ -63,7 +63,7 @@ class Bench:
             self.answers.append(at)
         if ctx.get(dut.outer_command.valid) and ctx.get(dut.outer_command.ready):
             p = dut.outer_command.p
-            self.commands.append((ctx.get(p.op), ctx.get(p.id.index)))
+            self.commands.append((ctx.get(p.op), ctx.get(p.id.index), ctx.get(p.lba)))
             self.completions += [(3, ColdStatus.OK), (OWN, self.status)]
         if ctx.get(dut.outer_completion.valid) and ctx.get(dut.outer_completion.ready):
             index, _ = self.completions.pop(0)
@@ -109,11 +109,12 @@ def test_every_line_is_zero_and_the_tier_forgets(bad, status, failed):
     bench = Bench(1, bad=bad, status=status)
 
     async def run(ctx):
+        ctx.set(bench.dut.inner_command.p.lba, 7)  # which nobody offers
         for again in range(2):
             assert await bench.erase(ctx) == (failed and not again)
             assert bench.addresses == bench.answers == list(range(UNIT.dram_lines))
             assert bench.lines == [0] * UNIT.dram_lines
-            assert bench.commands == [(ColdOp.ERASE, OWN)]
+            assert bench.commands == [(ColdOp.ERASE, OWN, 0)]
             assert bench.percents == sorted(bench.percents) and bench.percents[-1] == 99
             assert len(set(bench.percents)) > 50
             bench.bad, bench.status = None, ColdStatus.OK
@@ -151,6 +152,25 @@ def test_a_line_a_cycle():
         assert len(bench.answers) == UNIT.dram_lines
 
     simulate(bench.dut, run)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "stops"),
+    [
+        ("outer_axi.aw.ready", "inner_axi.aw.ready", True),
+        ("outer_axi.w.ready", "inner_axi.w.ready", True),
+        ("outer_axi.b.valid", "inner_axi.b.valid", False),
+        ("outer_command.ready", "inner_command.ready", True),
+        ("inner_axi.aw.valid", "outer_axi.aw.valid", False),
+        ("inner_axi.w.valid", "outer_axi.w.valid", False),
+        ("inner_command.valid", "outer_command.valid", False),
+        ("inner_axi.b.ready", "outer_axi.b.ready", False),
+    ],
+)
+def test_handshakes_pass_while_nothing_is_erased(given, seen, stops):
+    assert changes(eraser(), seen, [{given: 1}]) == [MediaEraser.LATENCY]
+    if stops:  # what the endpoint would take, meanwhile
+        assert not changes(eraser(), seen, [{given: 1}], prepare={"go": 1})
 
 
 @pytest.mark.parametrize(

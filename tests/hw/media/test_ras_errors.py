@@ -51,6 +51,20 @@ def test_each_event_sets_its_bit(injecting):
     assert seen == wanted
 
 
+def test_what_is_no_error_says_nothing_right_behind_one():
+    dut, seen = RasErrors(config=UNIT), []
+
+    async def bench(ctx):
+        for code in (Event.FATAL, Event.CLOSED_SESSION, Event.CORRECTED, Event.CLOSED_SESSION):
+            ctx.set(dut.i.p.code, code)
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            seen.append(ctx.get(dut.o.valid))
+
+    simulate(dut, bench)
+    assert seen == [1, 0, 1, 0]
+
+
 def test_latency_and_interval():
     given = [{"i.valid": 1, "i.p.code": Event.CORRECTED}, {"i.p.code": Event.FATAL}]
     dut = RasErrors(config=UNIT)

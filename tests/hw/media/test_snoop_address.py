@@ -31,6 +31,21 @@ def test_each_snoop_has_the_hosts_address(take):
     ]
 
 
+def test_a_window_that_is_off_is_none():
+    windows = [{"on": 0, "base": 60, "size": 8, "dpa": 0}]
+    held = {"decoding": {"windows": windows, "enable": 1}}
+    ends = Ends(sends={"i": [{"address": LINES}]}, takes=("o",), held=held)
+    assert pump(SnoopAddress(config=CONFIG), ends, cycles=20)["o"] == []
+
+
+def test_beyond_the_device_is_no_range():
+    held = {"decoding": {"mem_enable": 1, "range_base": 100}}
+    snoops = [{"address": unit * LINES} for unit in (CONFIG.capacity - 1, CONFIG.capacity)]
+    ends = Ends(sends={"i": snoops}, takes=("o",), held=held)
+    seen = pump(SnoopAddress(config=CONFIG), ends, cycles=20)["o"]
+    assert [t.item["address"] for t in seen] == [(99 + CONFIG.capacity) * LINES]
+
+
 def test_the_range_decodes_where_no_decoder_does():
     for enable, wanted in ((0, [102 * LINES + 1]), (1, [])):
         held = {"decoding": {"mem_enable": 1, "range_base": 100, "enable": enable}}

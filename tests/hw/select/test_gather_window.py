@@ -2,6 +2,8 @@
 
 """GatherWindow: slots' addresses become their pages', at full rate."""
 
+from flips import fields, flip, opened
+from simulation import simulate
 from streams import Ends, pump
 
 from kelp_hw.select.gather_window import GatherWindow
@@ -17,6 +19,7 @@ GENERATION = 6
 async def fill(ctx, dut):
     """The slots of `PAGES`; the last one of each queue does not hold its page."""
     for _ in range(1 << dut.queue_bits):
+        assert not ctx.get(dut.ready)
         await ctx.tick()
     assert ctx.get(dut.ready)
     for (session, queue), pages in PAGES.items():
@@ -64,6 +67,50 @@ def run(offer, take):
 
 def test_addresses():
     run(0.6, 0.7)
+
+
+def test_the_choice_reads_its_rows_and_is_told_of_those_it_uses():
+    """A slot that is none of the queue's may hold anything."""
+    dut = GatherWindow(config=CONFIG)
+    top, memories = opened(dut)
+    squeue, pages = 1, PAGES[0, 1]
+    found, told = [], []
+
+    async def bench(ctx):
+        await fill(ctx, dut)
+        (rows,) = (each for path, each in memories.items() if path.startswith("slots_own"))
+        for slot in (1, len(pages)):
+            flip(ctx, rows, squeue << CONFIG.slot_bits | slot, 0, 1)
+        ctx.set(dut.squeue, squeue)
+        for slot, read in ((0, 1), (1, 1), (1, 0), (len(pages), 1)):
+            ctx.set(dut.slot, slot)
+            ctx.set(dut.read, read)
+            await ctx.tick()
+            if read:
+                queue = fields(ctx, dut.found_queue)
+                assert queue == {"count": len(pages), "generation": GENERATION}
+            found.append(ctx.get(dut.found_slot.page))
+            ctx.set(dut.read, 0)
+            await ctx.tick()
+            told.append(ctx.get(dut.fault.poisoned))
+
+    simulate(top, bench)
+    assert found[0] == pages[0] and told == [0, 1, 0, 0]
+
+
+def test_it_is_idle_without_a_message():
+    dut, seen = GatherWindow(config=CONFIG), []
+
+    async def bench(ctx):
+        await fill(ctx, dut)
+        for valid, ready in ((0, 0), (1, 0), (0, 0), (0, 1), (0, 1)):
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.o.ready, ready)
+            seen.append(ctx.get(dut.idle))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert seen == [1, 0, 0, 0, 1]
 
 
 def test_latency_and_interval():

@@ -63,6 +63,14 @@ def test_a_page_that_has_all_has_the_most():
     assert given(shared(lists, heads=2)[0]) == expected(lists) == [(0, 2 * 65535, True)]
 
 
+def test_masses_that_divide_exactly():
+    e, named = np.zeros((1, 4), int), np.ones(4, bool)
+    z = np.array([[1 << 15, 1 << 15, 1 << 16, 1 << 17]])
+    lists = [(e, z, named, np.zeros(1, int))]
+    assert given(shared(lists, heads=1)[0]) == expected(lists)
+    assert [mass for _, mass, _ in expected(lists)] == [8192, 8192, 16384, 32768]
+
+
 @pytest.mark.parametrize("pages", [1, 7, 32])
 def test_latency_and_interval(pages):
     lists = [made(3, heads=2, pages=pages)] * 3

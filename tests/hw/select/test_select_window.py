@@ -67,6 +67,38 @@ def test_an_answer_is_shown_to_the_owner_when_it_is_whole():
     assert events == [Event.FOREIGN_LD, Event.CLOSED_SESSION]
 
 
+def test_an_answer_is_shown_with_its_last_line_and_until_the_session_ends():
+    """The last line of an answer is line 0: the others show nothing. Who has the session next is
+    shown nothing either."""
+    block = 1 << MAP.group_bits | 1
+    told = []
+
+    async def answer(ctx, dut):
+        duts.append(dut)
+        ctx.set(dut.answer_block, block)
+        ctx.set(dut.answer, 0x77)
+        ctx.set(dut.answer_line, 1)
+        ctx.set(dut.answer_en, 1)
+        await ctx.tick()
+        ctx.set(dut.answer_en, 0)
+
+    def watch(ctx):
+        dut, now = duts[0], len(told)
+        ctx.set(dut.answer_line, 0)
+        ctx.set(dut.answer_en, now == 14)
+        ctx.set(dut.forget, (now == 34) << 1)
+        told.append(now)
+
+    duts = []
+    reads = [access(MAP.bell(1, 1) + 1)] * 16
+    seen, _ = run(reads, before=answer, watch=watch)
+    shown = [(t.offered, t.item.data) for t in seen["o"]]
+    assert {data for at, data in shown if at <= 14} == {0}
+    assert {data for at, data in shown if 18 <= at <= 34} == {0x77}
+    later = [data for at, data in shown if at >= 38]
+    assert later and set(later) == {0}
+
+
 def test_queries_and_doorbells():
     read = {}
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from amaranth.hdl import signed
+from simulation import simulate
 from streams import Ends, pump
 
 from kelp_hw.select.top_k import TopK
@@ -52,6 +53,24 @@ def test_the_best_of_each_list_in_order(depth):
 def test_sorted_lists(order):
     items = [(order * n, n) for n in range(30)]
     assert kept([items, items], depth=8)[0] == [best(items, 8)] * 2
+
+
+def test_idle_is_when_nothing_is_held_or_offered():
+    dut, seen = TopK(depth=2, score=4, id_bits=1), []
+
+    async def bench(ctx):
+        for valid, last, ready in ((0, 0, 1), (1, 0, 1), (0, 0, 1), (1, 1, 1), (0, 0, 1)):
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.p.last, last)
+            ctx.set(dut.o.ready, ready)
+            seen.append(ctx.get(dut.idle))
+            await ctx.tick()
+        for _ in range(3):
+            seen.append(ctx.get(dut.idle))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert seen == [1, 0, 0, 0, 0, 0, 1, 1]
 
 
 def test_latency_and_interval():

@@ -8,7 +8,7 @@ from streams import Ends, pump
 
 from kelp_golden import select
 from kelp_hw.select.unscored import Unscored
-from kelp_spec.select import BOUND_MASS_BITS, SCORE_LEAST
+from kelp_spec.select import BOUND_MASS_BITS, RATIO_BITS, SCORE_LEAST, SHARE_BITS
 
 
 def made(seed, *, heads):
@@ -51,6 +51,14 @@ def test_named_pages_with_more_than_all_leave_nothing():
     """What truncation may make of sums in another order."""
     pair = [{"e": [5], "z": [z], "id": 0} for z in (1 << 20, (1 << 20) + 1)]
     assert [list(t.item) for t in ratios([pair], heads=1)["o"]] == [[0]]
+
+
+def test_masses_as_large_as_they_have_a_place():
+    most = (1 << BOUND_MASS_BITS) - 1
+    pairs = [(most, most - 5), (most, 3 << BOUND_MASS_BITS - 2), (most, 1), (most, most // 3)]
+    sent = [({"e": [5], "z": [a]}, {"e": [5], "z": [b]}) for a, b in pairs]
+    seen = [t.item[0] for t in ratios(sent, heads=1)["o"]]
+    assert seen == [min((a - b << SHARE_BITS) // b, (1 << RATIO_BITS) - 1) for a, b in pairs]
 
 
 def test_latency_and_interval():

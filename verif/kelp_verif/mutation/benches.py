@@ -36,11 +36,14 @@ def _proofs(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/verif/formal/test_proofs.py::test_holds[{name}]" for name in names)
 
 
-def _source(file: str, *classes: str, proofs: tuple[str, ...] = ()) -> Bench:
+def _source(
+    file: str, *classes: str, proofs: tuple[str, ...] = (), also: tuple[str, ...] = ()
+) -> Bench:
     """A block whose test is on Amaranth's simulator. Nothing is built for it, so that it runs by
-    itself."""
+    itself. `also` are tests of the room that look at it, too."""
     room, _, name = file.rpartition("/")
-    tests = (f"tests/hw/{room}/test_{name}.py", *_proofs(*proofs))
+    own = (name, *also)
+    tests = (*(f"tests/hw/{room}/test_{each}.py" for each in own), *_proofs(*proofs))
     return Bench(f"{room}.{name}", {file: classes}, tests, "source")
 
 
@@ -206,37 +209,19 @@ BENCHES = (
         },
         ("tests/hw/datapath/test_datapath.py",),
     ),
-    Bench(
-        "coherence",
-        {
-            "coherence/directory": ("Directory",),
-            "coherence/snoop_engine": ("SnoopEngine",),
-            "coherence/grants": ("Grants",),
-            "coherence/request_window": ("RequestWindow",),
-            "coherence/completions": ("Completions",),
-            "coherence/front": ("CoherentFront",),
-            "coherence/host_port": ("CoherentHostPort",),
-            "coherence/lost_lines": ("LostLines",),
-            "coherence/ask_share": ("AskShare",),
-            "eviction/page_recall": ("PageRecall",),
-        },
-        (
-            "tests/hw/coherence/test_completions.py",
-            "tests/hw/coherence/test_host_port.py",
-            "tests/hw/coherence/test_lost_lines.py",
-            "tests/hw/coherence/test_ask_share.py",
-            "tests/hw/eviction/test_page_recall.py",
-            "tests/hw/coherence/test_request_window.py",
-            "tests/hw/coherence/test_grants.py",
-            "tests/hw/coherence/test_snoop_engine.py",
-            "tests/hw/coherence/test_directory.py",
-            "tests/hw/coherence/test_front.py",
-        ),
-        "source",
-    ),
+    _source("coherence/completions", "Completions", also=("front",)),
+    _source("coherence/host_port", "CoherentHostPort", also=("front",)),
+    _source("coherence/lost_lines", "LostLines", also=("front",)),
+    _source("coherence/ask_share", "AskShare"),
+    _source("eviction/page_recall", "PageRecall"),
+    _source("coherence/request_window", "RequestWindow", also=("front",)),
+    _source("coherence/grants", "Grants", also=("front",)),
+    _source("coherence/snoop_engine", "SnoopEngine", also=("front",)),
+    _source("coherence/directory", "Directory", also=("front",)),
+    _source("coherence/front", "CoherentFront"),
     _source("select/choice", "Choice"),
     _source("select/key_score", "KeyScore"),
-    _source("select/line_scores", "LineScores"),
+    _source("select/line_scores", "LineScores", also=("summary_score", "key_score")),
     _source("select/mass_share", "MassShare"),
     _source("select/page_marks", "PageMarks"),
     _source("select/page_mass", "PageMass"),
@@ -252,23 +237,10 @@ BENCHES = (
     _source("select/select_control", "SelectControl"),
     _source("select/select_window", "SelectWindow"),
     _source("select/summary_store", "SummaryStore"),
-    Bench(
-        "flit",
-        {
-            "flit/credits": ("CreditSender", "CreditReceiver"),
-            "flit/packer": ("FlitPacker",),
-            "flit/unpacker": ("FlitUnpacker",),
-            "flit/front": ("FlitFront",),
-        },
-        (
-            "tests/hw/flit/test_credits.py",
-            "tests/hw/flit/test_unpacker.py",
-            "tests/hw/flit/test_packer.py",
-            "tests/hw/flit/test_front.py",
-            "tests/hw/flit/test_flips.py",
-        ),
-        "source",
-    ),
+    _source("flit/credits", "CreditSender", "CreditReceiver"),
+    _source("flit/packer", "FlitPacker"),
+    _source("flit/unpacker", "FlitUnpacker"),
+    _source("flit/front", "FlitFront", also=("flips",)),
     _source("lib/byte_memory", "ByteMemory"),
     _source("cxlio/chmu", "Chmu"),
     _source("cxlio/command_engine", "CommandEngine"),

@@ -7,16 +7,22 @@ though it may need a state that is never reached, counts as alive."""
 
 import inspect
 import re
+import resource
+import signal
 import subprocess
 
 from kelp_hw.export.rtlil import to_rtlil
 from kelp_rtl.build import tools
 from kelp_spec.config import named
+from kelp_spec.cxlio.config import named_cxlio
 
 from .netlist import SELECT, Mutant
 from .source import SourceMutant, mutated
 
 __all__ = ["equivalent", "equivalent_source"]
+
+#: Seconds of processor time in which a block is to be cut open, beside those of the solver.
+_CUTS = 60
 
 _CUT = (
     # Registers bit by bit, named: `expose -evert` makes ports of named cells.
@@ -73,16 +79,18 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
                 f"sat -timeout {seconds} -prove trigger 0 miter",
                 "design -load cut",
             ]
-        proved |= _proved({"in.il": text}, script)
+        proved |= _proved({"in.il": text}, script, _CUTS + seconds * len(mine))
     return proved
 
 
 def equivalent_source(block: type, mutants: list[SourceMutant], *, seconds: int = 20) -> set[int]:
     """Numbers of those of `mutants`, of the source of `block`, that change nothing in configuration
-    `unit`; none where the block has other parameters, or a mutant other registers."""
-    if set(inspect.signature(block).parameters) != {"config"}:
+    `unit`, with selection for the room `select` and CXL.io for `cxlio` and `media`; none where the
+    block has other parameters, or a mutant other registers."""
+    parameters = inspect.signature(block).parameters
+    if set(parameters) != {"config"}:
         return set()
-    unit = named("unit")
+    unit = _unit(block.__module__.split(".")[1], parameters["config"].annotation)
     proved: set[int] = set()
     gold = to_rtlil(block(config=unit), name="gold")
     for m in mutants:
@@ -99,14 +107,23 @@ def equivalent_source(block: type, mutants: list[SourceMutant], *, seconds: int 
             f"sat -timeout {seconds} -prove trigger 0 miter",
         ]
         try:
-            proved |= _proved({"gold.il": gold, "gate.il": gate}, script)
+            proved |= _proved({"gold.il": gold, "gate.il": gate}, script, _CUTS + seconds)
         except tools.ToolError as error:
             if "No matching port" not in str(error):
                 raise
     return proved
 
 
-def _proved(texts: dict[str, str], script: list[str]) -> set[int]:
+def _unit(room: str, kind):
+    """The least configuration, of the class `kind`, in which blocks of a room are whole."""
+    if "CxlIoConfig" in str(kind):
+        return named_cxlio("joined")
+    rooms = {"select": "unit_select", "cxlio": "unit_cxl", "media": "unit_cxl"}
+    return named(rooms.get(room, "unit"))
+
+
+def _proved(texts: dict[str, str], script: list[str], seconds: int) -> set[int]:
+    """What is proved within `seconds` of processor time; the rest is not."""
     directory = tools.build_root() / "mutation" / tools.digest(*texts.values(), *script)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -118,8 +135,9 @@ def _proved(texts: dict[str, str], script: list[str]) -> set[int]:
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5)),
     )
-    if done.returncode:
+    if done.returncode and done.returncode not in (-signal.SIGXCPU, -signal.SIGKILL):
         raise tools.ToolError(f"yosys failed in {directory}:\n{done.stderr[-2000:]}")
     proved, number = set(), 0
     for line in done.stdout.splitlines():
