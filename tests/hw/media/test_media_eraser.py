@@ -19,15 +19,15 @@ OWN = UNIT.misses + UNIT.write_backs  #: the id of an ERASE
 LIMIT = 4000
 
 
-def eraser():
-    return MediaEraser(config=UNIT, axi=axi_signature(UNIT))
+def eraser(config=UNIT):
+    return MediaEraser(config=config, axi=axi_signature(config))
 
 
 class Bench:
     """Memory and tier. `bad`: the line that memory answers with an error; `status`: the tier's."""
 
-    def __init__(self, seed, *, ready=0.6, bad=None, status=ColdStatus.OK):
-        self.dut, self.rng, self.seed = eraser(), random.Random(seed), seed
+    def __init__(self, seed, *, ready=0.6, bad=None, status=ColdStatus.OK, config=UNIT):
+        self.dut, self.rng, self.seed = eraser(config), random.Random(seed), seed
         self.ready, self.bad, self.status = ready, bad, status
         self.addresses, self.lines, self.answers = [], [], []
         self.commands, self.completions, self.passed = [], [], []
@@ -142,14 +142,17 @@ def test_it_waits_for_the_tier_and_for_memory():
         simulate(bench.dut, run)
 
 
-def test_a_line_a_cycle():
-    bench = Bench(3, ready=1)
+@pytest.mark.parametrize("frames", [UNIT.frames, (10, 4, 4, 4)], ids=["160", "128"])
+def test_a_line_a_cycle(frames):
+    """Of as many lines as a power of two, too."""
+    config = UNIT.with_(frames=frames)
+    bench = Bench(3, ready=1, config=config)
 
     async def run(ctx):
         ctx.set(bench.dut.go, 1)
-        for _ in range(UNIT.dram_lines + 4):
+        for _ in range(config.dram_lines + 4):
             await bench.cycle(ctx)
-        assert len(bench.answers) == UNIT.dram_lines
+        assert len(bench.answers) == config.dram_lines
 
     simulate(bench.dut, run)
 

@@ -245,6 +245,30 @@ def test_an_endpoint_that_does_not_come_to_rest_is_left_alone():
     assert (code, tag) == (2, 2) and PATIENCE <= cycle < PATIENCE + 4
 
 
+def test_nothing_is_erased_before_the_endpoint_rests():
+    """It may have work of its own after the last session has ended."""
+    dut, asked, erases = Sanitizer(config=UNIT), [], []
+
+    async def bench(ctx):
+        ctx.set(dut.requests.p, {"kind": SANITIZE, "tag": 2})
+        ctx.set(dut.requests.valid, 1)
+        ctx.set(dut.o_req.ready, 1)
+        for cycle in range(120):
+            own = ctx.get(dut.o_req.valid) and ctx.get(dut.o_req.p.address) in LINES
+            if own:
+                asked.append(cycle)
+            works = len(asked) == UNIT.sessions and cycle < 90
+            if ctx.get(dut.erase):
+                erases.append(cycle)
+            await ctx.tick()
+            ctx.set(dut.requests.valid, 0)
+            ctx.set(dut.quiescent, not works)
+            ctx.set(dut.i_drs.valid, own)
+
+    simulate(dut, bench)
+    assert len(asked) == UNIT.sessions and asked[-1] < 80 and 90 < erases[0] < 110
+
+
 def test_a_long_fetch_beside_a_host_that_never_pauses():
     """The endpoint rests a good while after the host's last request, longer than the first
     tries."""

@@ -116,6 +116,13 @@ def test_a_sum_that_reaches_the_target_is_enough(target):
     assert chosen(lists, target=target, most=8)[0] == expected(lists, target=target, most=8)
 
 
+def test_fewer_than_the_best_are_counted_however_many():
+    lists = [made(2, 30)]
+    at = {"target": (1 << 28) - 1, "most": 8}
+    got, _ = chosen(lists, **at, depth=9)
+    assert got == expected(lists, **at)
+
+
 def test_latency_and_interval():
     lists = [(np.arange(20), np.ones(20, bool), np.zeros(20, bool))] * 2
     got, seen = chosen(lists, target=1000, most=8)
