@@ -90,6 +90,19 @@ def test_a_message_stands_while_the_table_changes():
     assert seen == [(1, 0xFEE00000, 0x25)] * 4
 
 
+def test_beyond_the_table_nothing_is_read():
+    dut, seen = Msix(vectors=4), []
+
+    async def bench(ctx):
+        for vector in range(6):
+            ctx.set(dut.table.lane, 2 * vector + 1)
+            await ctx.tick()
+            seen.append(ctx.get(dut.table.read_data) >> 32)
+
+    simulate(dut, bench)
+    assert seen == [1, 1, 1, 1, 0, 0]
+
+
 def test_a_flip_that_the_host_does_not_read_is_not_told_of():
     dut = Msix(vectors=3, protect=True)
     top, memories = opened(dut)
