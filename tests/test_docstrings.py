@@ -19,6 +19,7 @@ from kelp_fpga.selftest.self_test_program import program
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
 from kelp_hw.layouts import MESSAGES
+from kelp_hw.select.select_engine import KeySizes
 from kelp_spec.coherence import SIZES
 from kelp_spec.config import named
 from kelp_spec.cxlio.component import component_registers
@@ -93,23 +94,26 @@ ARGUMENTS = {
     "RequestFifo": {"depth": 2, "shape": 1},
     "Skid": {"shape": 1},
     "Registers": {"config": UNIT, "event_sources": 1},
-    **dict.fromkeys(
-        ("KeyScore", "LineScores", "SummaryScore"), {"heads": 1, "lines": 1, "id_bits": 1}
-    ),
+    **dict.fromkeys(("KeyScore", "LineScores"), {"heads": 1, "lines": 1, "id_bits": 1}),
+    "SummaryScore": {"heads": 1, "lines": 1, "rows": 1, "lanes": 16, "id_bits": 1},
+    "CodeWeights": {"heads": 1, "lines": 1},
     "MassShare": {"heads": 1, "depth": 2, "id_bits": 1},
     "PageMass": {"heads": 1, "id_bits": 1},
-    "SummaryBuild": {"lines": 2, "id_bits": 1},
+    "SummaryBuild": {"lines": 2, "rows": 1, "id_bits": 1},
     "SlotTable": _TABLE,
     "Choice": {"depth": 1, "mass_bits": 1, "id_bits": 1},
     "PageMarks": {"pages": 64, "lists": 1},
     **dict.fromkeys(
         (
-            *("GatherWindow", "PageReader", "PageSeen", "Select"),
+            *("GatherWindow", "PageReader", "Select"),
             *("SelectControl", "SelectWindow", "SummaryStore"),
         ),
         {"config": named("unit_select")},
     ),
-    "SelectEngine": {"heads": 1, "lines": 1, "pages": 64, "quota": 1, "most": 1},
+    "SelectEngine": {
+        **{"heads": 1, "sizes": KeySizes(1, 1, 16)},
+        **{"pages": 64, "quota": 1, "most": 1},
+    },
     "TopK": {"depth": 1, "score": 1, "id_bits": 1},
     "Unscored": {"heads": 1},
     **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),

@@ -82,9 +82,10 @@ class Config:
     select_heads: int = 4  #: query heads of a KV head
     select_lines: int = 4  #: lines of a token at most: ⌈head_dim / 32⌉
     select_quota: int = 16  #: pages that each query head names
+    select_lanes: int = 16  #: lines of keys whose codes are scored in a cycle
     select_groups: int = 8  #: SELECTs of a session that may wait: the KV heads of a layer
     select_looks: int = 64  #: lines of keys that are on their way to a choice
-    #: a page that is scored and absent has the mass that it had when it was scored last
+    #: a page that is scored and absent has the mass that its summary says
     select_estimates: bool = False
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
@@ -157,6 +158,7 @@ class Config:
             span("select_heads", 1, 16)
             span("select_lines", 1, min(32, self.half_lines), True)
             span("select_quota", 1, 64)
+            span("select_lanes", 1, 16, True)
             span("select_groups", 1, 16, True)
             span("select_looks", 4, 256, True)
             need("codecs", self.codecs, "True: a choice looks at keys as int8")
@@ -292,6 +294,11 @@ class Config:
         return max(self.frame_bits, self.miss_bits, 5)
 
     @property
+    def select_rows(self) -> int:
+        """Lines of a page's summary."""
+        return max(1, self.half_lines // 16)
+
+    @property
     def slot_bits(self) -> int:
         """A slot's number in its queue."""
         return _log2(self.select)
@@ -409,6 +416,7 @@ NAMED: dict[str, Config] = {
             select_heads=2,
             select_lines=2,
             select_quota=4,
+            select_lanes=8,
             select_groups=2,
             select_looks=16,
             select_estimates=True,

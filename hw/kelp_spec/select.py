@@ -8,45 +8,54 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .config import Config
+from .formats import ELEMENTS
 
 __all__ = [
     "ANSWER_FIELDS",
     "BELL_FIELDS",
     "CHOSEN_FIELDS",
+    "CODED_LINES",
+    "CODE_BITS",
+    "COUNT_BITS",
+    "ESTIMATE_MASS_BITS",
     "HOLD_MOST",
+    "MEAN_BITS",
+    "PLANNED_BITS",
+    "PLANNED_FRACTION",
+    "PLAN_FIELDS",
     "Refusal",
     "SelectMap",
     "SelectStatus",
+    "STEP_BITS",
     "SlotState",
     "record",
     "record_bytes",
     "select_offset_bits",
+    "ABSENT_MORE",
     "ALIGNED_BITS",
     "ALIGNED_FRACTION",
     "BLOCK_EXPONENT_BITS",
     "BLOCK_EXPONENT_LEAST",
-    "BOUND_MASS_BITS",
     "MASS_BITS",
     "RATIO_BITS",
-    "SEEN_BITS",
-    "SEEN_NEVER",
-    "SEEN_SHIFT",
     "RECIPROCAL_BITS",
     "SCORE_BITS",
     "SCORE_FRACTION",
     "SCORE_LEAST",
     "SCORE_MOST",
     "SHARE_BITS",
-    "SUMMARY_BITS",
     "WEIGHT_BITS",
 ]
 
-#: a block's exponent, signed: −127 … 130 of keys, one more of summaries
+#: a block's exponent, signed: −127 … 130
 BLOCK_EXPONENT_BITS, BLOCK_EXPONENT_LEAST = 9, -127
 
-#: of each bound of a summary, signed. A summary's 64-byte line is the low bounds of 32 elements,
-#: the high ones negated (−127 / 2 rounds to −64, which has a place), the exponent; then zeros
-SUMMARY_BITS = 7
+#: of a line of a key in its page's summary; a summary's 64-byte line has those of `CODED_LINES`
+CODE_BITS, CODED_LINES = 32, 16
+#: an element of a key as a plan sees it, signed, with places after the point
+PLANNED_BITS, PLANNED_FRACTION = 10, 2
+#: of an element in a plan's line: its mean (without places), log2 of a step, bits of its code
+MEAN_BITS, STEP_BITS, COUNT_BITS = 8, 3, 3
 
 #: a line's product q · k, signed, and how many of its bits lie after the point
 ALIGNED_BITS, ALIGNED_FRACTION = 24, 8
@@ -59,8 +68,10 @@ SCORE_LEAST, SCORE_MOST = -(1 << SCORE_BITS - 1), (1 << SCORE_BITS - 1) - 1
 WEIGHT_BITS = 16
 #: the weights of a page's tokens, summed; more counts as the most
 MASS_BITS = 24
-#: the weights of the bounds of all pages, summed; the same
-BOUND_MASS_BITS = 32
+#: the weights of the estimates of all pages, summed; the same
+ESTIMATE_MASS_BITS = 32
+#: what an absent page counts more than its best token is estimated to score: it has others
+ABSENT_MORE = 128
 #: places by which the reciprocal of a head's whole mass is shifted
 RECIPROCAL_BITS = 40
 #: a page's share of a head's mass, all after the point
@@ -68,11 +79,6 @@ SHARE_BITS = 16
 #: what pages without exact scores add to a mass, SHARE_BITS of it after the point; more counts as
 #: the most
 RATIO_BITS = 24
-
-#: log2 of the mass that a page had for a query head when it was scored last, signed, fewer places
-#: after the point than a score has; the least number is a page that was never scored
-SEEN_BITS, SEEN_SHIFT = 12, 4
-SEEN_NEVER = -(1 << SEEN_BITS - 1)
 
 #: log2 of the cycles after which slots are given back, and for which a SELECT waits, at most
 HOLD_MOST = 24
@@ -94,9 +100,11 @@ class Refusal(IntEnum):
     QUEUE = 2  #: the session has no such queue
     PAGE = 3  #: the newest page is beyond the session
     TOKENS = 4  #: the newest page has no token, or more than a page has lines for
-    LINES = 5  #: lines of a token: none, more than the device has, or not a divisor of a page's
+    #: lines of a token: no power of two, more than the device has, or not a divisor of a page's
+    LINES = 5
     COUNT = 6  #: more pages than there are slots
     QUERY_NAN = 7  #: a query has a NaN
+    PLAN = 8  #: a line of the plan was not written, or in part, or is none
 
 
 class SlotState(IntEnum):
@@ -131,6 +139,14 @@ BELL_FIELDS = (
     ("wait_above", 32),
     ("patience", 8),
 )
+#: Fields of a plan's line, lowest bits first; `planned` is 1, and what is beyond is 0.
+PLAN_FIELDS = (
+    *((f"mean_{k}", MEAN_BITS) for k in range(ELEMENTS)),
+    *((f"step_{k}", STEP_BITS) for k in range(ELEMENTS)),
+    *((f"count_{k}", COUNT_BITS) for k in range(ELEMENTS)),
+    ("exponent", BLOCK_EXPONENT_BITS),
+    ("planned", 1),
+)
 #: Fields of an answer's first line. `missing`: the estimated mass of pages that were scored and
 #: not resident, 0 without `Config.select_estimates`.
 ANSWER_FIELDS = (
@@ -146,13 +162,14 @@ ANSWER_FIELDS = (
 CHOSEN_FIELDS = (("page", 16), ("state", 8), ("spare", 8), ("mass", 32))
 
 
-def record_bytes(fields, values: dict[str, int]) -> bytes:
-    """Little-endian bytes of `fields`, lowest bits first; what is not named is 0."""
+def record_bytes(fields, values: dict[str, int], size: int = 0) -> bytes:
+    """Little-endian bytes of `fields`, lowest bits first; what is not named is 0, as is what is
+    behind them up to `size` bytes."""
     word = at = 0
     for name, bits in fields:
         word |= (values.get(name, 0) & (1 << bits) - 1) << at
         at += bits
-    return word.to_bytes(at // 8, "little")
+    return word.to_bytes(max(size, at // 8), "little")
 
 
 def record(fields, data: bytes) -> dict[str, int]:
@@ -171,15 +188,15 @@ def _log2(n: int) -> int:
 @dataclass(frozen=True)
 class SelectMap:
     """Lines of the SELECT region: `session | group | half | line`. The lower half of a block holds
-    the queries, `head | line of a token`; the upper half takes the doorbell at its first line, and
-    is read for the answer."""
+    the queries, `head | line of a token`, and the plan as one head more; the upper half takes the
+    doorbell at its first line, and is read for the answer."""
 
     config: Config
 
     @property
     def query_lines(self) -> int:
-        """Lines of a group's queries."""
-        return (1 << _log2(self.config.select_heads)) * self.config.select_lines
+        """Lines of a group's queries, and of its plan."""
+        return (self.config.select_heads + 1) * self.config.select_lines
 
     @property
     def answer_lines(self) -> int:
@@ -202,6 +219,10 @@ class SelectMap:
         return self._block(session, group) << 1 + self.half_bits | (
             head * self.config.select_lines + line
         )
+
+    def plan(self, session: int, group: int, line: int = 0) -> int:
+        """Line of a plan in the region."""
+        return self.query(session, group, self.config.select_heads, line)
 
     def bell(self, session: int, group: int) -> int:
         """Line of the doorbell, and of the answer's first line."""

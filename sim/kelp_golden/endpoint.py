@@ -147,11 +147,9 @@ class Endpoint:
         self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
         self.misses: list = [None] * config.misses  # (kind, squeue, page, source) of each entry
         self.cold: dict[int, tuple[int, int]] = {}  # page → (valid, poison) as flash has them
-        #: page → (lines of a token, Summary), where it holds for the page's keys (docs/select.md);
+        #: page → (lines of a token, codes), where they hold for the page's keys (docs/select.md);
         #: empty without `config.select`
         self.summaries: dict = {}
-        #: page → its mass for each query head when it was scored last (kelp_golden.select.remember)
-        self.seen: dict = {}
         self._claims: dict = {}  # page → what its latest CLAIM took
         #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written;
         #: the profile entry is 0 under policy 0.
@@ -432,7 +430,6 @@ class Endpoint:
             if outcome == DONE:
                 self.lines.forget(self._page_keys(op))
                 self.summaries.pop(op.squeue * self.pages + op.page, None)
-                self.seen.pop(op.squeue * self.pages + op.page, None)
         elif kind == LOOK:
             if outcome == DONE:
                 key = (op.squeue * self.pages + op.page) * self.config.page_lines + op.kv_line

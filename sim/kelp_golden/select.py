@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Choice of pages near memory, the executable specification (docs/select.md): block form of stored
-keys and queries, page summaries, bounds, exact scores, masses, and which pages are chosen.
+keys and queries, page summaries, estimates, exact scores, masses, and which pages are chosen.
 
 A **block** is 32 elements of one line: integers x, −127 … 127, and an exponent e, worth
 x · 2^(e − 6). All functions take NumPy arrays and are exact: products and sums of elements stay
@@ -16,44 +16,47 @@ import numpy as np
 
 from kelp_spec.formats import ELEMENTS, SCALE_NAN, Format, HostType
 from kelp_spec.select import (
+    ABSENT_MORE,
     ALIGNED_BITS,
     ALIGNED_FRACTION,
-    BLOCK_EXPONENT_LEAST,
-    BOUND_MASS_BITS,
+    BLOCK_EXPONENT_BITS,
+    CODE_BITS,
+    ESTIMATE_MASS_BITS,
     MASS_BITS,
+    MEAN_BITS,
+    PLAN_FIELDS,
+    PLANNED_BITS,
+    PLANNED_FRACTION,
     RATIO_BITS,
     RECIPROCAL_BITS,
     SCORE_FRACTION,
     SCORE_LEAST,
     SCORE_MOST,
-    SEEN_BITS,
-    SEEN_NEVER,
-    SEEN_SHIFT,
     SHARE_BITS,
-    SUMMARY_BITS,
     WEIGHT_BITS,
+    record,
 )
 
 from . import codec
 
 __all__ = [
+    "NONE",
     "Blocks",
     "Choice",
-    "Known",
     "Named",
-    "Summary",
+    "Plan",
+    "absent_masses",
     "best",
-    "bounds",
     "candidates",
     "choose",
     "choose_pages",
+    "estimates",
     "mass_sums",
     "name_pages",
     "of_host",
     "of_stored",
     "page_masses",
-    "recall",
-    "remember",
+    "plan_of",
     "scores",
     "select_pages",
     "summary",
@@ -66,6 +69,8 @@ WEIGHTS = np.array(
     [round(2.0 ** (WEIGHT_BITS - 1 + f / (1 << SCORE_FRACTION))) for f in range(256)], np.int64
 )
 _MOST_SHIFT = 31  #: more than any accumulator has bits
+#: the estimate of a page that has none: less than any score, and of no weight beside one
+NONE = -(1 << 40)
 
 
 class Blocks(NamedTuple):
@@ -76,12 +81,39 @@ class Blocks(NamedTuple):
     nan: np.ndarray  #: bool [..., lines]
 
 
-class Summary(NamedTuple):
-    """A page's: for each element of a key the least and the largest, worth x · 2^(e − 5)."""
+class Plan(NamedTuple):
+    """How keys are summarised, element by element: what a host makes of keys and queries."""
 
-    low: np.ndarray  #: int64 [..., lines, 32], −64 … 63
-    high: np.ndarray  #: int64 [..., lines, 32], −63 … 64
-    e: np.ndarray  #: int64 [..., lines]
+    mean: np.ndarray  #: int64 [lines, 32], −128 … 127
+    step: np.ndarray  #: int64 [lines, 32], log2 of a step, 0 … 7
+    count: np.ndarray  #: int64 [lines, 32], bits of a code, 0 … 7
+    e: np.ndarray  #: int64 [lines]: means are worth mean · 2^(e − 6), steps a quarter of that
+
+
+def plan_of(lines: np.ndarray) -> Plan | None:
+    """The plan in lines as a host writes them, uint8 [lines, 64]; None where one is no plan."""
+    found = []
+    for line in lines:
+        fields = record(PLAN_FIELDS, line.tobytes())
+        if not fields["planned"] or int.from_bytes(line.tobytes(), "little") >> _PLAN_BITS:
+            return None
+        found.append(
+            [
+                [_signed(fields[f"mean_{k}"], MEAN_BITS) for k in range(ELEMENTS)],
+                [fields[f"step_{k}"] for k in range(ELEMENTS)],
+                [fields[f"count_{k}"] for k in range(ELEMENTS)],
+                [_signed(fields["exponent"], BLOCK_EXPONENT_BITS)] * ELEMENTS,
+            ]
+        )
+    mean, step, count, e = np.array(found, np.int64).transpose(1, 0, 2)
+    return Plan(mean, step, count, e[:, 0])
+
+
+_PLAN_BITS = sum(bits for _, bits in PLAN_FIELDS)
+
+
+def _signed(value: int, bits: int) -> int:
+    return value - (value >> bits - 1 << bits)
 
 
 def of_host(codes: np.ndarray, host_type: HostType = HostType.FP16) -> Blocks:
@@ -118,20 +150,54 @@ def _int8(payload, scale) -> Blocks:
     return Blocks(x, np.where(nan, 0, scale - 127), nan)
 
 
-def summary(keys: Blocks, written: np.ndarray) -> Summary:
-    """Of pages: keys [..., tokens, lines], written bool [..., tokens, lines]. What was never
-    written and what has a NaN does not count; where nothing counts the summary is of zeros and the
-    least exponent. The order in which lines come makes no difference."""
-    counts = written & ~keys.nan
-    e = np.where(counts, keys.e, BLOCK_EXPONENT_LEAST).max(axis=-2)
-    # From the exponent of a line, 6 places after the point, to that of the summary with 5.
-    down = np.minimum(e[..., None, :] - keys.e + 1, _MOST_SHIFT)[..., None]
-    low, high = keys.x >> down, -(-keys.x >> down)
-    most = 1 << SUMMARY_BITS - 1
-    some, any_ = counts[..., None], counts.any(axis=-2)[..., None]
-    low = np.where(any_, np.where(some, low, most).min(axis=-3), 0)
-    high = np.where(any_, np.where(some, high, -most).max(axis=-3), 0)
-    return Summary(low, high, e)
+def summary(keys: Blocks, plan: Plan) -> np.ndarray:
+    """uint32 [..., lines] of keys [..., lines]: the code of each line. A line with a NaN counts as
+    zeros."""
+    by = (keys.e - plan.e + PLANNED_FRACTION)[..., None]
+    left, right = np.clip(by, 0, PLANNED_BITS), np.clip(-by, 0, PLANNED_BITS)
+    most = 1 << PLANNED_BITS - 1
+    element = np.clip(keys.x << left >> right, -most, most - 1)
+    half = np.where(plan.count > 0, 1 << np.maximum(plan.count - 1, 0), 0)
+    step = element - (plan.mean << PLANNED_FRACTION) >> plan.step
+    code = np.where(plan.count > 0, np.clip(step, -half, half - 1) + half, 0)
+    # One behind the other, the first element's lowest; what finds no place is left out.
+    at = np.cumsum(plan.count, axis=-1) - plan.count
+    whole = np.where(at < CODE_BITS, code << np.minimum(at, CODE_BITS), 0).sum(axis=-1)
+    return (whole & (1 << CODE_BITS) - 1).astype(np.uint32)
+
+
+def estimates(query: Blocks, codes: np.ndarray, plan: Plan, m: int, sh: int) -> np.ndarray:
+    """int64 [heads, pages] from query [heads, lines] and codes [pages, tokens, lines]: what the
+    best token of a page scores, as far as its codes tell."""
+    base, weights = _weights(query, plan)
+    bits = (codes[..., None] >> np.arange(CODE_BITS, dtype=np.uint32) & 1).astype(np.float64)
+    most = (1 << ALIGNED_BITS - 1) - 1
+    raw = 0
+    for line in range(codes.shape[-1]):
+        # Below 2^30, so exact.
+        found = np.tensordot(weights[:, line].astype(np.float64), bits[..., line, :], (-1, -1))
+        raw += np.clip(found.astype(np.int64) + base[:, line, None, None], -most, most)
+    return np.clip(raw.max(axis=-1) * m >> sh, SCORE_LEAST, SCORE_MOST)
+
+
+def _weights(query: Blocks, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """([heads, lines], [heads, lines, 32]): what a line scores whose code is 0, and what each bit
+    of a code adds to it."""
+    # A bit more after the point: codes stand for the middle of a step.
+    up = query.e + plan.e - 12 - PLANNED_FRACTION - 1 + ALIGNED_FRACTION
+    mean = plan.mean << PLANNED_FRACTION + 1
+    lowest = np.where(plan.count > 0, (1 << plan.step) - (1 << plan.step + plan.count), 0)
+    base = _aligned((query.x * (mean + lowest)).sum(axis=-1), up)
+    weights = np.zeros(query.x.shape[:-1] + (CODE_BITS,), np.int64)
+    for line in range(len(plan.e)):
+        at = 0
+        for k in range(ELEMENTS):
+            for bit in range(plan.count[line, k]):
+                if at < CODE_BITS:
+                    worth = query.x[:, line, k] << plan.step[line, k] + 1 + bit
+                    weights[:, line, at] = _aligned(worth, up[:, line])
+                at += 1
+    return base, weights
 
 
 def scores(query: Blocks, keys: Blocks, m: int, sh: int) -> np.ndarray:
@@ -144,20 +210,6 @@ def scores(query: Blocks, keys: Blocks, m: int, sh: int) -> np.ndarray:
     return np.where(keys.nan.any(axis=-1)[None], SCORE_LEAST, found)
 
 
-def bounds(query: Blocks, pages: Summary, m: int, sh: int) -> np.ndarray:
-    """int64 [heads, pages] from query [heads, lines] and summaries [pages, lines]: no token of a
-    page has a larger score."""
-    up, down = np.maximum(query.x, 0), np.minimum(query.x, 0)
-    dots = np.stack(
-        [
-            _product(up[:, b], pages.high[:, b].T) + _product(down[:, b], pages.low[:, b].T)
-            for b in range(query.x.shape[1])
-        ],
-        axis=-1,
-    )
-    return _scaled(dots, query.e[:, None] + pages.e[None] + 1, m, sh)
-
-
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.int64)
 
@@ -165,11 +217,15 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _scaled(dots: np.ndarray, exponent: np.ndarray, m: int, sh: int) -> np.ndarray:
     """A line's product to ALIGNED_FRACTION bits after the point, clamped; their sum times
     m · 2^−sh, clamped."""
-    up = exponent - 12 + ALIGNED_FRACTION
+    raw = _aligned(dots, exponent - 12 + ALIGNED_FRACTION).sum(axis=-1)
+    return np.clip(raw * m >> sh, SCORE_LEAST, SCORE_MOST)
+
+
+def _aligned(product: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """product · 2^up, rounded down and clamped."""
     most = (1 << ALIGNED_BITS - 1) - 1
     left, right = np.clip(up, 0, ALIGNED_BITS), np.clip(-up, 0, ALIGNED_BITS)
-    raw = np.clip(dots << left >> right, -most, most).sum(axis=-1)
-    return np.clip(raw * m >> sh, SCORE_LEAST, SCORE_MOST)
+    return np.clip(product << left >> right, -most, most)
 
 
 def best(values: np.ndarray, count: int) -> np.ndarray:
@@ -177,11 +233,11 @@ def best(values: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-values, kind="stable")[:count]
 
 
-def candidates(bound: np.ndarray, quota: int) -> np.ndarray:
+def candidates(estimate: np.ndarray, quota: int) -> np.ndarray:
     """bool [..., pages]: pages that any query head has among its `quota` best by
-    bound [..., heads, pages]."""
-    order = np.argsort(-bound, axis=-1, kind="stable")[..., :quota]
-    named = np.zeros(bound.shape, bool)
+    estimate [..., heads, pages]."""
+    order = np.argsort(-estimate, axis=-1, kind="stable")[..., :quota]
+    named = np.zeros(estimate.shape, bool)
     np.put_along_axis(named, order, True, axis=-1)
     return named.any(axis=-2)
 
@@ -206,31 +262,17 @@ def page_masses(score: np.ndarray, bits: int = MASS_BITS) -> tuple[np.ndarray, n
     return e, z
 
 
-def remember(e: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """What is kept of a page's mass (e, z) [...] for when it is absent: its log2, linear between
-    powers of two, in SEEN_BITS."""
-    z = np.maximum(z, 1)
-    whole = np.frexp(z.astype(np.float64))[1] - 1
-    log = (e + whole - (WEIGHT_BITS - 1) << SCORE_FRACTION) + (z << SCORE_FRACTION >> whole)
-    most = (1 << SEEN_BITS - 1) - 1
-    return np.clip(log - (1 << SCORE_FRACTION) >> SEEN_SHIFT, -most, most)
+def absent_masses(estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(e, z) of pages that are absent, from their estimates."""
+    return weight(np.minimum(estimate + ABSENT_MORE, SCORE_MOST))
 
 
-def recall(seen: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(e, z) of absent pages: what they had when they were scored last; of those that never were
-    three quarters of their bound."""
-    score = np.where(seen == SEEN_NEVER, bound * 3 >> 2, seen << SEEN_SHIFT)
-    return weight(score)
-
-
-def unscored(bound: np.ndarray, named: np.ndarray) -> np.ndarray:
+def unscored(estimate: np.ndarray, named: np.ndarray) -> np.ndarray:
     """int64 [..., heads]: by how much, UQ8.16, the pages that no head named [..., pages] add to the
-    mass of those named, as three quarters of their bounds [..., heads, pages] have it: the largest
-    bounds are the furthest off. A bound of SCORE_LEAST has no weight to speak of: no page."""
-    softer = bound * 3 >> 2
-    e, all_ = page_masses(softer, BOUND_MASS_BITS)
-    least = SCORE_LEAST * 3 >> 2
-    at, inside = page_masses(np.where(named[..., None, :], softer, least), BOUND_MASS_BITS)
+    mass of those named, as their estimates [..., heads, pages] have it; a page without one does not
+    count."""
+    e, all_ = page_masses(estimate, ESTIMATE_MASS_BITS)
+    at, inside = page_masses(np.where(named[..., None, :], estimate, NONE), ESTIMATE_MASS_BITS)
     inside >>= np.minimum(e - at, _MOST_SHIFT)
     ratio = (np.maximum(all_ - inside, 0) << SHARE_BITS) // np.maximum(inside, 1)
     return np.minimum(ratio, (1 << RATIO_BITS) - 1)
@@ -290,7 +332,7 @@ def _until(target, masses, may, fixed, most) -> list[int]:
 def select_pages(
     query: Blocks,
     keys: list[Blocks],
-    pages: Summary,
+    summaries: tuple[np.ndarray, Plan],
     *,
     quota: int,
     target: int,
@@ -299,27 +341,20 @@ def select_pages(
     sh: int,
 ) -> Choice:
     """A whole choice: a group's query [heads, lines], keys [tokens, lines] of each page to the
-    newest, and summaries of those pages. `keys` is asked for the pages that are scored, in
-    ascending order; those of a page that is not resident are all `nan`. A page without mass is not
-    chosen for it."""
-    names = name_pages(query, pages, quota=quota, m=m, sh=sh)
+    newest, and the codes and the plan of their summaries. `keys` is asked for the pages that are
+    scored, in ascending order; those of a page that is not resident are all `nan`. A page without
+    mass is not chosen for it."""
+    names = name_pages(query, *summaries, quota=quota, m=m, sh=sh)
     scored = {page: keys[page] for page in np.flatnonzero(names.scored).tolist()}
     return choose_pages(query, names, scored, target=target, most=most, m=m, sh=sh)
-
-
-class Known(NamedTuple):
-    """What a device that estimates knows of the pages that are scored."""
-
-    absent: list[int]  #: pages that were not there
-    #: page → what its mass was for each head when it was scored last; noted anew by a choice
-    seen: dict[int, np.ndarray]
 
 
 class Named(NamedTuple):
     """What stage one finds."""
 
-    bound: np.ndarray  #: int64 [heads, pages]; of the first and the newest page the least
+    estimate: np.ndarray  #: int64 [heads, pages]; the first and the newest page have none
     named: np.ndarray  #: bool [pages]: candidates
+    first: np.ndarray  #: int64 [heads]: what the first page is estimated to score
 
     @property
     def always(self) -> np.ndarray:
@@ -334,13 +369,16 @@ class Named(NamedTuple):
         return counted
 
 
-def name_pages(query: Blocks, pages: Summary, *, quota: int, m: int, sh: int) -> Named:
-    """Stage one, from summaries of all pages to the newest."""
-    newest = len(pages.e) - 1
-    bound = bounds(query, pages, m, sh)
-    bound[:, np.unique([0, newest])] = SCORE_LEAST
-    named = candidates(bound[:, 1:newest], quota)
-    return Named(bound, np.concatenate([[False], named, [False]])[: newest + 1])
+def name_pages(
+    query: Blocks, codes: np.ndarray, plan: Plan, *, quota: int, m: int, sh: int
+) -> Named:
+    """Stage one, from summaries [pages, tokens, lines] of all pages to the newest."""
+    newest = len(codes) - 1
+    estimate = estimates(query, codes, plan, m, sh)
+    first = estimate[:, 0].copy()
+    estimate[:, np.unique([0, newest])] = NONE
+    named = candidates(estimate[:, 1:newest], quota)
+    return Named(estimate, np.concatenate([[False], named, [False]])[: newest + 1], first)
 
 
 def choose_pages(
@@ -352,29 +390,21 @@ def choose_pages(
     most: int,
     m: int,
     sh: int,
-    known: Known | None = None,
+    absent: list[int] | None = None,
 ) -> Choice:
     """Stage two, masses and choice, from the keys of the pages that are scored, in ascending order;
-    `known` of a device that estimates."""
+    of a device that estimates also which of them were `absent`."""
     places = np.array(list(keys))
     masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in keys]
     e, z = (np.concatenate([part[k] for part in masses], axis=1) for k in (0, 1))
     there = np.ones(len(places), bool)
-    if known is not None:
-        there = ~np.isin(places, known.absent)
-        _estimated(e, z, places, there, names, known.seen)
+    if absent is not None:
+        there = ~np.isin(places, absent)
+        # But for the newest page, which has no summary.
+        guessed = ~there & (np.arange(len(places)) < len(places) - 1)
+        found = np.where(places == 0, names.first[:, None], names.estimate[:, places])
+        e[:, guessed], z[:, guessed] = absent_masses(found[:, guessed])
     here = names.named[places]
-    more = unscored(names.bound, names.named) if here.any() else np.zeros(len(e), np.int64)
+    more = unscored(names.estimate, names.named) if here.any() else np.zeros(len(e), np.int64)
     sums = mass_sums(e, z, here | True, here, more)
     return choose(places, sums, there, names.always, target=target, most=most)
-
-
-def _estimated(e, z, places, there, names, seen) -> None:
-    """Masses (e, z) [heads, places], in ascending order, of pages that are not there as they were
-    seen last; the others' are noted. But for the newest page."""
-    for place, page in enumerate(places[:-1].tolist()):
-        if there[place]:
-            seen[page] = remember(e[:, place], z[:, place])
-        else:
-            last = seen.get(page, np.full(len(e), SEEN_NEVER))
-            e[:, place], z[:, place] = recall(last, names.bound[:, page])

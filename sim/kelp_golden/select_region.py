@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kelp_spec.formats import ELEMENTS, Format
+from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import Event, Op, Outcome
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
-    BLOCK_EXPONENT_LEAST,
     CHOSEN_FIELDS,
     Refusal,
     SelectMap,
@@ -32,12 +31,11 @@ from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
 from .select import (
     Blocks,
-    Known,
-    Summary,
     choose_pages,
     name_pages,
     of_host,
     of_stored,
+    plan_of,
     summary,
 )
 
@@ -46,7 +44,7 @@ __all__ = ["Bell", "Built", "Decided", "Holds", "SelectRegion", "Waits"]
 
 class Holds(NamedTuple):
     """A question of a SELECT: which summary holds for tokens of so many lines of a page? The answer
-    is a Summary, or None."""
+    is its codes, uint32 [tokens, lines], or None."""
 
     page: int  #: squeue · pages + page
     lines: int
@@ -64,7 +62,7 @@ class Built(NamedTuple):
 
     page: int
     lines: int
-    summary: Summary
+    summary: np.ndarray
 
 
 class Waits(NamedTuple):
@@ -138,8 +136,8 @@ class SelectRegion:
         return bytes(self._answers[block][64 * at : 64 * at + 64])
 
     def write(self, line: int, data: bytes, ld_id: int, *, whole: bool = True) -> None:
-        """A line of the region: a query, or the doorbell, which is answered at once. `whole`: not
-        in part, and not poisoned; a query that is not is all NaN."""
+        """A line of the region: of a query or a plan, or the doorbell, which is answered at once.
+        `whole`: not in part, and not poisoned; a query that is not is all NaN, and a plan none."""
         block, upper, at = self._place(line)
         if not self._owner(line, ld_id):
             return
@@ -155,8 +153,8 @@ class SelectRegion:
         bell = Bell(record(BELL_FIELDS, data))
         session = block >> self.map.group_bits
         refusal = self._refusal(session, bell) if whole else Refusal.BELL
-        query = self._query(block, bell)
-        self._answers[block][:] = yield from self._answer(session, bell, refusal, query)
+        lines = self._rows(block, bell)
+        self._answers[block][:] = yield from self._answer(session, bell, refusal, lines)
 
     def _run(self, steps: Generator) -> None:
         """Carries out what happens here and now."""
@@ -222,31 +220,36 @@ class SelectRegion:
             return Refusal.PAGE
         if not 1 <= bell.lines <= c.select_lines or held.used_lines % bell.lines:
             return Refusal.LINES
+        if bell.lines & bell.lines - 1:
+            return Refusal.LINES
         if not 1 <= bell.tokens * bell.lines <= held.used_lines:
             return Refusal.TOKENS
         if bell.most > c.select - 2:
             return Refusal.COUNT
         return Refusal.NONE
 
-    def _query(self, block, bell) -> np.ndarray:
-        """The group's queries as the host wrote them, uint16 [heads, lines, 32]."""
-        lines = np.frombuffer(bytes(self._queries[block]), "<u2").reshape(-1, ELEMENTS)
-        heads = lines[: self.map.query_lines].reshape(-1, self.config.select_lines, ELEMENTS)
-        return heads[: self.config.select_heads, : max(1, min(bell.lines, heads.shape[1]))]
+    def _rows(self, block, bell) -> np.ndarray:
+        """The group's queries and behind them the plan as the host wrote them, uint8 [heads + 1,
+        lines, 64]."""
+        rows = np.frombuffer(bytes(self._queries[block]), np.uint8).reshape(-1, LINE_BYTES)
+        rows = rows[: self.map.query_lines].reshape(-1, self.config.select_lines, LINE_BYTES)
+        return rows[:, : max(1, min(bell.lines, rows.shape[1]))]
 
-    def _answer(self, session, bell, refusal, codes) -> Generator:
+    def _answer(self, session, bell, refusal, rows) -> Generator:
         held, at = self.endpoint.tracker.sessions[session], 0
         generations = 1 << self.config.generation_bits
         chosen, absent, missing = [], 0, 0
         if not refusal and bell.release:
             yield from self._give_back(session)
         elif not refusal:
-            query = of_host(codes, held.host_type)
+            query, plan = of_host(rows[:-1].view("<u2"), held.host_type), plan_of(rows[-1])
             if query.nan.any():
                 refusal = Refusal.QUERY_NAN
+            elif plan is None:
+                refusal = Refusal.PLAN
             else:
                 at = session * self.config.queues + bell.queue
-                chosen, absent, missing = yield from self._chosen(session, at, bell, query)
+                chosen, absent, missing = yield from self._chosen(session, at, bell, query, plan)
         if refusal:
             self._on_event(Event.SELECT_REFUSED, held.ld_id, session, int(refusal))
         header = {
@@ -263,13 +266,13 @@ class SelectRegion:
             lines += record_bytes(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
         return lines.ljust(64 << self.map.half_bits, b"\0")
 
-    def _chosen(self, session, squeue, bell, query):
+    def _chosen(self, session, squeue, bell, query, plan):
         """What a SELECT that is not refused chooses in the end, after it has waited: [(page, mass,
         state)], how many of the pages scored were not there, and what they are estimated to
         have."""
         tries = 0
         while True:
-            chosen, absent, choice = yield from self._choose(session, squeue, bell, query)
+            chosen, absent, choice = yield from self._choose(session, squeue, bell, query, plan)
             wanted = choice.wanted.tolist()
             if not (self._above(bell, choice) and wanted):
                 break
@@ -283,7 +286,7 @@ class SelectRegion:
         waits = self.config.select_estimates and bell.waits and not bell.speculative
         return bool(waits and choice.missing > bell.wait_above)
 
-    def _choose(self, session, squeue, bell, query):
+    def _choose(self, session, squeue, bell, query, plan):
         """A choice, once: [(page, mass, state)], how many of the pages scored were not there, and
         the choice."""
         if not bell.speculative:
@@ -293,14 +296,15 @@ class SelectRegion:
                 yield from self._give_back_queue(session, squeue)
             self._layers[session] = bell.layer
         held = self.endpoint.tracker.sessions[session]
-        pages = yield from self._summaries(session, squeue, bell)
-        named = name_pages(query, pages, quota=self.config.select_quota, m=bell.m, sh=bell.sh)
+        codes = yield from self._summaries(session, squeue, bell, plan)
+        quota = self.config.select_quota
+        named = name_pages(query, codes, plan, quota=quota, m=bell.m, sh=bell.sh)
         scored, absent = {}, []
         for page in np.flatnonzero(named.scored).tolist():
             count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
             scored[page], there = yield from self._look(session, squeue, page, count, bell.lines)
             absent.extend(() if there else (page,))
-        known = self._known(squeue, scored, absent)
+        estimates = self.config.select_estimates
         choice = choose_pages(
             query,
             named,
@@ -309,15 +313,12 @@ class SelectRegion:
             most=bell.most,
             m=bell.m,
             sh=bell.sh,
-            known=known,
+            absent=absent if estimates else None,
         )
         queue, chosen = self.queues[squeue], []
         if bell.speculative:
             self._fetch([(squeue, page) for page in absent])
             return chosen, len(absent), choice
-        if known and held.open and not held.closing:
-            for page, masses in known.seen.items():
-                self.endpoint.seen[squeue * self.config.pages + page] = masses
         for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
             outcome = (yield self._op(Op.HOLD, session, squeue, page)).outcome
             state = {
@@ -328,33 +329,25 @@ class SelectRegion:
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
         if bell.fetch or self._above(bell, choice):
-            pages = choice.wanted.tolist() if known else absent
+            pages = choice.wanted.tolist() if estimates else absent
             self._fetch([(squeue, page) for page in pages])
         return chosen, len(absent), choice
 
-    def _known(self, squeue, pages, absent) -> Known | None:
-        """What is remembered of `pages`, where the device estimates."""
-        if not self.config.select_estimates:
-            return None
-        found = {page: self.endpoint.seen.get(squeue * self.config.pages + page) for page in pages}
-        return Known(absent, {page: seen for page, seen in found.items() if seen is not None})
-
-    def _summaries(self, session, squeue, bell) -> Generator:
-        """Of all pages to the newest; those that have none are summarised now."""
-        shape = (bell.newest + 1, bell.lines)
-        low, high = (np.zeros((*shape, ELEMENTS), np.int64) for _ in range(2))
-        e = np.full(shape, BLOCK_EXPONENT_LEAST, np.int64)
+    def _summaries(self, session, squeue, bell, plan) -> Generator:
+        """Of all pages to the newest, uint32 [pages, tokens, lines]; those that have none are
+        summarised now. The first page has one where it may be absent and count."""
         used = self.endpoint.tracker.sessions[session].used_lines
-        for page in range(1, bell.newest):
+        codes = np.zeros((bell.newest + 1, used // bell.lines, bell.lines), np.uint32)
+        for page in range(0 if self.config.select_estimates else 1, bell.newest):
             key = squeue * self.config.pages + page
             found = yield Holds(key, bell.lines)
             if found is None:
                 keys, there = yield from self._look(session, squeue, page, used, bell.lines)
-                found = summary(keys, np.ones(keys.e.shape, bool))
+                found = summary(keys, plan)
                 if there:
                     yield Built(key, bell.lines, found)
-            low[page], high[page], e[page] = found
-        return Summary(low, high, e)
+            codes[page] = found
+        return codes
 
     def _look(self, session, squeue, page, count, lines) -> Generator:
         """The keys of a page [tokens, lines], and whether the page was there; a line that was not,

@@ -13,7 +13,7 @@ from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
 
 from .shape import ModelShape
 
-__all__ = ["Layout", "bf16_to_float32", "float32_to_bf16", "to_bits"]
+__all__ = ["Layout", "bf16_to_float32", "float32_to_bf16", "to_bits", "to_float32"]
 
 
 def float32_to_bf16(x) -> np.ndarray:
@@ -43,6 +43,14 @@ def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
         )
         raise ValueError(f"{name} of dtype {array.dtype} is refused; this session takes {legal}")
     return np.ascontiguousarray(array).view(np.uint16)
+
+
+def to_float32(bits, host_type: HostType) -> np.ndarray:
+    """Bit patterns of host elements, uint16 → float32, exactly."""
+    bits = np.ascontiguousarray(bits, np.uint16)
+    if host_type == HostType.FP16:
+        return bits.view(np.float16).astype(np.float32)
+    return bf16_to_float32(bits)
 
 
 class Layout:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kelp_spec.address import AddressMap, Region
-from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
+from kelp_spec.formats import ELEMENTS, LINE_BYTES
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -25,9 +25,10 @@ from kelp_spec.select import (
 
 from .arguments import integer, real
 from .errors import TransportError, UnsupportedError
-from .layout import bf16_to_float32, to_bits
+from .layout import to_bits, to_float32
+from .plans import plan_of_keys, plan_of_sample
 
-__all__ = ["Chosen", "gather", "select"]
+__all__ = ["Chosen", "gather", "plan", "select"]
 
 _PATIENCE_SECONDS = 60.0  #: for an answer
 
@@ -86,14 +87,20 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     tokens = integer("tokens", tokens, 1, session.max_tokens)
     real("mass", mass, 0.0, 1.0)
     factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4)
-    if not session.device.transport.hints:
+    near = session.device.transport.hints
+    places = _places(session) if near else None
+    queries = _grouped(session, queries, c.select_heads if near else None)
+    values = _numbers(queries, shape.dtype)
+    if places is None:
         most = integer("pages", session.pages if pages is None else pages, 0, session.pages)
-        chosen = _by_the_host(session, layer, queries, tokens, most, mass, factor)
+        chosen = _by_the_host(session, layer, values, tokens, most, mass, factor)
         return _nothing(chosen) if flags["speculative"] else chosen
-    places = _places(session)
     most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
     m, sh = scale_of(factor)
     rows = _query_lines(session, queries, c.select_heads)
+    plans = session.plans.get(layer)
+    if plans is None:
+        plans = plan_of_sample(session, layer, values, tokens)
     newest, last = divmod(tokens - 1, session.page_tokens)
     bells, lines = [], []
     sequence = session.next_sequence()
@@ -114,12 +121,37 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
             | flags
             | _waits(c, session.wait_above)
         )
-        lines.append(rows[head])
+        lines.append((rows[head], plans[head]))
     answers = []
     for first in range(0, shape.kv_heads, c.select_groups):
         group = slice(first, first + c.select_groups)
         answers += _ask(session, places, sequence, bells[group], lines[group])
     return _chosen(session, layer, tokens, answers)
+
+
+def plan(session, layer, keys, queries) -> None:
+    """:meth:`cxl_kv.Session.plan`."""
+    shape = session.shape
+    layer = integer("layer", layer, 0, shape.layers - 1)
+    keys = to_bits(keys, shape.dtype, "keys")
+    legal = keys.ndim == 3 and keys.shape[1]
+    if not legal or keys.shape[::2] != (shape.kv_heads, shape.head_dim):
+        raise ValueError(
+            f"keys of shape {list(keys.shape)} are refused; legal: [{shape.kv_heads}, tokens, "
+            + f"{shape.head_dim}]"
+        )
+    queries = to_bits(queries, shape.dtype, "queries")
+    legal = queries.ndim == 3 and queries.size and queries.shape[0] % shape.kv_heads == 0
+    if not legal or queries.shape[2] != shape.head_dim:
+        raise ValueError(
+            f"queries of shape {list(queries.shape)} are refused; legal: [query heads, positions, "
+            + f"{shape.head_dim}], as many heads for each of {shape.kv_heads} KV heads"
+        )
+    values = _numbers(queries.reshape(shape.kv_heads, -1, shape.head_dim), shape.dtype)
+    if session.device.transport.hints:
+        _places(session)
+        of_heads = zip(to_float32(keys, shape.dtype), values, strict=True)
+        session.plans[layer] = np.stack([plan_of_keys(*of_head) for of_head in of_heads])
 
 
 def _places(session) -> SelectMap:
@@ -129,10 +161,12 @@ def _places(session) -> SelectMap:
             f"configuration {c.name!r} chooses no pages near memory; one with `select` does "
             + "(golden:unit_select)"
         )
-    if session.shape.token_lines > c.select_lines:
+    lines, most = session.shape.token_lines, c.select_lines
+    if lines > most or lines & lines - 1:
+        legal = ", ".join(str(1 << n) for n in range(most.bit_length()))
         raise UnsupportedError(
-            f"head_dim = {session.shape.head_dim} takes {session.shape.token_lines} lines a token; "
-            + f"configuration {c.name!r} chooses among keys of {c.select_lines}"
+            f"head_dim = {session.shape.head_dim} takes {lines} lines a token; configuration "
+            + f"{c.name!r} chooses among keys of {legal}"
         )
     return SelectMap(c)
 
@@ -166,10 +200,18 @@ def _grouped(session, queries, most: int | None) -> np.ndarray:
     return queries.reshape(shape.kv_heads, group, -1)
 
 
+def _numbers(queries: np.ndarray, dtype) -> np.ndarray:
+    """Queries as float32; ValueError where one is none."""
+    values = to_float32(queries, dtype)
+    if np.isnan(values).any():
+        raise ValueError("queries with a NaN are refused; legal: numbers")
+    return values
+
+
 def _query_lines(session, queries, most: int) -> np.ndarray:
-    """uint8 [kv_heads, select_heads · token_lines, 64]: each KV head's query heads, as often as the
-    device has room for."""
-    shape, queries = session.shape, _grouped(session, queries, most)
+    """uint8 [kv_heads, select_heads · token_lines, 64] of :func:`_grouped` ones: each KV head's
+    query heads, as often as the device has room for."""
+    shape = session.shape
     heads, group, _ = queries.shape
     rows = np.zeros((heads, group, shape.token_lines * ELEMENTS), np.uint16)
     rows[..., : shape.head_dim] = queries
@@ -181,10 +223,7 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
     """The same choice where the device is plain memory: exact scores of every key, in NumPy.
     Nothing is held, since nothing is evicted."""
     shape, size = session.shape, session.page_tokens
-    queries = _values(_grouped(session, queries, None), shape.dtype)
-    if np.isnan(queries).any():
-        raise ValueError("queries with a NaN are refused; legal: numbers")
-    keys = _values(session.read(layer, stop=tokens, dtype=np.uint16)[0], shape.dtype)
+    keys = to_float32(session.read(layer, stop=tokens, dtype=np.uint16)[0], shape.dtype)
     scores = queries @ keys.transpose(0, 2, 1) * np.float32(factor)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -208,24 +247,19 @@ def _nothing(chosen: Chosen) -> Chosen:
     return replace(chosen, pages=none, masses=none, held=none)
 
 
-def _values(bits: np.ndarray, dtype: HostType) -> np.ndarray:
-    """Host elements as float32."""
-    bits = np.ascontiguousarray(bits)
-    found = bits.view(np.float16).astype(np.float32)
-    return found if dtype == HostType.FP16 else bf16_to_float32(bits)
-
-
-def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dict]]]:
-    """SELECTs of as many KV heads as there are groups; the answers' fields, and their pages'."""
+def _ask(session, places, sequence, bells, lines) -> list[tuple[dict, list[dict]]]:
+    """SELECTs of as many KV heads as there are groups, with the lines of their queries and plans;
+    the answers' fields, and their pages'."""
     transport, c = session.device.transport, session.device.config
     base = AddressMap(c).select_base
     count = session.shape.token_lines
     stores, rows = [], []
-    for group, lines in enumerate(queries):
+    for group, (queries, planned) in enumerate(lines):
         stores += [
-            places.query(session.number, group, n // count, n % count) for n in range(len(lines))
+            places.query(session.number, group, n // count, n % count) for n in range(len(queries))
         ]
-        rows.append(lines)
+        stores += [places.plan(session.number, group, n) for n in range(count)]
+        rows += [queries, planned]
     for group, bell in enumerate(bells):
         stores.append(places.bell(session.number, group))
         line = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
@@ -234,9 +268,9 @@ def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dic
     answers, until = [], time.monotonic() + _PATIENCE_SECONDS
     for group in range(len(bells)):
         first = places.bell(session.number, group)
-        lines = base + LINE_BYTES * np.arange(first, first + places.answer_lines, dtype=np.uint64)
+        told = base + LINE_BYTES * np.arange(first, first + places.answer_lines, dtype=np.uint64)
         while True:
-            data = transport.load(lines).lines
+            data = transport.load(told).lines
             header = record(ANSWER_FIELDS, data[0].tobytes())
             if header["sequence"] == sequence and header["status"] != SelectStatus.NONE:
                 break
@@ -244,7 +278,7 @@ def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dic
             if time.monotonic() > until:
                 raise TransportError(f"no answer to a SELECT within {_PATIENCE_SECONDS:.0f} s")
         if header["status"] == SelectStatus.REFUSED:
-            raise ValueError(f"the device refused the SELECT: {Refusal(header['refusal']).name}")
+            _refused(Refusal(header["refusal"]))
         entries = data[1:].tobytes()
         answers.append(
             (
@@ -253,6 +287,16 @@ def _ask(session, places, sequence, bells, queries) -> list[tuple[dict, list[dic
             )
         )
     return answers
+
+
+def _refused(refusal: Refusal):
+    if refusal in (Refusal.BELL, Refusal.PLAN):
+        what = {Refusal.BELL: "doorbell", Refusal.PLAN: "plan"}[refusal]
+        raise TransportError(
+            f"the device refused the SELECT: its {what} did not arrive as it was written "
+            + f"({refusal.name}); select again"
+        )
+    raise ValueError(f"the device refused the SELECT: {refusal.name}")
 
 
 def _chosen(session, layer, tokens, answers) -> Chosen:

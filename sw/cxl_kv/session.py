@@ -24,9 +24,9 @@ from .errors import (
     UnsupportedError,
 )
 from .hints import Hints
-from .layout import Layout, to_bits
+from .layout import Layout, to_bits, to_float32
 from .policy import Policy
-from .select import Chosen, gather, select
+from .select import Chosen, gather, plan, select
 from .shape import ModelShape
 
 __all__ = ["Session"]
@@ -56,6 +56,9 @@ class Session:
         While the device estimates that more than this share of the attention is missing, an answer
         to :meth:`select` waits for the pages that are wanted, which are fetched as with its
         `fetch`; some milliseconds at most. None: what is there is used at once.
+    plans : dict of int → uint8 [kv_heads, lines of a token, 64]
+        By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
+        Whoever fills the session with another sequence clears it.
     """
 
     def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
@@ -71,6 +74,7 @@ class Session:
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
         self.wait_above: float | None = None
+        self.plans: dict[int, np.ndarray] = {}
         self.closed = False
         self._sequence = 0
         self._counted_before = self._queue_counters() if device.transport.hints else {}
@@ -279,6 +283,12 @@ class Session:
         pages chosen keep their frames until the session selects in another layer, selects in this
         one again, or lets a moment pass; until then :meth:`gather` reads them in one go.
 
+        A device summarises pages by a *plan* of the layer's keys and queries, each once, at the
+        first choice that has it below its newest page. Where :meth:`plan` has not named one by the
+        first choice that has any such page, it is made then, and stays: of `queries`, and of up
+        to 512 tokens of the pages behind the first, spread over the context, which are read for it
+        and count as read; pages that cannot be read are left out.
+
         Parameters
         ----------
         layer : int
@@ -303,9 +313,11 @@ class Session:
         Raises
         ------
         UnsupportedError
-            The device has no `select`.
+            The device has no `select`, or does not choose among keys of this head_dim.
         ValueError
             An argument does not fit, or a query has a NaN.
+        TransportError
+            The doorbell or the plan did not arrive as it was written.
         """
         self._usable()
         return select(
@@ -318,6 +330,47 @@ class Session:
             scale=scale,
             flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
         )
+
+    def plan(self, layer: int, keys, queries) -> None:
+        """Name what a layer's pages are summarised by, from keys and queries at hand: better than
+        what the first :meth:`select` reads and is given.
+
+        For the end of a prefill, before the layer's first `select` with more than two pages.
+        Summaries that the device has made stay as they are, and what they say is then mistaken:
+        a later plan makes choices poorer, until these pages' keys are written anew. What is read is
+        right whatever the plan.
+
+        Parameters
+        ----------
+        layer : int
+        keys : array
+            [kv_heads, tokens, head_dim], of the session's type: of the whole context, or of some
+            hundred tokens that are spread over it.
+        queries : array
+            [query heads, positions, head_dim]; the latest are like those to come.
+
+        Raises
+        ------
+        UnsupportedError
+            As :meth:`select`.
+        ValueError
+            Shape or dtype does not fit, or a query has a NaN.
+        """
+        self._usable()
+        plan(self, layer, keys, queries)
+
+    def sample(self, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys of a layer at some positions, float32 [kv_heads, n, head_dim]; and which of them
+        could be read, bool [kv_heads, n]."""
+        shape = self.shape
+        heads = slice(0, shape.kv_heads)
+        addresses = self.layout.addresses(slice(layer, layer + 1), heads, positions)[0, :, 0]
+        lines, status = self.device.transport.load(addresses.reshape(-1))
+        if (status == Status.NOT_MAPPED).any():
+            self._fail(addresses.reshape(-1), np.where(status == Status.NOT_MAPPED, status, 0))
+        rows = lines.view(np.uint16).reshape(*addresses.shape[:2], -1)[..., : shape.head_dim]
+        known = (status.reshape(addresses.shape) == Status.DATA).all(axis=-1)
+        return to_float32(rows, shape.dtype), known
 
     def gather(self, chosen: Chosen, *, dtype=None):
         """The keys and values of the pages that :meth:`select` chose.
@@ -502,6 +555,7 @@ class Session:
         a second time, and in a child of the process that opened it."""
         if not self.closed:
             self.closed = True
+            self.plans.clear()
             if self.device.transport.home.left() or self.device.closed:
                 return  # a device that was closed has closed its sessions
             self.device.transport.close_session(self.number)

@@ -4,7 +4,7 @@
 (docs/select.md, "Held to the RTL")."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -86,13 +86,14 @@ def hold(
     *,
     config: Config,
     warm: int,
-    timing: Timing = RTL,
+    timing: Timing | None = None,
     compute: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Held:
     """A decoded run, of which the host's lines were kept, on the RTL of `config`; ValueError where
     it does not fit."""
     device = run.device
+    timing = timing or replace(RTL, lanes=config.select_lanes)
     m, sh = scale_of(run.q.shape[-1])
     group = run.q.shape[2] // run.k.shape[1]
     found = choices(
@@ -101,6 +102,7 @@ def hold(
             q=run.q,
             k=run.k,
             v=run.v,
+            plans=run.plans,
             first=first,
             most=device.most,
             target=round(device.target * ONE) * group,

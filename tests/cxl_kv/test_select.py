@@ -3,16 +3,27 @@
 """session.select and session.gather: what the device chooses is what attention asks for, and comes
 back as it was written."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulated_window import SimulatedWindow
 
 import cxl_kv
 from cxl_kv.backends.cxl import CxlCore
+from cxl_kv.backends.golden import GoldenCore
 from cxl_kv.core import Status
+from cxl_kv.device import Device
+from cxl_kv.plans import plan_of_keys, plan_of_sample
+from cxl_kv.policy import Policy
 from cxl_kv.select import gather, scale_of
 from cxl_kv.serving.server import Server
+from cxl_kv.session import Session
+from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
+from kelp_golden import select_region
+from kelp_spec.config import named
+from kelp_spec.metadata import PageState
 
 LAYERS, HEADS, DIM, TOKENS = 2, 2, 32, 95
 GOLDEN = "golden:unit_select?frames=256,256,256,256"
@@ -270,11 +281,12 @@ def test_bad_input():
             (dict(scale=-1), "scale = -1 is refused"),
             (dict(queries=q[:3]), r"queries of shape \[3, 32\] are refused; legal: .* 1, 2 for"),
             (dict(queries=q[:, :16]), r"queries of shape \[4, 16\] are refused"),
-            (dict(queries=np.full_like(q, np.nan)), "the device refused the SELECT: QUERY_NAN"),
+            (dict(queries=np.full_like(q, np.nan)), "queries with a NaN are refused"),
         ):
             given = dict(layer=0, queries=q, tokens=TOKENS) | arguments
             with pytest.raises(ValueError, match=message):
                 session.select(**given)
+        assert not session.plans  # nothing of all that was planned for
         session.close()
         with pytest.raises(cxl_kv.SessionClosedError):
             session.select(0, q, tokens=TOKENS)
@@ -289,3 +301,218 @@ def test_bad_input():
 def test_scale(factor):
     m, sh = scale_of(factor)
     assert 0 < m < 1 << 16 and m * 2.0**-sh == pytest.approx(factor / np.log(2), rel=1e-4)
+
+
+# - what the device knows of keys: plans ----------------------------------------------------------
+
+
+def needles(rng, dim, tokens, size, count=3):
+    """Keys [1, 1, tokens, dim] and, of some pages, (page, queries of two heads that ask for one
+    token of it)."""
+    keys = rng.standard_normal((1, 1, tokens, dim))
+    asked = []
+    for page in rng.choice(np.arange(2, tokens // size - 8), count, replace=False).tolist():
+        ways = rng.standard_normal((2, dim))
+        ways *= dim**0.5 / np.linalg.norm(ways, axis=1, keepdims=True)
+        keys[0, 0, page * size + rng.integers(size)] = 0.9 * ways.sum(axis=0)
+        asked.append((page, (2 * ways).astype(np.float16)))
+    return keys.astype(np.float16), asked
+
+
+@pytest.mark.parametrize(
+    ("dim", "formats", "dtype"),
+    [(32, "raw16", "fp16"), (64, "raw16", "fp16"), (64, "int4", "fp16"), (128, "raw16", "bf16")],
+)
+@pytest.mark.parametrize("said", [False, True])
+def test_a_page_that_one_query_alone_asks_for_is_found(dim, formats, dtype, said):
+    """Whether the plan is of a prompt's keys and queries, or of a sample and another query."""
+    print("seed 21")
+    rng = np.random.default_rng(21)
+    lines = max(2, dim // 32)
+    config = replace(
+        named("unit_select"), half_lines=2 * lines, select_lines=lines, frames=(256, 256, 256, 256)
+    )
+
+    def stored(x):
+        return cxl_kv.float32_to_bf16(x) if dtype == "bf16" else x.astype(np.float16)
+
+    with Device(LocalTransport(GoldenCore(config))) as device:
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=dim, formats=formats, dtype=dtype)
+        session = device.open_session(shape)
+        tokens = session.max_tokens - 1
+        keys, asked = needles(rng, dim, tokens, session.page_tokens, 8)
+        session.write([0], stored(keys), stored(keys))
+        other = stored(rng.standard_normal((2, 5, dim)))
+        if said:
+            session.plan(0, stored(keys[0]), other)
+        session.select(0, other[:, 0], tokens=tokens)
+        for page, query in asked:
+            chosen = session.select(0, stored(query), tokens=tokens, pages=2)
+            assert page in chosen.pages[0] and chosen.masses[0][2:].sum() > 0.25
+
+
+def test_an_absent_page_that_a_query_asks_for_is_wanted(monkeypatch):
+    """A context grown token by token, a pool of a quarter of its pages: the device knows by its
+    codes alone which page is missing, and has it fetched."""
+    print("seed 1")
+    rng, choices = np.random.default_rng(1), []
+    choose = select_region.choose_pages
+
+    def noted(*arguments, **options):
+        choices.append(choose(*arguments, **options))
+        return choices[-1]
+
+    monkeypatch.setattr(select_region, "choose_pages", noted)
+    with cxl_kv.open("golden:unit_select?frames=16,4,4,4") as device:
+        device.configure(prefetch=["hint"], low_water=2, high_water=6)
+        session = device.open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=64))
+        size, tokens = session.page_tokens, session.max_tokens - 1
+        keys, asked = needles(rng, 64, tokens, size)
+        other = rng.standard_normal((2, 64)).astype(np.float16)
+        for start in range(0, tokens, size):
+            part = keys[:, :, start : start + size]
+            session.write([0], part, part, start=start)
+            session.select(0, other, tokens=min(start + size, tokens))
+        late = 0
+        for page, query in asked:
+            absent = session.page_state(0, 0, page)["state"] == PageState.COLD
+            chosen = session.select(0, query, tokens=tokens, pages=3, fetch=True)
+            assert (page in chosen.pages[0]) == (not absent)
+            if not absent:
+                continue
+            late += 1
+            assert page in choices[-1].wanted and chosen.missing[0] > 0.1
+            assert page in session.select(0, query, tokens=tokens, pages=1).pages[0]
+        assert late == 3
+
+
+def test_a_layer_is_planned_once():
+    """When a page first lies between the first and the newest; then for good, or until it is said
+    otherwise; of what could be read."""
+    device, session, k, _ = filled()
+    rng, size = np.random.default_rng(9), session.page_tokens
+    with device:
+        session.select(1, queries(rng), tokens=2 * size)
+        assert not session.plans
+        session.select(1, queries(rng), tokens=2 * size + 1, speculative=True)
+        (early,) = session.plans.values()
+        assert set(session.plans) == {1} and early.shape == (HEADS, 1, 64)
+        session.select(1, queries(rng), tokens=TOKENS)
+        assert session.plans[1] is early
+        q = rng.standard_normal((2 * HEADS, 7, DIM)).astype(np.float16)
+        session.plan(1, k[1], q)
+        said = session.plans[1]
+        assert (said != early).any()
+        session.select(1, queries(rng), tokens=TOKENS)
+        assert session.plans[1] is said
+        session.close()
+        assert not session.plans
+
+
+def test_what_is_lost_is_left_out_of_a_sample():
+    device, session, k, _ = filled()
+    with device:
+        bare, size = session.sample, session.page_tokens
+
+        def lossy(lost):
+            def sample(layer, positions):
+                keys, known = bare(layer, positions)
+                assert known.all() and (keys == k[layer][:, positions]).all()
+                assert len(positions) == TOKENS - size and positions[0] == size
+                keys[:, lost], known[:, lost] = np.nan, False
+                return keys, known
+
+            return sample
+
+        q = queries(np.random.default_rng(9))
+        session.sample = lossy(slice(None))
+        assert session.select(0, q, tokens=TOKENS).page_count and not session.plans
+        session.sample = lossy(slice(3, 9))
+        session.select(0, q, tokens=TOKENS)
+        there = np.delete(np.arange(size, TOKENS), range(3, 9))
+        asked = q.astype(np.float32).reshape(HEADS, 2, DIM)
+        for head in range(HEADS):
+            wanted = plan_of_keys(k[0, head, there].astype(np.float32), asked[head])
+            assert (session.plans[0][head] == wanted).all()
+
+
+def test_a_long_context_is_sampled():
+    """512 tokens of pages that are spread over it, whatever a page holds."""
+    asked = []
+
+    class Long:
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+
+        def __init__(self, size):
+            self.page_tokens, self.plans = size, {}
+
+        def sample(self, layer, positions):
+            asked.append(positions)
+            return np.ones((1, len(positions), 32)), np.ones((1, len(positions)), bool)
+
+    for size, tokens in ((16, 8000), (16, 600), (1, 3000), (700, 4000)):
+        plan_of_sample(Long(size), 0, np.ones((1, 2, 32)), tokens)
+        positions = asked.pop()
+        assert 256 <= len(positions) <= 512 and (np.diff(positions) > 0).all()
+        assert size <= positions[0] and positions[-1] < tokens
+        assert positions[-1] >= tokens - size or size > 512
+
+
+def test_two_hosts_of_one_session_with_plans_of_their_own():
+    """Codes by one plan and read by another choose other pages; what is read is right."""
+    device, session, k, _ = filled()
+    with device:
+        rng = np.random.default_rng(9)
+        other = Session(device, session.number, session.shape, max_tokens=TOKENS, policy=Policy())
+        wild = (300 * rng.standard_normal((HEADS, 40, DIM))).astype(np.float16)
+        other.plan(1, wild, rng.standard_normal((2 * HEADS, 3, DIM)).astype(np.float16))
+        for n in range(6):
+            mine = (session, other)[n % 2]
+            chosen = mine.select(1, queries(rng), tokens=TOKENS)
+            keys, _, positions = mine.gather(chosen)
+            for head in range(HEADS):
+                real = positions[head] >= 0
+                assert (keys[head][real] == k[1, head][positions[head][real]]).all()
+
+
+def test_plans_that_are_refused():
+    device, session, k, _ = filled()
+    with device:
+        q = np.zeros((2 * HEADS, 3, DIM), np.float16)
+        for arguments, message in (
+            (dict(layer=2), "layer = 2 is refused; legal: 0 … 1"),
+            (
+                dict(keys=k[0, :1]),
+                r"keys of shape \[1, 95, 32\] are refused; legal: \[2, tokens, 32\]",
+            ),
+            (dict(keys=k[0, :, :0]), r"keys of shape \[2, 0, 32\] are refused"),
+            (dict(keys=k[0].astype(np.float32)), "keys of dtype float32 is refused"),
+            (
+                dict(queries=q[:, 0]),
+                r"queries of shape \[4, 32\] are refused; legal: \[query heads, ",
+            ),
+            (dict(queries=q[:3]), r"queries of shape \[3, 3, 32\] are refused"),
+            (dict(queries=q[:, :0]), r"queries of shape \[4, 0, 32\] are refused"),
+            (dict(queries=np.full_like(q, np.nan)), "queries with a NaN are refused"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                session.plan(**dict(layer=0, keys=k[0], queries=q) | arguments)
+        session.plan(0, k[0], q)  # of queries without a direction, too
+        assert session.select(0, q[:, 0], tokens=TOKENS).page_count
+        session.plans[0] = np.zeros_like(session.plans[0])
+        with pytest.raises(cxl_kv.TransportError, match="its plan did not arrive .*PLAN"):
+            session.select(0, q[:, 0], tokens=TOKENS)
+        session.close()
+        with pytest.raises(cxl_kv.SessionClosedError):
+            session.plan(0, k[0], q)
+    with cxl_kv.open("golden:trace_select") as device:
+        wide = device.open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=96))
+        q = np.zeros((4, 96), np.float16)
+        for call in (
+            lambda: wide.select(0, q, tokens=1),
+            lambda: wide.plan(0, q[:1, None], q[:, None]),
+        ):
+            with pytest.raises(
+                cxl_kv.UnsupportedError, match="head_dim = 96 takes 3 lines a token"
+            ):
+                call()

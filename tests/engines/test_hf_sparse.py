@@ -3,6 +3,8 @@
 """generate() over the pages that the device chooses: the very tokens of DynamicCache where it
 chooses all of them, and else attention to the chosen ones."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -182,6 +184,31 @@ def test_what_is_attended_to_is_what_was_chosen(monkeypatch):
             model(input_ids=torch.tensor([[7]]), past_key_values=cache)
     assert [layer for layer, _ in seen] == [0, 1]
     assert all(count < 4 * 31 for _, count in seen)
+
+
+def test_a_prompt_is_summarised_for_its_last_queries():
+    """Each layer that chooses is planned by the prompt, once; a copy takes the plan along, and
+    another prompt in the same sessions brings its own."""
+    model, more = model_of("llama"), torch.tensor([[7, 8, 9]])
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(dense=(0,))) as cache:
+            model(input_ids=prompt(tokens=4)["input_ids"], past_key_values=cache)
+            assert not cache.rows[0].plans, "no page to summarise"
+            model(input_ids=more, past_key_values=cache)
+            (first,) = cache.rows[0].plans.values()
+            model(input_ids=more, past_key_values=cache)
+            (second,) = cache.rows[0].plans.values()
+            assert set(cache.rows[0].plans) == {1} and (first != second).any()
+            model(input_ids=more[:, :1], past_key_values=cache)
+            model(input_ids=more, past_key_values=cache)
+            assert cache.rows[0].plans[1] is second, "pages are summarised by it"
+            with copy.deepcopy(cache) as other:
+                assert other.rows[0].plans == cache.rows[0].plans
+            session = cache.rows[0]
+            cache.reset()
+            assert not session.plans
+            model(input_ids=more.repeat(1, 4), past_key_values=cache)
+            assert cache.rows[0] is session and (session.plans[1] != second).any()
 
 
 def test_a_model_that_would_not_ask_is_refused():

@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Queries, stored keys and summaries for the blocks of the room `select`, and what the golden model
-makes of them."""
+"""Queries, stored keys, plans and summaries for the blocks of the room `select`, and what the
+golden model makes of them."""
 
 import numpy as np
 
 from kelp_golden import codec, select
 from kelp_spec.formats import ELEMENTS, Format, HostType
-from kelp_spec.select import BLOCK_EXPONENT_BITS, SUMMARY_BITS
+from kelp_spec.select import (
+    BLOCK_EXPONENT_BITS,
+    CODED_LINES,
+    MEAN_BITS,
+    PLAN_FIELDS,
+    record,
+)
+from kelp_spec.select_plan import plan_lines
+from kelp_verif.endpoint.some_plan import some_plan
 
-__all__ = ["SCALE", "Group", "put_queries", "query_lines", "summary_words"]
+__all__ = ["SCALE", "Group", "plan_items", "put_plan", "put_queries", "query_lines", "sound_plan"]
 
 #: log2(e) / 8 as m · 2^−sh
 SCALE = {"m": 47274, "sh": 18}
 
 
 class Group:
-    """A query of `heads` heads and stored keys of `pages` pages."""
+    """A query of `heads` heads, stored keys of `pages` pages, and a plan: a sound one, or a
+    `wild` one."""
 
-    def __init__(self, seed, *, heads, lines, pages, tokens=16, fmt=Format.INT8):
+    def __init__(self, seed, *, heads, lines, pages, tokens=16, fmt=Format.INT8, wild=False):
         rng = np.random.default_rng(seed)
         size = 2.0 ** rng.integers(-6, 4, (pages, tokens, lines, 1))
         keys = rng.normal(size=(pages, tokens, lines, ELEMENTS)) * size
@@ -31,7 +40,12 @@ class Group:
         self.payload, self.scale = self._stored(keys, fmt)
         self.keys = select.of_stored(self.payload, self.scale, HostType.FP16, fmt)
         self.query = select.of_host(np.clip(query, -6e4, 6e4).astype(np.float16).view(np.uint16))
-        self.summary = select.summary(self.keys, np.ones(self.keys.e.shape, bool))
+        rows = plan_lines(
+            np.nan_to_num(keys).reshape(-1, lines * ELEMENTS), query.reshape(heads, -1)
+        )
+        self.plan_rows = some_plan(rng, lines) if wild else rows
+        self.plan = select.plan_of(self.plan_rows)
+        self.codes = select.summary(self.keys, self.plan)
 
     @staticmethod
     def _stored(values, fmt):
@@ -45,9 +59,9 @@ class Group:
         keys = select.Blocks(*(part[page] for part in self.keys))
         return select.scores(self.query, keys, SCALE["m"], SCALE["sh"])
 
-    def bounds(self):
+    def estimates(self):
         """int64 [heads, pages]."""
-        return select.bounds(self.query, self.summary, SCALE["m"], SCALE["sh"])
+        return select.estimates(self.query, self.codes, self.plan, SCALE["m"], SCALE["sh"])
 
     def key_lines(self):
         """What KeyScore is sent, token after token."""
@@ -68,29 +82,38 @@ class Group:
 
     def summary_lines(self):
         """What SummaryScore is sent, page after page."""
-        words = summary_words(self.summary)
-        pages, lines = self.summary.e.shape
+        codes = self.codes.reshape(len(self.codes), -1).tolist()
+        rows = -(-len(codes[0]) // CODED_LINES)
         return [
-            {"data": words[page][line], "line": line, "last": line == lines - 1, "id": page}
-            for page in range(pages)
-            for line in range(lines)
+            {
+                "code": (page[CODED_LINES * row :] + [0] * CODED_LINES)[:CODED_LINES],
+                "line": row,
+                "last": row == rows - 1,
+                "id": number,
+            }
+            for number, page in enumerate(codes)
+            for row in range(rows)
         ]
 
 
-def summary_words(summary):
-    """The 64-byte lines of summaries, as integers [pages][lines]."""
-    least = (1 << SUMMARY_BITS) - 1
-    pages, lines = summary.e.shape
+def sound_plan(rng, lines):
+    """A host's plan for keys and queries of normal numbers, uint8 [lines, 64]."""
+    return plan_lines(*rng.standard_normal((2, 64, lines * ELEMENTS)))
+
+
+def plan_items(rows):
+    """What a block is sent of a plan."""
     out = []
-    for page in range(pages):
-        out.append([])
-        for line in range(lines):
-            word, at = 0, 0
-            for value in (*summary.low[page, line], *-summary.high[page, line]):
-                word |= (int(value) & least) << at
-                at += SUMMARY_BITS
-            word |= (int(summary.e[page, line]) & (1 << BLOCK_EXPONENT_BITS) - 1) << at
-            out[-1].append(word)
+    for line, row in enumerate(rows):
+        fields = record(PLAN_FIELDS, row.tobytes())
+        plan = {
+            name: [fields[f"{name}_{k}"] for k in range(ELEMENTS)]
+            for name in ("mean", "step", "count")
+        }
+        plan["mean"] = [x - (x >> MEAN_BITS - 1 << MEAN_BITS) for x in plan["mean"]]
+        e = fields["exponent"]
+        plan["exponent"] = e - (e >> BLOCK_EXPONENT_BITS - 1 << BLOCK_EXPONENT_BITS)
+        out.append({"plan": plan | {"planned": 1}, "line": line, "last": line == len(rows) - 1})
     return out
 
 
@@ -109,8 +132,8 @@ def query_lines(query):
     ]
 
 
-def put_queries(query):
-    """A testbench that writes a query's lines into a block."""
+def put_queries(query, plan=None):
+    """A testbench that writes a query's lines, and a plan's, into a block."""
 
     async def put(ctx, dut):
         for line in query_lines(query):
@@ -118,5 +141,16 @@ def put_queries(query):
             ctx.set(dut.i_query.valid, 1)
             await ctx.tick()
         ctx.set(dut.i_query.valid, 0)
+        await put_plan(ctx, dut, plan)
 
     return put
+
+
+async def put_plan(ctx, dut, plan):
+    """Writes the lines of a plan, or none, into a block."""
+    for line in plan_items(plan) if plan is not None else ():
+        ctx.set(dut.i_plan.p, line)
+        ctx.set(dut.i_plan.valid, 1)
+        await ctx.tick()
+    if plan is not None:
+        ctx.set(dut.i_plan.valid, 0)

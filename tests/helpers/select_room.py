@@ -6,7 +6,7 @@ import random
 from collections import deque
 
 import numpy as np
-from select_cases import SCALE
+from select_cases import SCALE, sound_plan
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.lines import POISONED
@@ -29,6 +29,7 @@ __all__ = [
     "BELL",
     "CONFIG",
     "OWNER",
+    "PLAN",
     "SHAPE",
     "Room",
     "compare",
@@ -42,6 +43,8 @@ __all__ = [
 CONFIG = named("unit_select").with_(name="room", codec_lanes=8)
 LINES, TOKENS, OWNER = 2, 2, 3
 BELL = {"newest": 9, "tokens": TOKENS, "lines": LINES, "most": 4, "target": 2 << 16, **SCALE}
+#: The plan of every SELECT that has no other.
+PLAN = sound_plan(np.random.default_rng(0), LINES)
 SHAPE = Session(used_queues=4, used_lines=4, used_pages=32, kv_heads=2, ld_id=OWNER)
 
 
@@ -180,9 +183,9 @@ class Room:
         assert found is not None
         return found
 
-    async def ask(self, region, queries, *, group=0, ld_id=OWNER):
-        """The lines of a query, to the block and to the golden `region`."""
-        for head, rows in enumerate(queries):
+    async def ask(self, region, queries, *, group=0, ld_id=OWNER, plan=PLAN):
+        """The lines of a query and of a plan, to the block and to the golden `region`."""
+        for head, rows in enumerate([*queries, plan] if len(queries) else ()):
             for n, row in enumerate(rows):
                 line = region.map.query(0, group, head, n)
                 await self.access(line, row.tobytes(), ld_id)

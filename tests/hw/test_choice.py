@@ -5,6 +5,7 @@ and gathered lines are those of the golden model (docs/select.md)."""
 
 import numpy as np
 import pytest
+from select_cases import sound_plan
 
 from kelp_golden import codec
 from kelp_golden.endpoint import Endpoint, QueuePolicy
@@ -147,8 +148,9 @@ class Both:
         """A SELECT of both, compared; the answer's fields, and its pages'."""
         places = self.region.map
         if queries:
-            lines = [places.query(0, group, h, n) for h in range(HEADS) for n in range(LINES)]
-            self.region_write(lines, self.lines(len(lines)))
+            lines = [places.query(0, group, h, n) for h in range(HEADS + 1) for n in range(LINES)]
+            plan = sound_plan(self.rng, LINES)  # which is one head more
+            self.region_write(lines, np.concatenate([self.lines(HEADS * LINES), plan]))
         self.driver.take_commits()
         self.sequence += 1
         bell = BELL | {"sequence": self.sequence} | fields
@@ -280,6 +282,10 @@ def test_bad_input():
     nan = np.full((1, 64), 255, np.uint8)
     both.region_write([places.query(0, 0, 1, 1)], nan)
     assert both.select(queries=False)[0]["refusal"] == Refusal.QUERY_NAN
+    none = np.zeros((1, 64), np.uint8)
+    both.region_write([places.query(0, 0, 1, 1)], both.lines(1))
+    both.region_write([places.plan(0, 0, 1)], none)
+    assert both.select(queries=False)[0]["refusal"] == Refusal.PLAN
     both.gather(header, pages)  # refusals leave the slots
     # Another host sees zeros and NXM, and changes nothing.
     assert not both.answer(0, ld_id=OWNER + 1).any()
@@ -297,8 +303,8 @@ def test_bad_input():
     assert not both.answer(0).any()
     assert d.run(Program.reads(address, ld_id=OWNER)).response[0] == Response.NXM
     logged = [d.read_fields(f"event_{n}")["code"] for n in range(d.read64("event_count"))]
-    assert sorted(logged[:10]) == 4 * [Event.FOREIGN_LD] + 6 * [Event.SELECT_REFUSED]
-    assert set(logged[10:]) == {Event.OUT_OF_MAP, Event.CLOSED_SESSION}
+    assert sorted(logged[:11]) == 4 * [Event.FOREIGN_LD] + 7 * [Event.SELECT_REFUSED]
+    assert set(logged[11:]) == {Event.OUT_OF_MAP, Event.CLOSED_SESSION}
 
 
 def test_pages_that_are_evicted():

@@ -11,7 +11,7 @@ from kelp_spec.select import Refusal
 from .block_form import unpack
 from .control_slots import Then
 
-__all__ = ["check", "query"]
+__all__ = ["check", "query", "turn"]
 
 
 def check(control, m, s):
@@ -29,6 +29,7 @@ def check(control, m, s):
         shifted.eq(Cat(left[-1], rest)),
     ]
     s.nan = Signal()  # a query has one
+    s.unplanned = Signal()  # a line of the plan is none
     with m.If(steps != len(left)):
         m.d.sync += [
             rest.eq(Mux(shifted >= bell.lines, shifted - bell.lines, shifted)),
@@ -66,7 +67,9 @@ def check(control, m, s):
             m.d.sync += s.refusal.eq(Refusal.QUEUE)
         with m.Elif(bell.newest >= held.used_pages):
             m.d.sync += s.refusal.eq(Refusal.PAGE)
-        with m.Elif((bell.lines == 0) | (bell.lines > c.select_lines)):
+        with m.Elif(
+            (bell.lines == 0) | (bell.lines > c.select_lines) | (bell.lines & bell.lines - 1).any()
+        ):
             m.d.sync += s.refusal.eq(Refusal.LINES)
         with m.Else():
             m.next = "QUERY"
@@ -83,6 +86,8 @@ def check(control, m, s):
             m.d.sync += s.refusal.eq(Refusal.COUNT)
         with m.Elif(s.nan):
             m.d.sync += s.refusal.eq(Refusal.QUERY_NAN)
+        with m.Elif(s.unplanned):
+            m.d.sync += s.refusal.eq(Refusal.PLAN)
         with m.Else():
             m.next = "TURN"
             if not c.select_estimates:
@@ -107,14 +112,14 @@ def check(control, m, s):
 
 
 def query(control, m, s):
-    """The group's queries, line by line, into the engine."""
+    """The group's queries and its plan, line by line, into the engine."""
     c, p, bell = control.config, control.parts, s.bell
     head, line, asked = (
-        Signal(range(c.select_heads)),
+        Signal(range(c.select_heads + 1)),
         Signal(range(c.select_lines)),
         Signal(),
     )
-    sent, turned = Signal(), Signal()
+    sent = Signal()
     last_line = line == bell.lines - 1
     last = last_line & (head == c.select_heads - 1)
     got = p.reader.o_query
@@ -125,7 +130,6 @@ def query(control, m, s):
     next_line = Mux(last_line, 0, line + 1)
     next_head = Mux(last_line, head + 1, head)
     m.d.comb += [
-        taken.eq(p.reader.i_query.valid & p.reader.i_query.ready),
         stored.payload.eq(got.p.payload),
         stored.scale.eq(got.p.scale),
         p.window.query_line.eq(
@@ -139,31 +143,59 @@ def query(control, m, s):
         to.p.head.eq(got.p.place.head),
         to.p.line.eq(got.p.place.line),
     ]
+    #: lines of the plan come from now on
+    s.plans, plan = Signal(), p.engine.i_plan
+    m.d.comb += [
+        plan.valid.eq(s.plans),
+        plan.p.plan.eq(p.window.query),
+        plan.p.line.eq(line),
+        plan.p.last.eq(last_line),
+    ]
     exponent = Signal.like(to.p.exponent)
     unpack(m, stored, to.p.element, exponent, is_nan)
     m.d.comb += to.p.exponent.eq(exponent)
-    m.d.sync += turned.eq(0)
-    with m.If(turned):
-        # Where the queue has slots, they are given back.
-        record = p.gather.found_queue
-        m.d.sync += s.generation.eq(record.generation + (record.count != 0))
     yield
     with m.State("QUERY"):
         # A row is there in the cycle after it is addressed: the next one's is, when one is taken.
         m.d.sync += asked.eq(1)
-        m.d.comb += [p.reader.i_query.valid.eq(asked & ~sent), p.window.query_used.eq(taken)]
+        m.d.comb += [
+            taken.eq(p.reader.i_query.valid & p.reader.i_query.ready),
+            p.reader.i_query.valid.eq(asked & ~sent),
+            p.window.query_used.eq(taken),
+        ]
         m.d.comb += s.scans.eq(1)
         with m.If(~asked):
             m.d.sync += s.nan.eq(0)
         with m.If(taken):
             m.d.sync += [line.eq(next_line), head.eq(next_head)]
             with m.If(last):
-                m.d.sync += [sent.eq(1), head.eq(0)]
+                m.d.sync += sent.eq(1)
         with m.If(got.valid):
             m.d.sync += s.nan.eq(s.nan | is_nan)
             with m.If(got_last):
-                m.d.sync += [asked.eq(0), sent.eq(0)]
-                m.next = "CHECKED"
+                m.d.sync += [sent.eq(0), s.unplanned.eq(0)]
+                m.next = "PLAN"
+    with m.State("PLAN"):
+        # The plan is one head more, and `head` has come to it; its first row is there by now.
+        m.d.comb += [s.scans.eq(1), s.plans.eq(1), taken.eq(1), p.window.query_used.eq(1)]
+        m.d.sync += line.eq(next_line)
+        with m.If(~plan.p.plan.planned | plan.p.plan.spare.any()):
+            m.d.sync += s.unplanned.eq(1)
+        with m.If(last_line):
+            m.d.sync += [asked.eq(0), head.eq(0)]
+            m.next = "CHECKED"
+
+
+def turn(control, m, s):
+    """A SELECT that is sound begins when those before it leave it its slots."""
+    c, p, bell = control.config, control.parts, s.bell
+    turned = Signal()
+    m.d.sync += turned.eq(0)
+    with m.If(turned):
+        # Where the queue has slots, they are given back.
+        record = p.gather.found_queue
+        m.d.sync += s.generation.eq(record.generation + (record.count != 0))
+    yield
     with m.State("TURN"):
         # A SELECT that is under way holds slots of its queue, and of its layer, when it is over,
         # and by then it has noted what it saw.

@@ -53,6 +53,7 @@ def feed(control, m, s):
         request.scale.m.eq(bell.m),
         request.scale.sh.eq(bell.sh),
         request.newest.eq(bell.newest),
+        request.page_lines.eq(s.used_lines),
         request.most.eq(bell.most),
         request.target.eq(Mux(bell.target > most, most, bell.target)),
         *(own[name].eq(bell[name]) for name in ("sequence", "queue", "layer", "newest")),
@@ -94,7 +95,7 @@ def feed(control, m, s):
     with m.If(control.o_fetch.ready):
         m.d.sync += control.o_fetch.valid.eq(0)
     if estimates:
-        _estimate(control, m, s, squeue, session)
+        _estimate(control, m, s, squeue)
     scores = keys.valid & keys.ready & ~s.building
     m.d.comb += s.wants_ready.eq(~control.o_fetch.valid & ~scores)
     with m.If(scores):
@@ -122,27 +123,15 @@ def feed(control, m, s):
             m.next = "SCAN"
 
 
-def _estimate(control, m, s, squeue, session):
-    """What was seen of pages to the engine, and what it finds of them back; pages that are wanted
-    to the prefetcher, behind those of a guess."""
-    p = control.parts
-    engine, seen, found, to = p.engine, p.seen, p.engine.o_mass, control.o_fetch
-    of, noted = scored(m, engine, found.p.bank), Signal()
+def _estimate(control, m, s, squeue):
+    """For how much a SELECT waits; pages that are wanted to the prefetcher, behind those of a
+    guess."""
+    engine, to = control.parts.engine, control.o_fetch
     own, bell = engine.i.p.context, s.bell
     m.d.comb += [
         *(own[name].eq(bell[name]) for name in ("waits", "wait_above")),
         own.patience.eq(_time(bell.patience)),
         own.rung.eq(s.rung),
-        seen.squeue.eq(s.squeue),
-        seen.i.valid.eq(engine.o_bound.valid),
-        seen.i.p.eq(engine.o_bound.p),
-        engine.i_seen.valid.eq(seen.o.valid),
-        engine.i_seen.p.eq(seen.o.p),
-        noted.eq(~of.speculative & ~s.ended(session(of))),
-        seen.i_mass.valid.eq(found.valid & noted),
-        seen.i_mass.p.squeue.eq(squeue(of)),
-        seen.i_mass.p.mass.eq(found.p.mass),
-        found.ready.eq(seen.i_mass.ready | ~noted),
     ]
     with m.If(s.wants & s.wants_ready):
         m.d.sync += [

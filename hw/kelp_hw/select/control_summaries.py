@@ -17,11 +17,15 @@ def summarise(control, m, s):
     """Summaries of the pages that have none, a page after another. They are looked for from when
     queries are loaded on, and made when slots are given back."""
     c, p, newest = control.config, control.parts, s.bell.newest
-    m.submodules.build = build = SummaryBuild(lines=c.select_lines, id_bits=c.page_bits)
+    m.submodules.build = build = SummaryBuild(
+        lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits
+    )
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
     page, complete, touched = Signal(c.page_bits), Signal(), Signal()
     # Pages below `at` are judged, but for those of the row that is looked at, from `low` on.
-    at, low, asked = Signal(c.page_bits + 1, init=1), Signal(c.page_bits + 1), Signal()
+    # The first page has one where it may be absent and count.
+    begin = 0 if c.select_estimates else 1
+    at, low, asked = Signal(c.page_bits + 1, init=begin), Signal(c.page_bits + 1), Signal()
     row = store.row_bits
     lacks, lacking = Signal(store.ROW), Signal(c.page_bits)
     #: a SELECT begins; pages are looked for; `page` has no summary
@@ -29,7 +33,8 @@ def summarise(control, m, s):
     looked = control.i_result
     m.d.comb += [
         s.build_ready.eq(build.i.ready),
-        build.token_lines.eq(s.bell.lines - 1),
+        build.i_plan.valid.eq(s.plans),
+        build.i_plan.p.eq(p.engine.i_plan.p),
         build.i.valid.eq(keys.valid & s.building),
         build.i.p.payload.eq(keys.p.payload),
         build.i.p.scale.eq(keys.p.scale),
@@ -63,7 +68,7 @@ def summarise(control, m, s):
             with m.If(at < newest):
                 m.d.sync += [low.eq(at), at.eq((at | (store.ROW - 1)) + 1)]
     with m.If(s.begins):
-        m.d.sync += [asked.eq(0), at.eq(1), found.eq(0)]
+        m.d.sync += [asked.eq(0), at.eq(begin), found.eq(0)]
     yield
     with m.State("SUMMARISE"):
         m.d.comb += s.scans.eq(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
 from amaranth.lib import memory, stream, wiring
-from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import ELEMENTS
 from kelp_spec.select import (
@@ -17,18 +17,18 @@ from kelp_spec.select import (
     SCORE_MOST,
 )
 
-from .signatures import ELEMENT, SelectLayouts, checked
+from .signatures import SelectLayouts, checked
 
-__all__ = ["LineScores", "ScoredLines"]
+__all__ = ["LineScores"]
 
 _PRODUCT_BITS = 20  #: of 32 products of 8 × 8 bits, signed
 _ALIGNED_MOST = (1 << ALIGNED_BITS - 1) - 1
 
 
 class LineScores(wiring.Component):
-    """Scores of tokens, or bounds of pages, for all query heads of a group at once.
+    """Scores of tokens for all query heads of a group at once.
 
-    Of each line, for each head: d = Σ query · (query < 0 ? low : high), aligned to
+    Of each line, for each head: d = Σ query · element, aligned to
     ALIGNED_FRACTION bits after the point and clamped. A token's lines are summed, and the sum is
     scaled and clamped. A token with a `nan` has the least score.
 
@@ -118,13 +118,13 @@ class LineScores(wiring.Component):
             m.d.sync += none.eq(nans[6] | (none & ~firsts[6]))
         nones = self._later(m, moves, none, "none", 9, first=7)
 
-        low, high = (self._later(m, moves, line[name], name, 1)[1] for name in ("low", "high"))
+        element = self._later(m, moves, line.element, "element", 1)[1]
         exponent = self._later(m, moves, line.exponent, "exponent", 1)[1]
         for head in range(self.heads):
             query, query_exponent = self._query(m, head, moves)
             up = Signal(signed(BLOCK_EXPONENT_BITS + 2), name=f"up_{head}")
             m.d.comb += up.eq(exponent + query_exponent - (12 - ALIGNED_FRACTION))
-            product = self._product(m, head, moves, query, low, high)
+            product = self._product(m, head, moves, query, element)
             aligned = self._aligned(m, head, moves, product, up)
             raw = Signal(
                 signed(ALIGNED_BITS + (self.lines - 1).bit_length()),
@@ -172,7 +172,7 @@ class LineScores(wiring.Component):
         elements = [read.data[8 * k : 8 * k + 8].as_signed() for k in range(ELEMENTS)]
         return elements, read.data[width:].as_signed()
 
-    def _product(self, m, head, moves, query, low, high):
+    def _product(self, m, head, moves, query, element):
         """Stages 1 … 3: the line's product with the query, in stage 4."""
 
         def register(bits, name):
@@ -183,9 +183,7 @@ class LineScores(wiring.Component):
         whole = register(_PRODUCT_BITS, "whole")
         with m.If(moves):
             for k, (q, product) in enumerate(zip(query, products, strict=True)):
-                factor = Signal(ELEMENT, name=f"factor{k}_{head}")
-                m.d.comb += factor.eq(Mux(q[-1], low[k], high[k]))
-                m.d.sync += product.eq(q * factor)
+                m.d.sync += product.eq(q * element[k])
             for k, four in enumerate(fours):
                 a, b, c, d = products[4 * k : 4 * k + 4]
                 m.d.sync += four.eq((a + b) + (c + d))
@@ -230,67 +228,3 @@ class LineScores(wiring.Component):
 
 def _clamped(value, least, most):
     return Mux(value > most, most, Mux(value < least, least, value))
-
-
-class ScoredLines:
-    """What components share that bring lines of one kind into block form and have them scored:
-    ports, and a register before `LineScores`. A component names it before `wiring.Component`, and
-    says in `KIND` which layout of SelectLayouts its `i` carries.
-
-    Parameters
-    ----------
-    heads : int
-        Query heads of a group.
-    lines : int
-        Lines of a token at most, and so of a summary.
-    id_bits : int
-    banks : int, optional
-        As of LineScores.
-    """
-
-    LATENCY = LineScores.LATENCY + 1
-    INTERVAL = 1
-    KIND: str  #: what `i` carries: a member of SelectLayouts
-
-    def __init__(self, *, heads: int, lines: int, id_bits: int, banks: int = 1):
-        layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
-        self.heads, self.lines, self.id_bits, self.banks = heads, lines, id_bits, banks
-        super().__init__(
-            {
-                "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
-                "bank": In(range(banks)),
-                "put_bank": In(range(banks)),
-                "scale": In(layouts.scale),
-                "i": In(stream.Signature(getattr(layouts, self.KIND))),
-                "o": Out(stream.Signature(layouts.scores)),
-                "idle": Out(1),
-            }
-        )
-
-    def _block_form(self, m, line):
-        """Drive `low`, `high`, `exponent` and, where there is one, `nan` of `line` from `i`."""
-        raise NotImplementedError
-
-    def elaborate(self, platform):
-        m = Module()
-        m.submodules.scores = scores = LineScores(
-            heads=self.heads, lines=self.lines, id_bits=self.id_bits, banks=self.banks
-        )
-        connect(m, flipped(self.i_query), scores.i_query)
-        connect(m, scores.o, flipped(self.o))
-        line = Signal(self.layouts.line)
-        self._block_form(m, line)
-        m.d.comb += [
-            scores.put_bank.eq(self.put_bank),
-            self.i.ready.eq(~scores.i.valid | scores.i.ready),
-            self.idle.eq(scores.idle & ~self.i.valid),
-            *(line[name].eq(self.i.p[name]) for name in ("line", "last", "id")),
-        ]
-        with m.If(self.i.ready):
-            m.d.sync += [
-                scores.i.valid.eq(self.i.valid),
-                scores.i.p.eq(line),
-                scores.bank.eq(self.bank),
-                scores.scale.eq(self.scale),
-            ]
-        return m

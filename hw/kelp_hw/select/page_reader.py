@@ -192,7 +192,7 @@ class PageReader(wiring.Component):
             into.p.host_type.eq(Mux(asks, self.query_host_type, asked.r_data.host_type)),
             into.p.format.eq(Format.INT8),
             meta.query.eq(asks),
-            meta.place.eq(query.p.place),
+            meta.place.eq(Mux(asks, query.p.place.as_value(), 0)),
             meta.at.eq(asked.r_data.at),
             meta.there.eq(found.r_data),
             leaves.eq(ready & into.ready & ~asks),

@@ -97,8 +97,6 @@ class Select(wiring.Component):
         m.submodules.window, m.submodules.gather = window, gather = parts.window, parts.gather
         m.submodules.store, m.submodules.reader = parts.store, parts.reader
         m.submodules.engine = parts.engine
-        if parts.seen:
-            m.submodules.seen = parts.seen
         m.submodules.control = control = SelectControl(config=c, parts=parts)
         connect(m, flipped(self.i_request), gather.i)
         connect(m, gather.o, flipped(self.o_request))
@@ -213,12 +211,6 @@ class Select(wiring.Component):
             self.o_answer.valid.eq(answer.valid & ~look),
             self.o_answer.p.eq(answer.p),
         ]
-        if parts.seen:
-            m.d.comb += [
-                parts.seen.i_clear.valid.eq(result.valid & scrubbed),
-                parts.seen.i_clear.p.squeue.eq(op.squeue),
-                parts.seen.i_clear.p.page.eq(op.page),
-            ]
         for k in range(c.sessions):
             m.d.comb += control.ended[k].eq(ended & (op.session == k))
         for block in (reader, control):

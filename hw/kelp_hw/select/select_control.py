@@ -15,15 +15,14 @@ from kelp_spec.config import Config
 from kelp_spec.select import HOLD_MOST, Refusal, SelectMap
 
 from ..layouts import TIME_BITS, Layouts
-from .control_bell import check, query
+from .control_bell import check, query, turn
 from .control_choice import choose, feed
 from .control_slots import Then, give_back
 from .control_summaries import summarise
 from .control_wait import wait
 from .gather_window import GatherWindow
 from .page_reader import PageReader
-from .page_seen import PageSeen
-from .select_engine import SelectEngine
+from .select_engine import KeySizes, SelectEngine
 from .select_window import SelectWindow, bell_layout
 from .summary_store import SummaryStore
 
@@ -58,7 +57,7 @@ def engine_of(*, config: Config) -> SelectEngine:
     """A configuration's engine."""
     return SelectEngine(
         heads=config.select_heads,
-        lines=config.select_lines,
+        sizes=KeySizes(config.select_lines, config.select_rows, config.select_lanes),
         pages=config.pages,
         quota=config.select_quota,
         most=config.select - 2,
@@ -70,14 +69,13 @@ def engine_of(*, config: Config) -> SelectEngine:
 
 class SelectParts:
     """What does the work: the `window` of the SELECT region, the `gather` window, the `store` of
-    summaries, the `reader` of pages, the `engine`, and with estimates what it has `seen`."""
+    summaries, the `reader` of pages, and the `engine`."""
 
     def __init__(self, config: Config):
         c = config
         self.window, self.gather = SelectWindow(config=c), GatherWindow(config=c)
         self.store, self.reader = SummaryStore(config=c), PageReader(config=c)
         self.engine = engine_of(config=c)
-        self.seen = PageSeen(config=c) if c.select_estimates else None
 
 
 class SelectControl(wiring.Component):
@@ -173,6 +171,7 @@ class SelectControl(wiring.Component):
             s.squeue.eq(s.session * c.queues + s.bell.queue),
             p.store.squeue.eq(s.squeue),
             p.store.token_lines.eq(s.bell.lines - 1),
+            p.store.rows.eq((s.used_lines - 1) >> 4),
             p.reader.query_host_type.eq(s.host_type),
         ]
         with m.If(s.building):
@@ -192,7 +191,7 @@ class SelectControl(wiring.Component):
         # Each part builds what its states stand on, then, when it goes on, the states.
         parts = [
             self._scan(m, s),
-            *(part(self, m, s) for part in (check, query, give_back, summarise, feed)),
+            *(part(self, m, s) for part in (check, query, turn, give_back, summarise, feed)),
         ]
         for part in parts:
             next(part)
@@ -262,8 +261,7 @@ class SelectControl(wiring.Component):
         yield
         with m.State("SCAN"):
             m.d.sync += [s.refusal.eq(Refusal.NONE), s.generation.eq(0)]
-            ready = p.store.ready & p.gather.ready
-            with m.If(~(ready & p.seen.ready) if p.seen else ~ready):
+            with m.If(~(p.store.ready & p.gather.ready)):
                 pass
             with m.Elif(gone | over):
                 with m.If(s.alone):

@@ -4,11 +4,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.select import BOUND_MASS_BITS, SCORE_BITS, SCORE_LEAST
+from kelp_spec.select import (
+    ABSENT_MORE,
+    CODED_LINES,
+    ESTIMATE_MASS_BITS,
+    SCORE_BITS,
+    SCORE_MOST,
+)
 
 from ..lib.protected import BlockFault, ProtectedFifo, gather, gather_blocks
 from .choice import Choice
@@ -21,7 +29,15 @@ from .summary_score import SummaryScore
 from .top_k import TopK
 from .unscored import Unscored
 
-__all__ = ["SelectEngine"]
+__all__ = ["KeySizes", "SelectEngine"]
+
+
+class KeySizes(NamedTuple):
+    """Sizes of keys and of their summaries."""
+
+    lines: int  #: of a token at most, a power of two
+    rows: int  #: lines of a summary at most
+    lanes: int  #: codes that are scored in a cycle
 
 
 class SelectEngine(wiring.Component):
@@ -42,8 +58,7 @@ class SelectEngine(wiring.Component):
     ----------
     heads : int
         Query heads of a group.
-    lines : int
-        Lines of a token at most.
+    sizes : KeySizes
     pages : int
         Of a queue; a power of two, 64 and more.
     quota : int
@@ -55,16 +70,16 @@ class SelectEngine(wiring.Component):
     context : shape-like, optional
         What a request brings along for its caller.
     estimates : bool, optional
-        A page that is absent has the mass that its caller has for it.
+        A page that is absent has the mass that its summary says.
 
     Members
     -------
-    i_query : in, always-ready stream of query_line
-        Of the request that comes next, before it is offered.
+    i_query, i_plan : in, always-ready streams of query_line, plan_line
+        Of the request that comes next, before it is offered; the plan's last line is the last.
     i : in, stream
-        The newest page, how many are chosen at `most`, the `target` of the heads' masses together,
-        the scale of scores, and the `context`. Taken when its pages are named, stage two
-        has begun, and the request before it has left that.
+        The newest page, the lines of a page's keys, how many are chosen at `most`, the `target` of
+        the heads' masses together, the scale of scores, and the `context`. Taken when its pages are
+        named, stage two has begun, and the request before it has left that.
     o_summary, i_summary : out, stream of pages; in, stream of summary_line
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
@@ -75,12 +90,6 @@ class SelectEngine(wiring.Component):
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`. With `estimates` as Choice's with `wants`.
-    o_bound, i_seen : out, in, always-ready streams of scores
-        With `estimates`: the first page and those named, with their bounds, and what they count
-        when they are absent, in that order.
-    o_mass : out, stream
-        With `estimates`: of every page but the newest that is scored and not absent its `mass`, and
-        its request's `bank`.
     scores, scored : out
         Of each bank: a request is in stage two, and its context.
     leaves, left : out
@@ -98,7 +107,7 @@ class SelectEngine(wiring.Component):
         self,
         *,
         heads: int,
-        lines: int,
+        sizes: KeySizes,
         pages: int,
         quota: int,
         most: int,
@@ -106,12 +115,13 @@ class SelectEngine(wiring.Component):
         context=1,
         estimates: bool = False,
     ):
-        self.heads, self.lines, self.pages, self.protect = heads, lines, pages, protect
+        self.heads, self.sizes, self.pages, self.protect = heads, sizes, pages, protect
+        lines, rows = sizes.lines, sizes.rows
         self.estimates = bool(estimates)
         self.quota, self.most = checked("quota", quota, 1, 256), checked("most", most, 1, 256)
         self.marks = PageMarks(pages=pages, lists=heads, protect=protect)
         bits = self.page_bits = self.marks.page_bits
-        self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=bits)
+        self.layouts = SelectLayouts(heads=heads, lines=lines, rows=rows, id_bits=bits)
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
         #: a page, and whether it is absent
         self.id_bits = bits + self.estimates
@@ -123,6 +133,7 @@ class SelectEngine(wiring.Component):
         self.request = data.StructLayout(
             {
                 "newest": bits,
+                "page_lines": range(rows * CODED_LINES + 1),
                 "most": range(most + 1),
                 "target": self.choice.sum_bits,
                 "scale": self.layouts.scale,
@@ -132,6 +143,7 @@ class SelectEngine(wiring.Component):
         super().__init__(
             {
                 "i_query": In(stream.Signature(self.layouts.query_line, always_ready=True)),
+                "i_plan": In(stream.Signature(self.layouts.plan_line, always_ready=True)),
                 "i": In(stream.Signature(self.request)),
                 "o_summary": Out(stream.Signature(bits)),
                 "i_summary": In(stream.Signature(self.layouts.summary_line)),
@@ -146,64 +158,75 @@ class SelectEngine(wiring.Component):
                 "chosen": Out(context),
                 "fault": Out(BlockFault),
             }
-            | (self._estimating() if estimates else {})
         )
-
-    def _estimating(self):
-        """Ports of what is known of absent pages."""
-        scores = stream.Signature(self.layouts.scores, always_ready=True)
-        mass = data.StructLayout({"mass": self.layouts.page_mass, "bank": 1})
-        return {"o_bound": Out(scores), "i_seen": In(scores), "o_mass": Out(stream.Signature(mass))}
 
     def elaborate(self, platform):
         m = Module()
         bits = self.page_bits
         m.submodules.marks, m.submodules.share = self.marks, self.share
         m.submodules.choice = self.choice
-        sizes = {"heads": self.heads, "lines": self.lines}
-        m.submodules.bounds = bounds = SummaryScore(**sizes, id_bits=bits)
+        m.submodules.found = found = SummaryScore(
+            heads=self.heads, **self.sizes._asdict(), id_bits=bits
+        )
         m.submodules.key_scores = scores = KeyScore(
-            **sizes, id_bits=bits + 2 + self.estimates, banks=2
+            heads=self.heads, lines=self.sizes.lines, id_bits=bits + 2 + self.estimates, banks=2
         )
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.
         m.submodules.names = names = ProtectedFifo(
             shape=self.marks.o.p.shape(), depth=self.heads * self.quota, protect=self.protect
         )
-        connect(m, flipped(self.i_summary), bounds.i)
+        connect(m, flipped(self.i_summary), found.i)
+        connect(m, flipped(self.i_plan), found.i_plan)
         connect(m, flipped(self.i_key), scores.i)
-        for block in (bounds, scores):
+        for block in (found, scores):
             m.d.comb += [
                 block.i_query.valid.eq(self.i_query.valid),
                 block.i_query.p.eq(self.i_query.p),
             ]
         #: the request at `i` has gone to stage two; the queries' place there
         handed, bank = Signal(), Signal()
-        m.d.comb += [bounds.scale.eq(self.i.p.scale), scores.put_bank.eq(bank)]
-        self._name(m, bounds, unscored, names, handed, bank)
+        m.d.comb += [
+            found.scale.eq(self.i.p.scale),
+            found.page_lines.eq(self.i.p.page_lines),
+            scores.put_bank.eq(bank),
+        ]
+        guesses = self._guesses(m) if self.estimates else None
+        self._name(m, found, unscored, names, guesses, handed, bank)
         with m.If(self.i.valid & self.i.ready):
             m.d.sync += bank.eq(~bank)
-        self._score(m, scores, unscored, names, handed, bank)
+        self._score(m, scores, unscored, names, guesses, handed, bank)
         names_fault = Signal(BlockFault)
         gather(m, names_fault, names.fault)
         gather_blocks(m, self.fault, self.marks.fault, names_fault)
         return m
 
     # - stage one, and names -----------------------------------------------------------------------
-    def _name(self, m, bounds, unscored, names, handed, bank):
-        """Bounds of all pages to the lists of the heads; then of those named again, for what is not
-        scored."""
+    def _guesses(self, m):
+        """What the first page and those named count when they are absent, in that order, until
+        stage two comes to them."""
+        m.submodules.guesses = guesses = ProtectedFifo(
+            shape=self.layouts.scores.members["score"],
+            depth=2 * (self.heads * self.quota + 1),
+            protect=False,
+        )
+        m.d.sync += Assert(~guesses.w_en | guesses.w_rdy, "more is guessed than has a place")
+        return guesses
+
+    def _name(self, m, estimates, unscored, names, guesses, handed, bank):
+        """Estimates of all pages to the lists of the heads; then of those named again, for what is
+        not scored."""
         newest, marks = self.i.p.newest, self.marks
         first_stage, last, taken = Signal(), Signal(), Signal()
         #: the last page named, once it is known
         last_named, named = Signal(self.page_bits), Signal()
         m.d.comb += [
-            taken.eq(bounds.o.valid & bounds.o.ready),
+            taken.eq(estimates.o.valid & estimates.o.ready),
             last.eq(
                 Mux(
                     first_stage,
-                    bounds.o.p.id == newest - 1,
-                    named & (bounds.o.p.id == last_named),
+                    estimates.o.p.id == newest - 1,
+                    named & (estimates.o.p.id == last_named),
                 )
             ),
         ]
@@ -213,8 +236,8 @@ class SelectEngine(wiring.Component):
             )
             m.d.comb += [
                 top.i.valid.eq(taken & first_stage),
-                top.i.p.score.eq(bounds.o.p.score[k]),
-                top.i.p.id.eq(bounds.o.p.id),
+                top.i.p.score.eq(estimates.o.p.score[k]),
+                top.i.p.id.eq(estimates.o.p.id),
                 top.i.p.last.eq(last),
                 marks.i[k].valid.eq(top.o.valid),
                 marks.i[k].p.page.eq(top.o.p.id),
@@ -222,22 +245,27 @@ class SelectEngine(wiring.Component):
                 top.o.ready.eq(marks.i[k].ready),
             ]
             m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
-        self._bound_masses(m, bounds, unscored, last)
+        self._masses(m, estimates, unscored, last)
         page, found = Signal(self.page_bits), marks.o
         if self.estimates:
-            bound = self.o_bound
-            m.d.comb += [bound.valid.eq(taken & ~first_stage), bound.p.eq(bounds.o.p)]
+            m.d.comb += guesses.w_en.eq(taken & ~first_stage)
+            for score, known in zip(guesses.w_data, estimates.o.p.score, strict=True):
+                more = Signal(signed(SCORE_BITS + 1), name="more")
+                m.d.comb += [
+                    more.eq(known + ABSENT_MORE),
+                    score.eq(Mux(more > SCORE_MOST, SCORE_MOST, more)),
+                ]
         with m.FSM():
             with m.State("WAIT"):
                 m.d.sync += page.eq(1)
-                if self.estimates:  # of the first page there is no bound
-                    m.d.comb += [bound.valid.eq(self.i.valid & (newest != 0)), bound.p.id.eq(0)]
-                    m.d.comb += [score.eq(SCORE_LEAST) for score in bound.p.score]
                 with m.If(self.i.valid):
                     m.next = "HAND"
                     with m.If(newest > 1):
-                        m.next = "BOUND"
-            with m.State("BOUND"):
+                        m.next = "ALL"
+                    if self.estimates:
+                        with m.Elif(newest == 1):
+                            m.next = "FIRST"
+            with m.State("ALL"):
                 asks = page != newest
                 m.d.comb += [
                     first_stage.eq(1),
@@ -247,7 +275,15 @@ class SelectEngine(wiring.Component):
                 with m.If(asks & self.o_summary.ready):
                     m.d.sync += page.eq(page + 1)
                 with m.If(taken & last):
-                    m.next = "NAME"
+                    m.next = "FIRST" if self.estimates else "NAME"
+            if self.estimates:
+                with m.State("FIRST"):  # which is never named, but may be absent
+                    m.d.comb += self.o_summary.valid.eq(1)
+                    with m.If(self.o_summary.ready):
+                        m.next = "NAME"
+                        with m.If(newest == 1):
+                            m.d.sync += [last_named.eq(0), named.eq(1)]
+                            m.next = "REST"
             with m.State("NAME"):
                 m.d.comb += [
                     self.o_summary.valid.eq(found.valid & names.w_rdy),
@@ -269,15 +305,16 @@ class SelectEngine(wiring.Component):
                     m.d.comb += self.i.ready.eq(1)
                     m.next = "WAIT"
 
-    def _bound_masses(self, m, bounds, unscored, last):
-        """Three quarters of the bounds, summed: of all pages, kept; then of those named."""
-        m.submodules.bound_mass = mass = PageMass(
-            heads=self.heads, id_bits=1, mass_bits=BOUND_MASS_BITS
+    def _masses(self, m, estimates, unscored, last):
+        """The estimates' weights, summed: of all pages, kept; then of those named."""
+        m.submodules.estimate_mass = mass = PageMass(
+            heads=self.heads, id_bits=1, mass_bits=ESTIMATE_MASS_BITS
         )
         all_, all_valid = Signal.like(mass.o.p), Signal()
         m.d.comb += [
-            bounds.o.ready.eq(mass.i.ready),
-            mass.i.valid.eq(bounds.o.valid),
+            estimates.o.ready.eq(mass.i.ready),
+            # The first page is scored in any case.
+            mass.i.valid.eq(estimates.o.valid & (estimates.o.p.id != 0)),
             mass.i.p.last.eq(last),
             unscored.i_all.valid.eq(all_valid),
             unscored.i_all.p.eq(all_),
@@ -286,15 +323,14 @@ class SelectEngine(wiring.Component):
             mass.o.ready.eq(~all_valid | unscored.i_named.ready),
         ]
         for k in range(self.heads):
-            score = bounds.o.p.score[k]
-            m.d.comb += mass.i.p.score[k].eq((score + (score << 1)) >> 2)
+            m.d.comb += mass.i.p.score[k].eq(estimates.o.p.score[k])
         with m.If(mass.o.valid & ~all_valid):
             m.d.sync += [all_.eq(mass.o.p), all_valid.eq(1)]
         with m.If(unscored.i_all.ready):
             m.d.sync += all_valid.eq(0)
 
     # - stage two, masses and choice ---------------------------------------------------------------
-    def _score(self, m, scores, unscored, names, handed, bank):
+    def _score(self, m, scores, unscored, names, guesses, handed, bank):
         """Keys of the first page, of those named, of the newest; their scores to the masses of
         pages, those to the shares."""
         bits, share = self.page_bits, self.share
@@ -324,14 +360,7 @@ class SelectEngine(wiring.Component):
             mass.i.p.last.eq(scores.o.p.id[bits]),
         ]
         if self.estimates:
-            self._recall(m, scores, mass, requests)
-            told, there = self.o_mass, ~last & ~mass.o.p.id[bits]
-            m.d.comb += [
-                told.valid.eq(mass.o.valid & there & share.i.ready),
-                told.p.mass.eq(mass.o.p),
-                told.p.bank.eq(oldest),
-            ]
-            goes &= ~there | told.ready
+            self._absent(m, scores, mass, guesses, requests)
         m.d.comb += [
             share.i.valid.eq(mass.o.valid & goes),
             mass.o.ready.eq(share.i.ready & goes),
@@ -386,31 +415,24 @@ class SelectEngine(wiring.Component):
         ]
         self._choose(m, chosen, taken, request)
 
-    def _recall(self, m, scores, mass, requests):
-        """An absent page's last token stands for all of it, with what was known of the page. What
-        is known of pages comes in the order of their keys."""
+    def _absent(self, m, scores, mass, guesses, requests):
+        """An absent page's last token stands for all of it, with what is guessed of the page.
+        Guesses come in the order of the keys."""
         bits = self.page_bits
-        shape = self.i_seen.p.score.shape()
-        m.submodules.seen = seen = ProtectedFifo(
-            shape=shape, depth=2 * (self.heads * self.quota + 1), protect=False
-        )
         at, known, newest, alone = scores.o.p.id, Signal(), Signal(bits), Signal()
         page, ends, bank, absent = at[:bits], at[bits], at[bits + 1], at[bits + 2]
         m.d.comb += [
-            seen.w_en.eq(self.i_seen.valid),
-            seen.w_data.eq(self.i_seen.p.score),
             newest.eq(Mux(bank, requests[1].newest, requests[0].newest)),
             known.eq(ends & (page != newest)),
-            mass.i.valid.eq(scores.o.valid & (~known | seen.r_rdy)),
-            scores.o.ready.eq(mass.i.ready & (~known | seen.r_rdy)),
-            seen.r_en.eq(scores.o.valid & known & mass.i.ready),
+            mass.i.valid.eq(scores.o.valid & (~known | guesses.r_rdy)),
+            scores.o.ready.eq(mass.i.ready & (~known | guesses.r_rdy)),
+            guesses.r_en.eq(scores.o.valid & known & mass.i.ready),
             mass.i.p.id.eq(Cat(page, absent)),
             alone.eq(known & absent),
             mass.i.p.alone.eq(alone),
         ]
         with m.If(alone):
-            m.d.comb += mass.i.p.score.eq(seen.r_data)
-        m.d.sync += Assert(~seen.w_en | seen.w_rdy, "more is known of pages than has a place")
+            m.d.comb += mass.i.p.score.eq(guesses.r_data)
 
     def _choose(self, m, chosen, taken, request):
         """The shares' pages to the choice."""

@@ -7,14 +7,38 @@ from __future__ import annotations
 from amaranth.hdl import signed
 from amaranth.lib import data
 
-from kelp_spec.formats import ELEMENTS
-from kelp_spec.select import BLOCK_EXPONENT_BITS, MASS_BITS, SCORE_BITS, SCORE_FRACTION
+from kelp_spec.formats import ELEMENTS, LINE_BITS
+from kelp_spec.select import (
+    BLOCK_EXPONENT_BITS,
+    CODE_BITS,
+    CODED_LINES,
+    COUNT_BITS,
+    MASS_BITS,
+    MEAN_BITS,
+    SCORE_BITS,
+    SCORE_FRACTION,
+    STEP_BITS,
+)
 
-__all__ = ["ELEMENT", "EXPONENT", "MOST_LINES", "SelectLayouts", "checked"]
+__all__ = ["ELEMENT", "EXPONENT", "MOST_LINES", "PLAN", "SelectLayouts", "checked"]
 
 ELEMENT = signed(8)  #: of a block
 EXPONENT = signed(SCORE_BITS - SCORE_FRACTION)  #: of a mass
-MOST_LINES = 32  #: of a token: MLA's latent has 18
+MOST_LINES = 32  #: of a token
+#: a line of a plan (`kelp_spec.select.PLAN_FIELDS`); `spare` is zeros
+PLAN = data.StructLayout(
+    {
+        "mean": data.ArrayLayout(signed(MEAN_BITS), ELEMENTS),
+        "step": data.ArrayLayout(STEP_BITS, ELEMENTS),
+        "count": data.ArrayLayout(COUNT_BITS, ELEMENTS),
+        "exponent": signed(BLOCK_EXPONENT_BITS),
+        "planned": 1,
+        "spare": LINE_BITS
+        - (MEAN_BITS + STEP_BITS + COUNT_BITS) * ELEMENTS
+        - BLOCK_EXPONENT_BITS
+        - 1,
+    }
+)
 
 
 def checked(name: str, value, low: int, high: int) -> int:
@@ -25,12 +49,21 @@ def checked(name: str, value, low: int, high: int) -> int:
 
 
 class SelectLayouts:
-    """Layouts for `heads` query heads of a KV head, tokens of at most `lines` lines, and a name of
-    `id_bits` bits that travels with each page."""
+    """Layouts for `heads` query heads of a KV head, tokens of at most `lines` lines, summaries of
+    at most `rows` lines, and a name of `id_bits` bits that travels with each page."""
 
-    def __init__(self, *, heads: int, lines: int = 1, id_bits: int = 1, mass_bits: int = MASS_BITS):
+    def __init__(
+        self,
+        *,
+        heads: int = 1,
+        lines: int = 1,
+        rows: int = 1,
+        id_bits: int = 1,
+        mass_bits: int = MASS_BITS,
+    ):
         self.heads = checked("heads", heads, 1, 64)
         self.lines = checked("lines", lines, 1, MOST_LINES)
+        self.rows = checked("rows", rows, 1, 1 << 16)
         self.id_bits = checked("id_bits", id_bits, 1, 32)
         self.mass_bits = checked("mass_bits", mass_bits, 17, 48)
         at = {"line": range(self.lines), "last": 1, "id": self.id_bits}
@@ -41,19 +74,21 @@ class SelectLayouts:
             {"head": range(heads), "line": range(self.lines), "element": elements}
             | {"exponent": exponent}
         )
-        #: one line of a token or a summary: what is multiplied where the query is negative, and
-        #: where it is not
-        self.line = data.StructLayout(
-            {"low": elements, "high": elements, "exponent": exponent, "nan": 1} | at
-        )
+        #: one line of a plan, the last one of them `last`
+        self.plan_line = data.StructLayout({"plan": PLAN, "line": range(self.lines), "last": 1})
+        #: one line of a token
+        self.line = data.StructLayout({"element": elements, "exponent": exponent, "nan": 1} | at)
         #: one stored line of a key: payload and scale of int8 or int4
         self.stored_line = data.StructLayout({"payload": 8 * ELEMENTS, "scale": 16, "int4": 1} | at)
-        #: one line of a summary, as memory has it
-        self.summary_line = data.StructLayout({"data": 16 * ELEMENTS} | at)
+        #: one line of a summary, as memory has it: the codes of CODED_LINES lines of keys
+        codes = data.ArrayLayout(CODE_BITS, CODED_LINES)
+        self.summary_line = data.StructLayout(
+            {"code": codes, "line": range(self.rows), "last": 1, "id": self.id_bits}
+        )
         #: m · 2^−sh is what a product of query and key is multiplied by
         self.scale = data.StructLayout({"m": 16, "sh": 5})
         scores = data.ArrayLayout(signed(SCORE_BITS), heads)
-        #: a token's scores, or a page's bounds
+        #: a token's scores, or a page's estimates
         self.scores = data.StructLayout({"score": scores, "id": self.id_bits})
         #: the same, whether the next one is of another page, and whether it stands for the page
         self.page_scores = data.StructLayout(

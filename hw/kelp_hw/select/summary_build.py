@@ -1,57 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The summary of a page from its stored keys (docs/select.md, "Summaries"). One line a cycle in any
-order; the summary follows 3 cycles after the last, one line a cycle."""
+"""The summary of a page from its stored keys (docs/select.md, "Summaries"). One line of a key a
+cycle; 16 of them are a line of the summary, 7 cycles after the last."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, signed
-from amaranth.lib import data, memory, stream, wiring
+from amaranth.hdl import Module, Mux, Signal, signed
+from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import ELEMENTS
-from kelp_spec.select import BLOCK_EXPONENT_BITS, BLOCK_EXPONENT_LEAST, SUMMARY_BITS
+from kelp_spec.select import (
+    BLOCK_EXPONENT_BITS,
+    CODE_BITS,
+    CODED_LINES,
+    COUNT_BITS,
+    PLANNED_BITS,
+    PLANNED_FRACTION,
+)
 
 from .block_form import unpack
-from .signatures import SelectLayouts
+from .signatures import ELEMENT, PLAN, SelectLayouts
 
 __all__ = ["SummaryBuild"]
 
-_MOST_SHIFT = 8  #: leaves nothing of an element but its sign
+_MOST_COUNT = (1 << COUNT_BITS) - 1
+_END = 1 << PLANNED_BITS - 1
 
 
 class SummaryBuild(wiring.Component):
-    """Accumulates least and largest values of a page's lines, each place in a token by itself, and
-    gives the summary when the page ends.
+    """Makes a code of each line of a key by the plan, and a page's summary of its codes.
 
-    Latency: `LATENCY` cycles from a page's last line to the summary's first. One line in each cycle
-    (`INTERVAL`); the next page may begin when its last is taken. Errors: none; a line with a NaN
-    does not count, and of a place without a line the bounds are 0.
+    Latency: `LATENCY` cycles from the last line of a key in a line of the summary to that. One line
+    in each cycle (`INTERVAL`). Errors: none; a line with a NaN counts as zeros.
 
     Parameters
     ----------
     lines : int
         Lines of a token at most.
+    rows : int
+        Lines of a summary at most.
     id_bits : int
 
     Members
     -------
-    token_lines : in
-        Lines of a token, less one; holds still while a page is inside.
+    i_plan : in, always-ready stream of plan_line
+        While no page is inside.
     i : in, stream of stored_line
-        The lines of a page that were written, in any order; `last` ends the page, not a token.
+        The lines of a page in their order, each with its place in the token; `last` ends the page,
+        not a token.
     o : out, stream of summary_line
-        Line 0 … `token_lines`; `id` is that of the page's last line.
+        `id` is that of its last line.
     """
 
-    LATENCY = 3
+    LATENCY = 7
     INTERVAL = 1
 
-    def __init__(self, *, lines: int, id_bits: int):
-        layouts = self.layouts = SelectLayouts(heads=1, lines=lines, id_bits=id_bits)
-        self.lines, self.id_bits = lines, id_bits
+    def __init__(self, *, lines: int, rows: int, id_bits: int):
+        layouts = self.layouts = SelectLayouts(lines=lines, rows=rows, id_bits=id_bits)
+        self.lines, self.rows, self.id_bits = lines, rows, id_bits
         super().__init__(
             {
-                "token_lines": In(range(lines)),
+                "i_plan": In(stream.Signature(layouts.plan_line, always_ready=True)),
                 "i": In(stream.Signature(layouts.stored_line)),
                 "o": Out(stream.Signature(layouts.summary_line)),
             }
@@ -59,79 +68,133 @@ class SummaryBuild(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        # The high bounds are kept negated: both are minima then.
-        bounds = data.ArrayLayout(signed(SUMMARY_BITS), 2 * ELEMENTS)
-        row = data.StructLayout({"bound": bounds, "exponent": signed(BLOCK_EXPONENT_BITS)})
-        m.submodules.rows = rows = memory.Memory(shape=row, depth=self.lines, init=())
-        # Asynchronous: a line changes the row that the one before it may have written.
-        write, read = rows.write_port(), rows.read_port(domain="comb")
-        counted = Signal(self.lines)
-        block, at = Signal(self.layouts.line), Signal(range(self.lines))
-        gives, valid = Signal(), Signal()
-        line = Signal.like(block, reset_less=True)
-        unpack(m, self.i.p, block.low, block.exponent, block.nan)
-        m.d.comb += self.i.ready.eq(~gives & ~(valid & line.last))
-        taken = self.i.valid & self.i.ready
-        m.d.comb += [block[name].eq(self.i.p[name]) for name in ("line", "last", "id")]
-        m.d.sync += valid.eq(taken)
-        with m.If(taken):
-            m.d.sync += line.eq(block)
-        self._combine(m, line, read.data, counted, write.data)
+        m.submodules.plans = plans = memory.Memory(shape=PLAN, depth=self.lines, init=())
+        write, read = plans.write_port(), plans.read_port()
+        moves = Signal()
         m.d.comb += [
-            read.addr.eq(Mux(gives, at, line.line)),
-            write.addr.eq(line.line),
-            write.en.eq(valid & ~line.nan),
+            moves.eq(self.o.ready | ~self.o.valid),
+            self.i.ready.eq(moves),
+            write.en.eq(self.i_plan.valid),
+            write.addr.eq(self.i_plan.p.line),
+            write.data.eq(self.i_plan.p.plan),
+            read.addr.eq(self.i.p.line),
+            read.en.eq(moves),
         ]
-        m.d.sync += Assert(~valid | (line.line <= self.token_lines), "a line beyond its token")
-        with m.If(write.en):
-            m.d.sync += counted.eq(counted | (Const(1, self.lines) << line.line)[: self.lines])
-        with m.If(valid & line.last):
-            m.d.sync += [gives.eq(1), at.eq(0)]
-        moves = self.o.ready | ~self.o.valid
+        # 1: elements, 2: as the plan sees them, 3: their codes, 4 … 6: behind one another; the row.
+        valid = [self.i.valid, *(Signal(name=f"valid{k}") for k in range(1, 7))]
+        last, id_ = [self.i.p.last], [self.i.p.id]
         with m.If(moves):
-            some = counted.bit_select(at, 1)
-            exponent = Mux(some, read.data.exponent, BLOCK_EXPONENT_LEAST)
-            kept = Mux(some, read.data.bound.as_value(), 0)
-            m.d.sync += [
-                self.o.valid.eq(gives),
-                self.o.p.data.eq(Cat(kept, exponent[:BLOCK_EXPONENT_BITS])),
-                self.o.p.line.eq(at),
-                self.o.p.last.eq(at == self.token_lines),
-                self.o.p.id.eq(line.id),
-            ]
-            with m.If(gives):
-                m.d.sync += at.eq(at + 1)
-                with m.If(at == self.token_lines):
-                    m.d.sync += [gives.eq(0), counted.eq(0)]
+            for k in range(6):
+                last.append(Signal(name=f"last{k + 1}", reset_less=True))
+                id_.append(Signal(self.id_bits, name=f"id{k + 1}", reset_less=True))
+                m.d.sync += [valid[k + 1].eq(valid[k]), last[k + 1].eq(last[k])]
+                m.d.sync += id_[k + 1].eq(id_[k])
+        codes = self._codes(m, moves, read.data)
+        while len(codes) > 1:
+            codes = self._joined(m, moves, codes, registered=len(codes) in (16, 4, 2))
+        self._row(m, moves, codes[0][0], valid[6], last[6], id_[6])
         return m
 
-    def _combine(self, m, line, kept, counted, changed):
-        """The row with the line in it. Both are rounded down to the larger exponent, the line to
-        one bit less."""
-        by = Signal(signed(BLOCK_EXPONENT_BITS + 1))
-        grows, down = Signal(range(_MOST_SHIFT + 1)), Signal(range(_MOST_SHIFT + 1))
-        some = Signal()
-        m.d.comb += [
-            some.eq(counted.bit_select(line.line, 1)),
-            by.eq(line.exponent - kept.exponent),
-            grows.eq(_bounded(by)),
-            down.eq(Mux(some & (by < 0), _bounded(1 - by), 1)),
-        ]
-        with m.If(some & (by < 0)):
-            m.d.comb += changed.exponent.eq(kept.exponent)
-        with m.Else():
-            m.d.comb += changed.exponent.eq(line.exponent)
-        for k in range(2 * ELEMENTS):
-            element = line.low[k % ELEMENTS]
-            new = Signal(signed(SUMMARY_BITS), name=f"new{k}")
-            old = Signal(signed(SUMMARY_BITS), name=f"old{k}")
-            m.d.comb += [
-                new.eq((-element if k >= ELEMENTS else element) >> down),
-                old.eq(kept.bound[k] >> grows),
-                changed.bound[k].eq(Mux(some & (old < new), old, new)),
+    def _codes(self, m, moves, plan):
+        """[(code, how many bits)] of the elements, in stage 3."""
+        block = Signal(self.layouts.line)
+        unpack(m, self.i.p, block.element, block.exponent, block.nan)
+        elements = [Signal(ELEMENT, name=f"element{k}", reset_less=True) for k in range(ELEMENTS)]
+        exponent = Signal(signed(BLOCK_EXPONENT_BITS), reset_less=True)
+        with m.If(moves):
+            m.d.sync += exponent.eq(block.exponent)
+            m.d.sync += [
+                each.eq(Mux(block.nan, 0, found))
+                for each, found in zip(elements, block.element, strict=True)
             ]
+        by = Signal(signed(BLOCK_EXPONENT_BITS + 2))
+        left, right = Signal(range(PLANNED_BITS + 1)), Signal(range(PLANNED_BITS + 1))
+        m.d.comb += [
+            by.eq(exponent - plan.exponent + PLANNED_FRACTION),
+            left.eq(_bounded(by, PLANNED_BITS)),
+            right.eq(_bounded(-by, PLANNED_BITS)),
+        ]
+        means, steps, counts = (
+            Signal.like(plan[name], name=f"{name}s", reset_less=True)
+            for name in ("mean", "step", "count")
+        )
+        with m.If(moves):
+            m.d.sync += [means.eq(plan.mean), steps.eq(plan.step), counts.eq(plan.count)]
+        found = []
+        for k, element in enumerate(elements):
+            shifted = Signal(signed(8 + PLANNED_BITS), name=f"shifted{k}")
+            planned = Signal(signed(PLANNED_BITS), name=f"planned{k}", reset_less=True)
+            off = Signal(signed(PLANNED_BITS + 1), name=f"off{k}")
+            step = Signal(signed(PLANNED_BITS + 1), name=f"step{k}")
+            half = Signal(range((1 << _MOST_COUNT - 1) + 1), name=f"half{k}")
+            code = Signal(_MOST_COUNT, name=f"code{k}", reset_less=True)
+            count = Signal(COUNT_BITS, name=f"count{k}", reset_less=True)
+            m.d.comb += [
+                shifted.eq(element << left >> right),
+                off.eq(planned - (means[k] << PLANNED_FRACTION)),
+                step.eq(off >> steps[k]),
+                half.eq((1 << counts[k]) >> 1),
+            ]
+            with m.If(moves):
+                m.d.sync += [
+                    planned.eq(
+                        Mux(shifted >= _END, _END - 1, Mux(shifted < -_END, -_END, shifted))
+                    ),
+                    code.eq(Mux(step < -half, 0, Mux(step >= half, (half << 1) - 1, step + half))),
+                    count.eq(counts[k]),
+                ]
+                with m.If(counts[k] == 0):
+                    m.d.sync += code.eq(0)
+            found.append((code, count))
+        return found
+
+    def _joined(self, m, moves, codes, *, registered):
+        """Two and two behind one another, the first one's bits lowest; no more than a code has."""
+        found = []
+        for k, ((low, few), (high, more)) in enumerate(zip(codes[::2], codes[1::2], strict=True)):
+            width = min(CODE_BITS, 2 * len(low))
+            name = f"{len(codes) // 2}_{k}"
+            joined = Signal(width, name=f"joined_{name}")
+            count = Signal(range(2 * _MOST_COUNT * (ELEMENTS // len(codes)) + 1), name=f"n_{name}")
+            shift = few[: CODE_BITS.bit_length() - 1]
+            fits = few < CODE_BITS if len(few) > len(shift) else 1
+            m.d.comb += [
+                joined.eq(low | Mux(fits, (high << shift)[:width], 0)),
+                count.eq(few + more),
+            ]
+            if registered:
+                kept = Signal.like(joined, name=f"kept_{name}", reset_less=True)
+                kept_count = Signal.like(count, name=f"kept_n_{name}", reset_less=True)
+                with m.If(moves):
+                    m.d.sync += [kept.eq(joined), kept_count.eq(count)]
+                joined, count = kept, kept_count
+            found.append((joined, count))
+        return found
+
+    def _row(self, m, moves, code, valid, last, id_):
+        """The codes of a line of the summary, each in its place."""
+        at, line = Signal(range(CODED_LINES)), Signal.like(self.o.p.line)
+        full = last | (at == CODED_LINES - 1)
+        codes = Signal.like(self.o.p.code, name="codes")
+        with m.If(moves):
+            m.d.sync += self.o.valid.eq(valid & full)
+            with m.If(valid):
+                m.d.sync += at.eq(Mux(full, 0, at + 1))
+                for k in range(CODED_LINES):
+                    with m.If(at == k):
+                        m.d.sync += codes[k].eq(code)
+                    with m.Elif(at == 0):
+                        m.d.sync += codes[k].eq(0)
+                with m.If(full):
+                    m.d.sync += [
+                        line.eq(Mux(last, 0, line + 1)),
+                        self.o.p.line.eq(line),
+                        self.o.p.last.eq(last),
+                        self.o.p.id.eq(id_),
+                    ]
+        m.d.comb += self.o.p.code.eq(codes)
 
 
-def _bounded(by):
-    """A shift, 0 … _MOST_SHIFT."""
-    return Mux(by < 0, 0, Mux(by > _MOST_SHIFT, _MOST_SHIFT, by))
+def _bounded(value, most):
+    """A shift, 0 … most."""
+    return Mux(value < 0, 0, Mux(value > most, most, value))

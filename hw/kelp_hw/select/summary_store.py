@@ -9,8 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.formats import ELEMENTS
-from kelp_spec.select import BLOCK_EXPONENT_BITS, SUMMARY_BITS
+from kelp_spec.formats import LINE_BITS
 
 from ..layouts import Layouts
 from ..lib.sram import Sram
@@ -36,8 +35,9 @@ class SummaryStore(wiring.Component):
 
     Members
     -------
-    squeue, token_lines : in
-        Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile.
+    squeue, token_lines, rows : in
+        Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile. `rows` is one
+        less than the lines of a summary.
     i_clear : in, always-ready stream of page
     look, look_row, holds : in, in, out
         `holds` says of each page whose number's upper bits were looked at in the cycle before
@@ -58,15 +58,14 @@ class SummaryStore(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = c = config
-        self.layouts = SelectLayouts(
-            heads=c.select_heads, lines=c.select_lines, id_bits=c.page_bits
-        )
+        self.layouts = SelectLayouts(lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits)
         line = self.layouts.summary_line
         self.row_bits = (self.ROW - 1).bit_length()
         super().__init__(
             {
                 "squeue": In(c.squeue_bits),
                 "token_lines": In(range(c.select_lines)),
+                "rows": In(range(c.select_rows)),
                 "i_clear": In(stream.Signature(Layouts(c).page, always_ready=True)),
                 "look": In(1),
                 "look_row": In(c.page_bits - self.row_bits),
@@ -84,8 +83,7 @@ class SummaryStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c, bits = self.config, self.config.page_bits
-        width = 2 * ELEMENTS * SUMMARY_BITS + BLOCK_EXPONENT_BITS
-        m.submodules.rows = rows = Sram(depth=c.page_words * c.select_lines, shape=width)
+        m.submodules.rows = rows = Sram(depth=c.page_words * c.select_rows, shape=LINE_BITS)
         held = [
             Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1))
             for _ in range(self.ROW)
@@ -127,10 +125,10 @@ class SummaryStore(wiring.Component):
 
         # - summaries ------------------------------------------------------------------------------
         def row(page, line):
-            return page_word(self.squeue, page) * c.select_lines + line
+            return page_word(self.squeue, page) * c.select_rows + line
 
-        line, moves = Signal(range(c.select_lines)), Signal()
-        last = line == self.token_lines
+        line, moves = Signal(range(c.select_rows)), Signal()
+        last = line == self.rows
         asked, asked_page, asked_line = Signal(), Signal(bits), Signal.like(line)
         out_free = ~self.o.valid | self.o.ready
         m.d.comb += [
@@ -140,7 +138,7 @@ class SummaryStore(wiring.Component):
             self.i.ready.eq(moves & last),
             rows.write_en.eq(self.i_line.valid),
             rows.write_address.eq(row(self.i_line.p.id, self.i_line.p.line)),
-            rows.write_data.eq(self.i_line.p.data),
+            rows.write_data.eq(self.i_line.p.code),
         ]
         with m.If(moves):
             m.d.sync += [asked.eq(self.i.valid), asked_page.eq(self.i.p), asked_line.eq(line)]
@@ -149,9 +147,9 @@ class SummaryStore(wiring.Component):
         with m.If(out_free):
             m.d.sync += [
                 self.o.valid.eq(asked),
-                self.o.p.data.eq(rows.read_data),
+                self.o.p.code.eq(rows.read_data),
                 self.o.p.id.eq(asked_page),
                 self.o.p.line.eq(asked_line),
-                self.o.p.last.eq(asked_line == self.token_lines),
+                self.o.p.last.eq(asked_line == self.rows),
             ]
         return m

@@ -8,19 +8,19 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.select import BOUND_MASS_BITS, RATIO_BITS, SHARE_BITS
+from kelp_spec.select import ESTIMATE_MASS_BITS, RATIO_BITS, SHARE_BITS
 
 from .signatures import EXPONENT, SelectLayouts
 
 __all__ = ["Unscored"]
 
 _MOST_SHIFT = 31
-_DIVIDEND_BITS = BOUND_MASS_BITS + SHARE_BITS
+_DIVIDEND_BITS = ESTIMATE_MASS_BITS + SHARE_BITS
 
 
 class Unscored(wiring.Component):
-    """For each head (all − named) / named, of masses of bounds, UQ8.16; at least 0, and more than
-    has a place is the most. A named mass of nothing counts as 1.
+    """For each head (all − named) / named, of masses of estimates, UQ8.16; at least 0, and more
+    than has a place is the most. A named mass of nothing counts as 1.
 
     Latency: `LATENCY` cycles from the later of both inputs to `o`; each head has a divider of its
     own. One group in `INTERVAL` cycles. No error cases.
@@ -41,7 +41,7 @@ class Unscored(wiring.Component):
     INTERVAL = 51
 
     def __init__(self, *, heads: int):
-        layouts = SelectLayouts(heads=heads, mass_bits=BOUND_MASS_BITS)
+        layouts = SelectLayouts(heads=heads, mass_bits=ESTIMATE_MASS_BITS)
         self.heads = heads
         super().__init__(
             {
@@ -85,11 +85,14 @@ class Unscored(wiring.Component):
         all_, named = self.i_all.p, self.i_named.p
         by = Signal(EXPONENT.width, name=f"by_{k}")
         m.d.comb += by.eq(all_.e[k] - named.e[k])
-        divisor = Signal(BOUND_MASS_BITS, name=f"divisor_{k}")
+        divisor = Signal(ESTIMATE_MASS_BITS, name=f"divisor_{k}")
         # What is left of the dividend, and from below the quotient.
         rest = Signal(_DIVIDEND_BITS, name=f"rest_{k}")
-        remainder = Signal(BOUND_MASS_BITS, name=f"remainder_{k}")
-        shifted, fits = Signal(BOUND_MASS_BITS + 1, name=f"shifted_{k}"), Signal(name=f"fits_{k}")
+        remainder = Signal(ESTIMATE_MASS_BITS, name=f"remainder_{k}")
+        shifted, fits = (
+            Signal(ESTIMATE_MASS_BITS + 1, name=f"shifted_{k}"),
+            Signal(name=f"fits_{k}"),
+        )
         m.d.comb += [shifted.eq(Cat(rest[-1], remainder)), fits.eq(shifted >= divisor)]
         z = all_.z[k]
         align = [divisor.eq(named.z[k] >> Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5])]

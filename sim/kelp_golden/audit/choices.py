@@ -5,7 +5,7 @@ then."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 
@@ -46,6 +46,7 @@ class _Followed:
     block: int
     session: int
     squeue: int
+    newest: int
     steps: Generator
     begun: bool = False
     looked: bool = False
@@ -76,6 +77,8 @@ class SelectAudit:
         self.region, self._wrong = region, wrong
         self._summaries = region.endpoint.summaries = _Summaries()
         self._order: deque[int] = deque()  # queues whose SELECTs begin next
+        #: queue → pages whose first line is looked at from now on, as the commit stream has them
+        self._looks: dict[int, deque[int]] = defaultdict(deque)
         #: ops of choices so far; summaries that were dropped while a SELECT asked for them
         self.choices = self.raced = 0
         self.waited = 0  #: how often a SELECT waited
@@ -98,6 +101,12 @@ class SelectAudit:
         for block, data in bells.items():
             self._follow(block, data, True)
 
+    def coming(self, looks: Iterable[TrackerOp]) -> None:
+        """The LOOKs of the commit stream that is fed next."""
+        for op in looks:
+            if op.kv_line == 0:
+                self._looks[op.squeue].append(op.page)
+
     def served(self, squeues: Iterable[int]) -> None:
         """In which order they have LOOKs in the commit stream, which is fed next. What was rung
         together is served block after block."""
@@ -111,7 +120,8 @@ class SelectAudit:
         session = block >> self.region.map.group_bits
         squeue = session * self.region.config.queues + record(BELL_FIELDS, data)["queue"]
         steps = self.region.steps(block, data, whole=whole)
-        self._followed.append(_Followed(block, session, squeue, steps))
+        newest = record(BELL_FIELDS, data)["newest"]
+        self._followed.append(_Followed(block, session, squeue, newest, steps))
         return self._followed[-1]
 
     def _begins(self) -> _Followed | None:
@@ -155,6 +165,7 @@ class SelectAudit:
         if op.kind == Op.LOOK:
             select.looked = True
             if op.kv_line == 0:
+                self._looks[op.squeue].popleft()
                 self._summaries.touched.discard(op.squeue * self.region.config.pages + op.page)
         if op.kind != Op.UNHOLD:  # pages without a summary are looked for beside these
             select.dropped.clear()
@@ -215,6 +226,11 @@ class SelectAudit:
         legal = [found for found in (now, before) if found and found[0] == asked.lines]
         page = op and op.squeue * self.region.config.pages + op.page
         looks = op and op.kind == Op.LOOK and op.kv_line == 0 and page == asked.page
+        if looks and op.page == 0:
+            # The first page is looked at to be scored, too: then the newest page comes before it
+            # comes again.
+            ahead = list(self._looks[op.squeue])[1:]
+            looks = 0 in ahead[: (ahead + [select.newest]).index(select.newest)]
         self.raced += asked.page in select.dropped
         if not looks and legal:
             return legal[0][1]

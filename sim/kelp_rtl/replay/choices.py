@@ -26,6 +26,7 @@ from kelp_spec.select import (
     record,
     record_bytes,
 )
+from kelp_spec.select_plan import plan_lines
 
 from ..device import Descriptor, Driver, MemoryTiming, Pressure
 from ..program import Program, Response, Result
@@ -67,6 +68,9 @@ class Asked:
     m: int
     sh: int
     compute: int = 0  #: cycles of the host, a layer
+    #: how keys are summarised, uint8 [layers, kv_heads, lines of a token, 64]; left out: as of the
+    #: keys before the first step, and of its queries
+    plans: np.ndarray | None = None
 
 
 @dataclass(eq=False)
@@ -156,6 +160,7 @@ class _Run:
             np.ascontiguousarray(np.pad(a, padding), "<f2").view(np.uint8)
             for a in (asked.q, asked.k, asked.v)
         )
+        self.plans = self._plans()
         self.driver = Driver(config, memory=memory, pressure=pressure, seed=seed)
         self.golden = Endpoint(config)
         self.region = _Region(self.golden)
@@ -179,7 +184,11 @@ class _Run:
         free = RegisterMap(c).by_name["high_water"].reset  # frames that eviction keeps so
         for what, value, legal in (
             ("query heads of a KV head", self.group, self.group == c.select_heads),
-            ("lines of a token", self.lines, self.lines <= c.select_lines),
+            (
+                "lines of a token",
+                self.lines,
+                self.lines <= c.select_lines and not self.lines & self.lines - 1,
+            ),
             ("layers · KV heads", self.layers * self.kv_heads, self._queues <= c.queues),
             ("KV heads", self.kv_heads, self.kv_heads <= c.select_groups),
             ("pages chosen", a.most + 2, a.most + 2 <= c.select),
@@ -188,6 +197,21 @@ class _Run:
         ):
             if not legal:
                 raise ValueError(f"{value} {what} do not fit configuration {c.name!r}")
+
+    def _plans(self):
+        """[layers, kv_heads, lines, 64]"""
+        a, shape = self.asked, (self.layers, self.kv_heads, self.lines, LINE_BYTES)
+        if a.plans is not None:
+            if a.plans.shape != shape:
+                raise ValueError(f"plans of shape {a.plans.shape} are refused; legal: {shape}")
+            return a.plans
+        plans = np.empty(shape, np.uint8)
+        for layer, head in np.ndindex(shape[:2]):
+            mine = slice(head * self.group, (head + 1) * self.group)
+            plans[layer, head] = plan_lines(
+                a.k[layer, head, : max(1, a.first)], a.q[0, layer, mine]
+            )
+        return plans
 
     @property
     def _queues(self):
@@ -258,7 +282,7 @@ class _Run:
         ).ljust(LINE_BYTES, b"\0")
 
     def _ask(self, step, layer, position):
-        """What the host stores: the token, then each head's queries and its doorbell."""
+        """What the host stores: the token, then each head's queries, plan and doorbell."""
         addresses, rows, ops = self._written(layer, [position])
         for op in ops:
             self.golden.apply(op)
@@ -266,11 +290,17 @@ class _Run:
         for head in range(self.kv_heads):
             mine = slice(head * self.group, (head + 1) * self.group)
             queries = self.q[step, layer, mine].reshape(self.group, self.lines, LINE_BYTES)
-            for at in np.ndindex(self.group, self.lines):
-                line = self.map.query(0, head, *at)
+            told = [
+                (self.map.query(0, head, *at), queries[at])
+                for at in np.ndindex(self.group, self.lines)
+            ]
+            told += [
+                (self.map.plan(0, head, n), row) for n, row in enumerate(self.plans[layer, head])
+            ]
+            for line, row in told:
                 addresses.append(self.base + LINE_BYTES * line)
-                rows.append(queries[at])
-                self.region.write(line, queries[at].tobytes(), 0)
+                rows.append(row)
+                self.region.write(line, row.tobytes(), 0)
             data = self._bell(step, layer, head, position)
             bells.append((len(rows), data))
             addresses.append(self.base + LINE_BYTES * self.map.bell(0, head))

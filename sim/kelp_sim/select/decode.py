@@ -15,12 +15,11 @@ import numba
 import numpy as np
 
 from kelp_golden import select as golden
-from kelp_spec.select import SEEN_NEVER
 
-from ..quality.llama import Llama
+from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from . import kernel, memory
-from .readers import _blocks, _paged, scale_of
+from .readers import _blocks, planned, scale_of
 from .timing import RTL, Choice, Layer, Shape, Timing
 
 __all__ = ["Device", "Run", "decode"]
@@ -68,6 +67,7 @@ class Run:
     q: np.ndarray | None = None
     k: np.ndarray | None = None
     v: np.ndarray | None = None
+    plans: np.ndarray | None = None  #: uint8 [layers, kv_heads, lines, 64], as the host writes them
 
 
 @numba.njit(cache=True)
@@ -103,8 +103,11 @@ def _attend(q, k, v, chosen, position, size, out):
 class _Host:
     """One device with its keys, and what it counts."""
 
-    def __init__(self, device: Device, model: Llama, shape: Shape, prefix, tokens: int, first: int):
-        self.d, self.shape = device, shape
+    def __init__(
+        self, device: Device, model: Llama, shape: Shape, prefix, plans, tokens: int, first: int
+    ):
+        self.d, self.shape, self.plans = device, shape, plans
+        self._compiled = [[kernel.planned(plan) for plan in layer] for layer in plans]
         self.layers, heads = model.layers, shape.kv_heads
         self.queues = self.layers * heads
         size = shape.page_tokens
@@ -118,19 +121,17 @@ class _Host:
         lines = shape.lines
         self.kx = np.zeros((*padded[:3], lines, 32), np.int8)
         self.ke = np.full((*padded[:3], lines), -127, np.int16)
-        self.low = np.zeros((self.layers, heads, self.pages, lines, 32), np.int8)
-        self.high, self.se = np.zeros_like(self.low), np.full(self.low.shape[:4], -127, np.int16)
+        self.codes = np.zeros(self.ke.shape, np.uint32)
         for layer in range(self.layers):
             for head in range(heads):
                 blocks = _blocks(k[layer, head])
                 self.kx[layer, head, :first], self.ke[layer, head, :first] = blocks.x, blocks.e
-                self._summarise(layer, head, range(first // size))
+                self._summarise(layer, head, slice(0, first // size * size))
         self.frames = max(1, round(device.residency * self.pages * self.queues))
         if device.residency >= 1:
             self.frames = self.pages * self.queues
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
-        self.seen = np.full((self.queues, self.pages, shape.group), SEEN_NEVER, np.int16)
         self.now = self._slots = 0
         at = steps, self.layers
         self.run = Run(
@@ -158,35 +159,25 @@ class _Host:
             s.state[held], s.shadow[held] = memory.RESIDENT, True
         s.at[memory.USED] = s.at[memory.SHADOW] = share * self.queues
 
-    def _summarise(self, layer: int, head: int, pages: range) -> None:
-        size = self.shape.page_tokens
-        part = slice(pages.start * size, pages.stop * size)
-        x, e = self.kx[layer, head, part], self.ke[layer, head, part]
-        count = len(pages)
-        whole = golden.Blocks(
-            _paged(x.astype(np.int64), count, size),
-            _paged(e.astype(np.int64), count, size),
-            np.zeros((count, size, self.shape.lines), bool),
-        )
-        found = golden.summary(whole, np.ones(whole.e.shape, bool))
-        at = slice(pages.start, pages.stop)
-        self.low[layer, head, at], self.high[layer, head, at] = found.low, found.high
-        self.se[layer, head, at] = found.e
+    def _summarise(self, layer: int, head: int, part: slice) -> None:
+        """Keys of whole pages."""
+        x, e = (a[layer, head, part].astype(np.int64) for a in (self.kx, self.ke))
+        keys = golden.Blocks(x, e, np.zeros(e.shape, bool))
+        self.codes[layer, head, part] = golden.summary(keys, self.plans[layer][head])
 
     def write(self, layer: int, position: int, k, v, blocks) -> None:
         """The step's key and value [kv_heads, d]."""
         self.k[layer, :, position], self.v[layer, :, position] = k, v
         self.kx[layer, :, position], self.ke[layer, :, position] = blocks
         if position and not position % self.shape.page_tokens:
-            page = position // self.shape.page_tokens - 1
             for head in range(self.shape.kv_heads):
-                self._summarise(layer, head, range(page, page + 1))
+                self._summarise(layer, head, slice(position - self.shape.page_tokens, position))
 
     def _consider(self, layer: int, head: int, query, turn: memory.Turn, tokens: int):
         queue = layer * self.shape.kv_heads + head
         mine = slice(head * self.shape.group, (head + 1) * self.shape.group)
         at = layer, head
-        kept = self.kx[at], self.ke[at], self.low[at], self.high[at], self.se[at]
+        kept = self.kx[at], self.ke[at], self.codes[at], self._compiled[layer][head]
         row = slice(queue * self.pages, (queue + 1) * self.pages)
         asked = kernel.Asked(
             turn.newest, tokens, self.shape.page_tokens, self.d.quota, self.m, self.sh
@@ -194,7 +185,7 @@ class _Host:
         found = kernel.consider(
             query[0][mine],
             query[1][mine],
-            kernel.Head(*kept, self.pool.state[row], self.seen[queue]),
+            kernel.Head(*kept, self.pool.state[row]),
             asked,
             self._sums,
             self._true,
@@ -287,11 +278,8 @@ class _Host:
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
         for head in range(self.shape.kv_heads):
-            # What a guess finds is not kept for the time when a page is absent.
             queue = layer * self.shape.kv_heads + head
-            seen = self.seen[queue].copy()
             self._consider(layer, head, guess, turn, tokens)
-            self.seen[queue] = seen
             mass = np.minimum(self._sums // self.shape.group, 65535)
             memory.early(self.pool, turn, queue, mass, self._sums > 0)
 
@@ -312,20 +300,12 @@ def decode(
     keep: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> list[Run]:
-    """The text from token ``first`` on, of each device; dense before. With ``keep`` each `Run` has
-    the lines that its host writes."""
+    """The text from token ``first`` on, of each device; dense before, whose keys and queries the
+    hosts plan with. With ``keep`` each `Run` has the lines that its host writes."""
     heads, kv_heads = model.config["num_attention_heads"], model.kv_heads
     shape = Shape(kv_heads=kv_heads, group=heads // kv_heads, lines=-(-model.head_dim // 32))
-    keys = []
-
-    def note(_layer, kv):
-        kv = kv.astype(np.float32)
-        keys.append(kv)
-        return kv
-
-    model.losses(tokens[: first + 1], note)
-    k, v = (np.stack([layer[half][:, :first] for layer in keys]) for half in (0, 1))
-    hosts = [_Host(d, model, shape, (k, v), len(tokens), first) for d in devices]
+    k, v, lines, plans = _prefix(model, tokens[:first], shape)
+    hosts = [_Host(d, model, shape, (k, v), plans, len(tokens), first) for d in devices]
     count, queries = len(hosts), []  # of each step and layer [heads, devices, d]
     for step, position in enumerate(range(first, len(tokens) - 1)):
         turn = model.turn(np.array([position]))
@@ -375,4 +355,25 @@ def decode(
             end = len(tokens) - 1
             host.run.q = every[:, :, :, n]
             host.run.k, host.run.v = (a[:, :, :end].astype(np.float16) for a in (host.k, host.v))
+            host.run.plans = lines
     return [host.run for host in hosts]
+
+
+def _prefix(model: Llama, tokens: np.ndarray, shape: Shape):
+    """Keys and values [layers, kv_heads, tokens, d], and plans made of them: the host's lines
+    [layers, kv_heads, lines, 64], and by layer and KV head what they say."""
+    kept, lines, plans = [], [], []
+
+    def note(_layer, q, k, v, positions):
+        kept.append((k, v))
+        made = [
+            planned(keys, mine, shape.page_tokens)
+            for keys, mine in zip(k, q.reshape(len(k), shape.group, *q.shape[1:]), strict=True)
+        ]
+        lines.append(np.stack([one for one, _ in made]))
+        plans.append([plan for _, plan in made])
+        return attend(q, k, v, positions)
+
+    model.losses(tokens, attention=note)
+    k, v = (np.stack(half) for half in zip(*kept, strict=True))
+    return k, v, np.stack(lines), plans

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The choice of one KV head compiled: docs/select.md with arithmetic of its own, equal bit for bit
-to :mod:`kelp_golden.select`, and beside it what that leaves open: estimates of absent pages.
+to :mod:`kelp_golden.select`, and beside it the masses with everything resident.
 
 Pages are 0 … newest. ``state`` of a page is 1 where it is resident.
 """
@@ -12,52 +12,63 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from kelp_golden.select import WEIGHTS
+from kelp_golden.select import WEIGHTS, Plan
+from kelp_spec.formats import ELEMENTS
 from kelp_spec.select import (
+    ABSENT_MORE,
     ALIGNED_BITS,
     ALIGNED_FRACTION,
-    BOUND_MASS_BITS,
+    CODE_BITS,
+    ESTIMATE_MASS_BITS,
     MASS_BITS,
+    PLANNED_FRACTION,
     RATIO_BITS,
     RECIPROCAL_BITS,
     SCORE_FRACTION,
     SCORE_LEAST,
     SCORE_MOST,
-    SEEN_BITS,
-    SEEN_NEVER,
-    SEEN_SHIFT,
     SHARE_BITS,
 )
 
-__all__ = ["RESIDENT", "Asked", "Head", "choose", "consider"]
+__all__ = ["RESIDENT", "Asked", "Head", "Planned", "choose", "consider", "planned"]
 
 RESIDENT = 1  #: `state` of a page that may be read
 _CLAMP = (1 << ALIGNED_BITS - 1) - 1
 _FRACTION = (1 << SCORE_FRACTION) - 1
-_MASS, _BOUND_MASS = (1 << MASS_BITS) - 1, (1 << BOUND_MASS_BITS) - 1
+_MASS, _ESTIMATE_MASS = (1 << MASS_BITS) - 1, (1 << ESTIMATE_MASS_BITS) - 1
+_BYTES = CODE_BITS // 8
 
 
-@numba.njit(cache=True)
-def _remember(e, z):
-    whole, rest = 0, max(z, 1)
-    while rest > 1:
-        rest >>= 1
-        whole += 1
-    log = (e + whole - 15 << 8) + (max(z, 1) << 8 >> whole) - 256
-    most = (1 << SEEN_BITS - 1) - 1
-    return min(max(log >> SEEN_SHIFT, -most), most)
+class Planned(NamedTuple):
+    """A plan, by the bits of a code."""
+
+    low: np.ndarray  #: int64 [lines, 32]: what a code of 0 says of each element, 3 bits behind it
+    element: np.ndarray  #: int64 [lines, CODE_BITS]: of each bit; −1: of none
+    up: np.ndarray  #: int64 [lines, CODE_BITS]: log2 of what a bit adds to it
+    e: np.ndarray  #: int64 [lines]
+
+
+def planned(plan: Plan) -> Planned:
+    """A plan as the compiled choice takes it."""
+    lines = len(plan.e)
+    lowest = np.where(plan.count > 0, (1 << plan.step) - (1 << plan.step + plan.count), 0)
+    element, up = np.full((lines, CODE_BITS), -1), np.zeros((lines, CODE_BITS), np.int64)
+    for line in range(lines):
+        of = np.repeat(np.arange(ELEMENTS), plan.count[line])[:CODE_BITS]
+        first = np.cumsum(plan.count[line]) - plan.count[line]
+        element[line, : len(of)] = of
+        up[line, : len(of)] = plan.step[line, of] + 1 + np.arange(len(of)) - first[of]
+    return Planned((plan.mean << PLANNED_FRACTION + 1) + lowest, element, up, plan.e)
 
 
 class Head(NamedTuple):
-    """What a KV head keeps, in block form."""
+    """What a KV head keeps: keys in block form."""
 
     x: np.ndarray  #: keys, int8 [tokens, lines, 32]
     e: np.ndarray  #: their exponents [tokens, lines]
-    low: np.ndarray  #: summaries, int8 [pages, lines, 32]
-    high: np.ndarray
-    se: np.ndarray  #: [pages, lines]
+    codes: np.ndarray  #: summaries, uint32 [tokens, lines]
+    plan: Planned
     state: np.ndarray  #: [pages]
-    seen: np.ndarray  #: int16 [pages, heads]: log2 of the mass that each had when scored last
 
 
 class Asked(NamedTuple):
@@ -92,15 +103,39 @@ def _scaled(raw, m, sh):
 
 
 @numba.njit(cache=True)
-def _bound(qx, qe, low, high, se, m, sh):
-    raw = np.int64(0)
+def _look_up(qx, qe, plan, base, tables):
+    """Of one query: into ``base`` [lines] what a line scores whose code is 0, into ``tables``
+    [lines, _BYTES, 256] what each byte of a code adds to it."""
     for line in range(len(qe)):
+        exponent = np.int64(qe[line]) + plan.e[line] - PLANNED_FRACTION - 1
         dot = np.int64(0)
         for i in range(qx.shape[1]):
-            x = np.int64(qx[line, i])
-            dot += x * (np.int64(high[line, i]) if x >= 0 else np.int64(low[line, i]))
-        raw += _aligned(dot, np.int64(qe[line]) + se[line] + 1)
-    return _scaled(raw, m, sh)
+            dot += np.int64(qx[line, i]) * plan.low[line, i]
+        base[line] = _aligned(dot, exponent)
+        for byte in range(_BYTES):
+            tables[line, byte, 0] = 0
+            for bit in range(8):
+                at, weight = plan.element[line, 8 * byte + bit], np.int64(0)
+                if at >= 0:
+                    worth = np.int64(qx[line, at]) << plan.up[line, 8 * byte + bit]
+                    weight = _aligned(worth, exponent)
+                for rest in range(1 << bit):
+                    tables[line, byte, (1 << bit) + rest] = tables[line, byte, rest] + weight
+
+
+@numba.njit(cache=True)
+def _estimate(codes, base, tables, m, sh):
+    """Of a page, from its codes [tokens, lines]."""
+    best = -np.int64(1 << 62)
+    for token in range(len(codes)):
+        raw = np.int64(0)
+        for line in range(len(base)):
+            code, found = codes[token, line], base[line]
+            for byte in range(_BYTES):
+                found += tables[line, byte, code >> 8 * byte & 255]
+            raw += min(max(found, -_CLAMP), _CLAMP)
+        best = max(best, raw)
+    return _scaled(best, m, sh)
 
 
 @numba.njit(cache=True)
@@ -123,15 +158,14 @@ def _add(e, z, score, most):
 
 
 @numba.njit(cache=True)
-def _more(bound, named):
+def _more(estimate, named):
     """What the pages that no head named add, of one head: UQ8.16."""
-    least = SCORE_LEAST * 3 >> 2
     e, z = -(1 << 40), np.int64(0)
     at, inside = -(1 << 40), np.int64(0)
-    for page in range(len(bound)):
-        softer = bound[page] * 3 >> 2
-        e, z = _add(e, z, softer, _BOUND_MASS)
-        at, inside = _add(at, inside, softer if named[page] else least, _BOUND_MASS)
+    for page in range(1, len(estimate) - 1):  # the first and the newest page do not count
+        e, z = _add(e, z, estimate[page], _ESTIMATE_MASS)
+        if named[page]:
+            at, inside = _add(at, inside, estimate[page], _ESTIMATE_MASS)
     inside = _down(inside, e - at)
     return min((max(z - inside, 0) << SHARE_BITS) // max(inside, 1), (1 << RATIO_BITS) - 1)
 
@@ -163,20 +197,23 @@ def consider(qx, qe, head, asked, sums, true):
     """Stage one and two of a KV head: query qx [heads, lines, 32], qe [heads, lines].
 
     Into ``sums`` [newest + 1] the mass of each page, a sum of shares over heads, those of absent
-    pages estimated as what they were when they were scored last; into ``true`` the same with
-    everything resident. What was seen of those that are resident is renewed. Returns how many
+    pages as their codes tell; into ``true`` the same with everything resident. Returns how many
     candidates there are, how many of them absent.
     """
-    keys, ke, low, high, se, state, seen = head
+    keys, ke, codes, plan, state = head
     newest, tokens, size, quota, m, sh = asked
     heads, pages = len(qx), newest + 1
-    bound = np.full((heads, pages), SCORE_LEAST)
+    estimate = np.full((heads, pages), SCORE_LEAST)
+    base = np.empty(ke.shape[1], np.int64)
+    tables = np.empty((ke.shape[1], _BYTES, 256), np.int64)
     named, counted = np.zeros(pages, np.bool_), np.zeros(pages, np.bool_)
     for h in range(heads):
-        for page in range(1, newest):
-            bound[h, page] = _bound(qx[h], qe[h], low[page], high[page], se[page], m, sh)
+        _look_up(qx[h], qe[h], plan, base, tables)
+        for page in range(newest):
+            mine = codes[page * size : page * size + size]
+            estimate[h, page] = _estimate(mine, base, tables, m, sh)
         if newest > 1:
-            order = np.argsort(-bound[h, 1:newest], kind="mergesort")
+            order = np.argsort(-estimate[h, 1:newest], kind="mergesort")
             for place in order[:quota]:
                 named[place + 1] = True
     counted[:] = named
@@ -195,15 +232,10 @@ def consider(qx, qe, head, asked, sums, true):
                 at, found = _add(at, found, score, _MASS)
             e[page] = exact_e[page] = at
             z[page] = exact_z[page] = found
-            if page < newest:
-                if state[page] == RESIDENT:
-                    seen[page, h] = _remember(at, found)
-                else:
-                    score = np.int64(seen[page, h]) << SEEN_SHIFT
-                    if seen[page, h] == SEEN_NEVER:
-                        score = bound[h, page] * 3 >> 2
-                    e[page], z[page] = score >> SCORE_FRACTION, WEIGHTS[score & _FRACTION]
-        more = _more(bound[h], named)
+            if page < newest and state[page] != RESIDENT:
+                score = min(estimate[h, page] + ABSENT_MORE, SCORE_MOST)
+                e[page], z[page] = score >> SCORE_FRACTION, WEIGHTS[score & _FRACTION]
+        more = _more(estimate[h], named)
         _shares(e, z, counted, named, more, sums)
         _shares(exact_e, exact_z, counted, named, more, true)
     candidates, absent = 0, 0

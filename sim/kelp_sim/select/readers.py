@@ -14,8 +14,11 @@ import numpy as np
 
 from kelp_golden import select as golden
 from kelp_spec.formats import ELEMENTS
+from kelp_spec.select_plan import plan_lines
 
-__all__ = ["Device", "Ideal", "page_mass", "scale_of"]
+__all__ = ["Device", "Ideal", "page_mass", "planned", "scale_of"]
+
+PLANNED_QUERIES = 256  #: tokens whose queries a host plans with
 
 
 def page_mass(q: np.ndarray, k: np.ndarray, positions: np.ndarray, page_tokens: int) -> np.ndarray:
@@ -39,6 +42,18 @@ def scale_of(head_dim: int) -> tuple[int, int]:
     return round(scale * 2**sh), sh
 
 
+def planned(
+    keys: np.ndarray, queries: np.ndarray, page_tokens: int = 16
+) -> tuple[np.ndarray, golden.Plan]:
+    """What a host writes, and the plan that it is, of a KV head's first keys [tokens, head_dim] and
+    queries [heads, tokens, head_dim], of which the latest tell most of those that will come. The
+    first page's keys are unlike all others, and have no summary."""
+    rest = keys[page_tokens:] if len(keys) > 2 * page_tokens else keys
+    latest = queries[:, -PLANNED_QUERIES:]
+    lines = plan_lines(rest, latest.reshape(-1, latest.shape[-1]))
+    return lines, golden.plan_of(lines)
+
+
 @dataclass(frozen=True)
 class Ideal:
     """Exact float32 scores of the stored keys: the best pages until they hold `target` of the mass,
@@ -48,7 +63,8 @@ class Ideal:
     most: int = 32
     page_tokens: int = 16
 
-    def chosen(self, q, k, positions) -> np.ndarray:
+    def chosen(self, q, k, positions, before=None) -> np.ndarray:
+        """Queries `before` these make no difference."""
         group = len(q) // len(k)
         return np.stack(
             [
@@ -80,7 +96,7 @@ class Ideal:
 @dataclass
 class Device:
     """The device's choice, bit for bit, with everything resident: of each query head the `quota`
-    pages of the largest bound, then exact scores. `named` are the pages with exact scores of the
+    pages of the largest estimate, then exact scores. `named` are the pages with exact scores of the
     last call, bool [kv_heads, n, pages]."""
 
     quota: int
@@ -89,7 +105,10 @@ class Device:
     page_tokens: int = 16
     named: np.ndarray | None = field(default=None, init=False, repr=False)
 
-    def chosen(self, q, k, positions) -> np.ndarray:
+    def chosen(self, q, k, positions, before=None) -> np.ndarray:
+        """The host plans with the queries `before` these [heads, n, head_dim], or else with the
+        first ones, and with the keys that are before the first of them."""
+        before = q[:, :1] if before is None else before
         group, count = len(q) // len(k), len(positions)
         size = max(1, (1 << 21) // (k.shape[1] * group))
         both = np.zeros((2, len(k), count, -(-k.shape[1] // self.page_tokens)), bool)
@@ -97,29 +116,30 @@ class Device:
             keys = _blocks(k[head])
             pages = both.shape[3]
             whole = golden.Blocks(*(_paged(part, pages, self.page_tokens) for part in keys))
-            written = _paged(np.ones(keys.e.shape, bool), pages, self.page_tokens)
-            summary = golden.summary(whole, written)
-            mine = q[head * group : (head + 1) * group]
+            own = slice(head * group, (head + 1) * group)
+            first = k[head, : max(1, positions[0])]
+            _, plan = planned(first, before[own], self.page_tokens)
+            codes, mine = golden.summary(whole, plan), q[own]
             for n in range(0, count, size):
                 part = slice(n, n + size)
-                both[:, head, part] = self._rows(mine[:, part], keys, summary, positions[part])
+                both[:, head, part] = self._rows(mine[:, part], keys, codes, plan, positions[part])
         self.named = both[1]
         return both[0]
 
-    def _rows(self, q, keys, summary, positions) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, q, keys, codes, plan, positions) -> tuple[np.ndarray, np.ndarray]:
         """Chosen and named, bool [n, pages], of one KV head."""
         group, count, _ = q.shape
-        tokens, size, pages = len(keys.e), self.page_tokens, len(summary.e)
+        tokens, size, pages = len(keys.e), self.page_tokens, len(codes)
         newest = positions // size
         query = _blocks(q.reshape(group * count, -1))
         m, sh = scale_of(q.shape[-1])
-        bound = golden.bounds(query, summary, m, sh)
-        bound = bound.reshape(group, count, pages).transpose(1, 0, 2)
+        estimate = golden.estimates(query, codes, plan, m, sh)
+        estimate = estimate.reshape(group, count, pages).transpose(1, 0, 2)
         # Stage one names pages between the first and the newest.
         between = np.arange(pages)[None] < newest[:, None]
         between[:, 0] = False
-        bound = np.where(between[:, None], bound, golden.SCORE_LEAST)
-        named = golden.candidates(bound, self.quota) & between
+        estimate = np.where(between[:, None], estimate, golden.NONE)
+        named = golden.candidates(estimate, self.quota) & between
         always = np.zeros((count, pages), bool)
         always[:, 0] = always[np.arange(count), newest] = True
         score = golden.scores(query, keys, m, sh).reshape(group, count, tokens).transpose(1, 0, 2)
@@ -131,7 +151,7 @@ class Device:
         )
         e, z = golden.page_masses(score.reshape(count, group, pages, size))
         counted = named | always
-        more = golden.unscored(bound, named)
+        more = golden.unscored(estimate, named)
         sums = golden.mass_sums(e, z, counted, named, more)
         target = round(self.target * (1 << 16)) * group
         chosen = np.zeros((count, pages), bool)

@@ -64,7 +64,7 @@ class _Sparse:
         first, rows = self.first, positions[self.first :]
         before = attend(q[:, :first], k[:, :first], v[:, :first], positions[:first])
         late = q[:, first:]
-        chosen = self.reader.chosen(late, k, rows)
+        chosen = self.reader.chosen(late, k, rows, q[:, :first])
         self._compare(late, k, rows, chosen)
         group = len(q) // len(k)
         out = np.empty(late.shape, np.float32)

@@ -11,6 +11,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from kelp_spec.select import CODED_LINES
+
 __all__ = ["RTL", "Choice", "Layer", "Shape", "Timing"]
 
 
@@ -22,6 +24,11 @@ class Shape:
     group: int  #: query heads of a KV head
     lines: int  #: of a token
     page_tokens: int = 16
+
+    @property
+    def code_lines(self) -> int:
+        """Of a page's summary."""
+        return -(-self.page_tokens * self.lines // CODED_LINES)
 
     @property
     def slot_bytes(self) -> int:
@@ -61,6 +68,10 @@ class Timing:
     prepare: int = 7
     #: of a query's line into block form
     load: int = 14
+    #: a line of a plan is walked through before stage one
+    walk: int = 52
+    #: codes that are scored in a cycle (`Config.select_lanes`)
+    lanes: int = 16
     #: pages that are looked at in a cycle
     row: int = 8
     #: UNHOLD of a slot that is given back
@@ -84,8 +95,8 @@ class Timing:
         return layer.serve(c) - layer.rung
 
     def asked(self, shape: Shape) -> int:
-        """Lines that a KV head's SELECT takes to ask: queries and doorbell."""
-        return shape.group * shape.lines + 1
+        """Lines that a KV head's SELECT takes to ask: queries, plan and doorbell."""
+        return (shape.group + 1) * shape.lines + 1
 
     @staticmethod
     def told(most: int) -> int:
@@ -169,18 +180,22 @@ class Layer:
         t, shape, port = self.timing, self.shape, self._port
         lines, page = shape.lines, shape.page_tokens * shape.lines
         self.rung += t.window * t.asked(shape)
-        # The doorbell is checked; queries are loaded, and pages without a summary looked for
-        # beside that; those are summarised when slots are given back and no other keys are read.
-        looked = max(self.front, self.rung) + t.prepare
-        looked += max(t.load + shape.group * lines, -(-c.pages // t.row))
+        # The doorbell is checked; queries and the plan are loaded, and pages without a summary
+        # looked for beside that; those are summarised when slots are given back and no other keys
+        # are read, and beside that the plan is walked through.
+        begun = max(self.front, self.rung) + t.prepare
+        loaded = begun + t.load + (shape.group + 1) * lines
+        looked = max(loaded, begun + -(-c.pages // t.row))
         released = looked + t.unhold * c.released
         if c.rebuilt:
             looked = port.look(max(released, self._keys), c.rebuilt * page) + t.look
-        named = looked + c.pages * lines + self.quota + t.name
+        codes = shape.code_lines * CODED_LINES / t.lanes  # cycles of a page
+        begun = max(looked, loaded + t.walk * lines)
+        named = begun + c.pages * codes + self.quota + t.name
         # Slots are given back, and the first page's keys come, while pages are named.
         self._asked = port.look(max(looked, released, self._asked), page)
         self._asked = port.look(max(named, self._asked), c.candidates * page + c.tokens * lines)
-        self.front = math.ceil(max(named + c.candidates * lines, self._keys))
+        self.front = math.ceil(max(named + c.candidates * codes, self._keys))
         self._keys = self._asked + t.look
         masses = 2 * (c.candidates + 2) + 23 + shape.group
         self._rest = max(self._keys, self._rest) + wait + masses + c.chosen + t.hold

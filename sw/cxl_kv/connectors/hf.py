@@ -84,6 +84,8 @@ class EndpointLayer(DynamicLayer):
         self._cache, self.index, self.sliding_window = weakref.ref(cache), index, sliding_window
         self.is_sliding = sliding_window is not None
         self.length = 0
+        #: whether the device has chosen, and may have summarised pages by the sessions' plans
+        self.has_chosen = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -120,7 +122,7 @@ class EndpointLayer(DynamicLayer):
 
     def reset(self) -> None:
         self.length = 0
-        self.is_initialized = False
+        self.is_initialized = self.has_chosen = False
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
@@ -275,6 +277,7 @@ class EndpointCache(Cache):
     def attended(self, layer: int) -> None:
         """A layer's query has chosen; with the last layer the step advances."""
         self._offered = None
+        self.layers[layer].has_chosen = True
         if layer == len(self.layers) - 1:
             for session in self.rows:
                 session.advance()
@@ -405,6 +408,8 @@ class EndpointCache(Cache):
     def reset(self) -> None:
         """Empty, with the sessions kept for the next batch."""
         super().reset()
+        for session in self.rows:
+            session.plans.clear()
         self._spare += self.rows
         self.rows = []
 
@@ -509,7 +514,8 @@ def _to_torch(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(source: Session, target: Session, layers: list[int], length: int) -> None:
-    """The first `length` positions, as they read."""
+    """The first `length` positions, as they read, and how they are summarised."""
+    target.plans = dict(source.plans)
     if length:
         target.write(layers, *source.read(layers, stop=length, dtype=np.uint16))
 

@@ -32,6 +32,7 @@ from .hf import _HOST, EndpointCache, _eager_of, _to_numpy, _to_torch, given_by
 __all__ = ["SPARSE", "Sparse", "use_sparse"]
 
 SPARSE = "kelp_sparse"  #: attention implementation that asks the device which pages to attend to
+_PLANNED = 64  #: a prompt's last positions, whose queries its pages are summarised for
 
 
 @dataclass
@@ -91,6 +92,21 @@ class Sparse:
         )
 
 
+def _plan(cache: EndpointCache, layer: int, query, key) -> None:
+    """Has a prompt's pages summarised for its last queries [batch, heads, positions, head_dim], if
+    the layer will choose and has not done so yet. Of a prompt without pages to summarise `select`
+    knows more later."""
+    endpoint, sparse = cache.layers[layer], cache.sparse
+    if sparse is None or endpoint.is_sliding or endpoint.has_chosen or layer in sparse.dense:
+        return
+    query = query[:, :, -_PLANNED:]
+    for row, session in enumerate(cache.rows):
+        asked = query[row][:, ~query[row].isnan().any(dim=-1).any(dim=0)]
+        if (key.shape[2] - 1) // session.page_tokens > 1 and asked.shape[1]:
+            keys, asked = (_to_numpy(x, session.shape.head_dim) for x in (key[row], asked))
+            session.plan(layer, keys, asked)
+
+
 def _attend(cache: EndpointCache, layer: int, query, values, attention_mask, scaling):
     """[batch, 1, heads, value elements] of query [batch, heads, 1, head_dim]."""
     sparse, length = cache.sparse, cache.layers[layer].length
@@ -134,6 +150,8 @@ def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
     the model's own eager attention."""
     cache, layer = given_by(key)
     if cache is None or not cache.offers(layer):
+        if cache is not None:
+            _plan(cache, layer, query, key)
         return _eager_of(module)(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )

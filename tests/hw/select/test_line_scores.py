@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""LineScores: its pace and what it refuses; KeyScore and SummaryScore hold its values to the golden
-model."""
+"""LineScores: its pace and what it refuses; KeyScore holds its values to the golden model."""
 
 import pytest
 from timing import check_pace, shown

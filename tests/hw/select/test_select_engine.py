@@ -4,11 +4,13 @@
 
 import numpy as np
 import pytest
-from select_cases import SCALE, Group, query_lines
+from select_cases import SCALE, Group, plan_items, query_lines
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.select_engine import SelectEngine
+from kelp_hw.select.code_weights import CodeWeights
+from kelp_hw.select.select_engine import KeySizes, SelectEngine
+from kelp_spec.select import CODED_LINES
 
 PAGES = 64
 
@@ -20,26 +22,31 @@ def requests(group, newest, *, most=4, target=1 << 24):
     for n, page in enumerate(newest):
         scale = SCALE | {"m": SCALE["m"] - 900 * (n % 3)}
         asked = {"newest": page, "most": most, "target": target, "scale": scale}
+        asked["page_lines"] = group.codes[0].size
         found.append(((group.query, other)[n % 2], asked))
     return found
 
 
-def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=(), seen=None):
-    """All transfers of `asked`, offered when its queries are in; those come when the one before
-    was taken. With `seen`, page → what it had for each head, the engine estimates."""
+def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None, lanes=1):
+    """All transfers of `asked`, offered when its queries and its plan are in; those come when the
+    one before was taken. With `absent` pages the engine estimates."""
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
-    sizes = {"heads": heads, "lines": lines, "pages": PAGES, "quota": quota, "most": most}
-    dut = SelectEngine(**sizes, estimates=seen is not None)
+    sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
+    rows = -(-group.codes[0].size // CODED_LINES)
+    estimates, absent = absent is not None, absent or ()
+    dut = SelectEngine(**sizes, sizes=KeySizes(lines, rows, lanes), estimates=estimates)
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
-    left, waits = [request for _, request in asked], [len(lines) for lines in sent]
+    plans = [plan_items(group.plan_rows) for _ in asked]
+    left = [request for _, request in asked]
+    waits, planned = [len(lines) for lines in sent], [len(lines) for lines in plans]
 
     def answer(path, item):
         if path == "o_summary":
             page = int(item)
-            for line in summaries[page * lines : (page + 1) * lines]:
+            for line in summaries[page * rows : (page + 1) * rows]:
                 yield "i_summary", line
         if path == "o_key":
             page = item.page
@@ -48,29 +55,25 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=(), s
                 place |= 4 * PAGES * (page in absent and n // lines == tokens - 1)
                 yield "i_key", keys[page * tokens * lines + n] | {"id": place}
 
-        if path == "o_bound":
-            known = seen.get(item.id, [select.SEEN_NEVER] * heads)
-            pairs = [(int(s), int(b)) for s, b in zip(known, item.score, strict=True)]
-            scores = [b * 3 >> 2 if s == select.SEEN_NEVER else s << 4 for s, b in pairs]
-            yield "i_seen", {"score": scores, "id": item.id}
-
     def after(path, item):
         if path == "i_query":
             waits[0] -= 1
             if not waits[0]:
                 waits.pop(0)
+                for line in plans.pop(0):
+                    yield "i_plan", line
+        if path == "i_plan":
+            planned[0] -= 1
+            if not planned[0]:
+                planned.pop(0)
                 yield "i", left.pop(0)
         if path == "i" and sent:
             for line in sent.pop(0):
                 yield "i_query", line
 
-    sends = {"i_query": sent.pop(0), "i": [], "i_summary": [], "i_key": []}
-    takes = ("o_summary", "o_key", "o")
-    if seen is not None:
-        sends["i_seen"], takes = [], (*takes, "o_bound", "o_mass")
     ends = Ends(
-        sends=sends,
-        takes=takes,
+        sends={"i_query": sent.pop(0), "i_plan": [], "i": [], "i_summary": [], "i_key": []},
+        takes=("o_summary", "o_key", "o"),
         offer=offer,
         take=take,
         answer=answer,
@@ -85,11 +88,10 @@ def golden(group, asked, *, quota=3):
     for query, request in asked:
         page = request["newest"]
         keys = [select.Blocks(*(part[p] for part in group.keys)) for p in range(page + 1)]
-        pages = select.Summary(*(part[: page + 1].copy() for part in group.summary))
         found = select.select_pages(
             query,
             keys,
-            pages,
+            (group.codes[: page + 1], group.plan),
             quota=quota,
             target=request["target"],
             most=request["most"],
@@ -104,7 +106,7 @@ def given(seen):
     return [(t.item.id, t.item.mass, int(t.item.none)) for t in seen["o"]]
 
 
-@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (2, 2)])
 def test_choices_are_the_golden_ones(heads, lines):
     group = Group(heads + 20, heads=heads, lines=lines, pages=30, tokens=4)
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
@@ -112,14 +114,15 @@ def test_choices_are_the_golden_ones(heads, lines):
     assert given(seen) == golden(group, asked)
 
 
-def estimated(group, asked, *, quota, absent, seen):
-    """What comes out of an engine that estimates: (page, mass, none, wanted, missing at the end),
-    and the masses that it tells of, a request after another."""
-    out, told = [], []
+def estimated(group, asked, *, quota, absent):
+    """What comes out of an engine that estimates: (page, mass, none, wanted, missing at the end), a
+    request after another."""
+    out = []
     for query, request in asked:
         newest, scale = request["newest"], request["scale"]
-        pages = select.Summary(*(part[: newest + 1].copy() for part in group.summary))
-        names = select.name_pages(query, pages, quota=quota, **scale)
+        names = select.name_pages(
+            query, group.codes[: newest + 1], group.plan, quota=quota, **scale
+        )
         scored = np.flatnonzero(names.scored).tolist()
         keys = {p: select.Blocks(*(part[p] for part in group.keys)) for p in scored}
         found = select.choose_pages(
@@ -128,32 +131,25 @@ def estimated(group, asked, *, quota, absent, seen):
             keys,
             target=request["target"],
             most=request["most"],
-            known=select.Known([p for p in scored if p in absent], dict(seen)),
+            absent=[p for p in scored if p in absent],
             **scale,
         )
         pairs = zip(found.pages.tolist(), found.masses.tolist(), strict=True)
         out += [(page, mass, 0, 0, 0) for page, mass in pairs]
         out += [(page, 0, 0, 1, 0) for page in found.wanted.tolist()]
         out.append((0, 0, 1, 0, found.missing))
-        for page in scored:
-            if page != newest and page not in absent:
-                scores = select.scores(query, keys[page], **scale)
-                e, z = select.page_masses(scores[:, None])
-                told.append((page, e[:, 0].tolist(), z[:, 0].tolist()))
-    return out, told
+    return out
 
 
-def test_absent_pages_have_what_was_seen_of_them():
-    """The first page, candidates and newest pages absent, seen or not."""
+def test_absent_pages_have_what_their_summaries_say():
+    """The first page, candidates and newest pages absent."""
     heads = 2
     group = Group(42, heads=heads, lines=1, pages=30, tokens=2)
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5, 24], most=3, target=heads << 15)
     rng = np.random.default_rng(heads)
     absent = set(rng.permutation(30)[:12].tolist()) | {0, 5}
-    seen = {p: rng.integers(-300, 900, heads) for p in sorted(absent) if p % 3}
-    seen[0] = np.full(heads, 500)
-    got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=350, absent=absent, seen=seen)
-    out, told = estimated(group, asked, quota=4, absent=absent, seen=seen)
+    got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=450, absent=absent)
+    out = estimated(group, asked, quota=4, absent=absent)
     found = [
         (i.id, i.mass, int(i.none), int(i.wanted), i.missing if i.none else 0)
         for _, _, i in got["o"]
@@ -162,8 +158,6 @@ def test_absent_pages_have_what_was_seen_of_them():
     for begin, end in zip([0, *(n + 1 for n in ends)], ends, strict=False):
         found[begin:end] = sorted(found[begin:end], key=lambda item: item[3])
     assert found == out
-    masses = [t.item.mass for t in got["o_mass"]]
-    assert [(p.id, list(p.e), list(p.z)) for p in masses] == told
     assert sum(item[3] for item in out) > 4 and max(item[4] for item in out) > 1 << 12
 
 
@@ -172,8 +166,11 @@ def test_estimates_cost_a_choice_no_cycle_where_all_pages_are_there():
     group = Group(11, heads=1, lines=1, pages=12, tokens=2)
     asked = requests(group, [11] * 3)
     times = [
-        [(t.offered, int(t.item.none)) for t in run(group, asked, cycles=250, seen=seen)[0]["o"]]
-        for seen in (None, {})
+        [
+            (t.offered, int(t.item.none))
+            for t in run(group, asked, cycles=350, absent=absent)[0]["o"]
+        ]
+        for absent in (None, set())
     ]
     assert [(t - none, none) for t, none in times[1]] == times[0]
 
@@ -199,7 +196,8 @@ def test_cycles_are_those_of_the_formula():
     stages until the first choice, then one in as many cycles as the longest stage."""
     heads, lines, tokens, quota, pages = 2, 2, 8, 4, 40
     group = Group(11, heads=heads, lines=lines, pages=pages, tokens=tokens)
-    seen, _ = run(group, requests(group, [pages - 1] * 3), quota=quota, cycles=900)
+    lanes = 4
+    seen, _ = run(group, requests(group, [pages - 1] * 3), quota=quota, cycles=900, lanes=lanes)
     scored, first = [], []
     for asked in seen["o_key"]:
         scored += [0] * (asked.item.page == 0)
@@ -207,17 +205,20 @@ def test_cycles_are_those_of_the_formula():
     for chosen in seen["o"]:
         if not chosen.item.none and chosen.item.id == 0:
             first.append(chosen.offered)
-    one = (pages - 2) * lines + quota
+    page = lines * tokens // lanes
+    walk = [36 * lines, CodeWeights.LATENCY * lines]  # of the plan
+    one = (pages - 2) * page + quota
     two = [(count - 1) * tokens * lines for count in scored]  # page 0's keys come meanwhile
     masses = [count + 23 + heads for count in scored]
     took = first[0] - seen["i"][0].offered
-    assert len(first) == 3 and one + two[0] + masses[0] < took < one + two[0] + masses[0] + 60
+    stages = one + two[0] + masses[0]
+    assert len(first) == 3 and stages + walk[0] < took < stages + walk[1] + 60
     # Pages of the second choice are asked for while keys of the first are to come.
     asked = next(t.offered for t in seen["o_key"] if t.item.bank)
     assert (
         asked < max(t.taken for t in seen["i_key"][: scored[0] * tokens * lines]) - tokens * lines
     )
     for n in (1, 2):
-        longest = max(one + scored[n] * lines, two[n] + tokens * lines)
+        least, most = (max(one + w + scored[n] * page, two[n] + tokens * lines) for w in walk)
         apart = first[n] - first[n - 1] - masses[n] + masses[n - 1]
-        assert longest <= apart < longest + 30
+        assert least <= apart < most + 30

@@ -213,7 +213,7 @@ def test_a_doorbell_that_was_taken_meanwhile_is_served_once():
     async def host(room):
         room.region._wait = lambda waits: room.waited.append(waits)
         await room.begin()
-        while room.ops.count(("LOOK", 0, 0, 0)) < 2:
+        while room.ops.count(("LOOK", 0, 0, 0)) < 3:  # summarised, scored, scored again
             await room.cycle()
         await room.ring(room.region, {"sequence": 3})
         await room.agree(3)

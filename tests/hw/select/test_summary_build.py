@@ -1,76 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SummaryBuild: the golden summaries of pages whose lines come in any order, some never."""
+"""SummaryBuild: the golden codes of pages, by sound plans and by wild ones."""
 
-import random
-
-import numpy as np
 import pytest
-from select_cases import Group, summary_words
+from select_cases import Group, put_plan
 from streams import Ends, pump
 
-from kelp_golden import select
 from kelp_hw.select.summary_build import SummaryBuild
 from kelp_spec.formats import Format
+from kelp_spec.select import CODED_LINES
 
 
-def built(group, *, lines, written, offer=1.0, take=1.0, shuffle=True):
+def built(group, *, lines, offer=1.0, take=1.0):
     """The transfers of all pages."""
-    rng, sends = random.Random(lines), []
     pages, tokens, _ = group.scale.shape
-    stored = group.key_lines()
-    for page in range(pages):
-        mine = stored[page * tokens * lines : (page + 1) * tokens * lines]
-        mine = [one for one, there in zip(mine, written[page].ravel(), strict=True) if there]
-        if shuffle:
-            rng.shuffle(mine)
-        sends += [one | {"last": one is mine[-1], "id": page} for one in mine]
-    dut = SummaryBuild(lines=lines, id_bits=8)
-    ends = Ends(
-        sends={"i": sends},
-        takes=("o",),
-        offer=offer,
-        take=take,
-        held={"token_lines": lines - 1},
-    )
-    return pump(dut, ends, cycles=int((len(sends) + pages * (lines + 6)) / offer / take * 1.5))
-
-
-def expected(group, written):
-    words = summary_words(select.summary(group.keys, written))
-    return [
-        (page, line, data) for page, lines in enumerate(words) for line, data in enumerate(lines)
+    count, stored = tokens * lines, group.key_lines()
+    sends = [
+        one | {"last": n % count == count - 1, "id": n // count} for n, one in enumerate(stored)
     ]
 
+    async def plan(ctx, dut):
+        await put_plan(ctx, dut, group.plan_rows)
 
-@pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4])
-@pytest.mark.parametrize("lines", [1, 2, 4])
-def test_summaries_are_the_golden_ones(fmt, lines):
-    group = Group(lines, heads=1, lines=lines, pages=12, fmt=fmt)
-    written = np.random.default_rng(lines).random(group.scale.shape) < 0.7
-    written[1], written[1, 2, 0] = False, True  # places without a line
-    written[0, 0, 0] = True  # the NaN
-    seen = built(group, lines=lines, written=written, offer=0.7, take=0.6)["o"]
-    assert [(t.item.id, t.item.line, t.item.data) for t in seen] == expected(group, written)
-    assert [bool(t.item.last) for t in seen] == [
-        line == lines - 1 for _ in range(12) for line in range(lines)
+    rows = -(-count // CODED_LINES)
+    dut = SummaryBuild(lines=lines, rows=rows, id_bits=8)
+    ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, before=plan)
+    return pump(dut, ends, cycles=int((len(sends) + 20) / offer / take * 1.5))
+
+
+@pytest.mark.parametrize("wild", [False, True])
+@pytest.mark.parametrize(
+    ("fmt", "lines", "tokens"),
+    [(Format.INT8, 1, 16), (Format.INT8, 2, 16), (Format.INT4, 4, 8), (Format.INT8, 1, 6)],
+)
+def test_summaries_are_the_golden_ones(fmt, lines, tokens, wild):
+    group = Group(lines, heads=1, lines=lines, pages=12, tokens=tokens, fmt=fmt, wild=wild)
+    seen = built(group, lines=lines, offer=0.7, take=0.6)["o"]
+    got = [
+        {"code": list(t.item.code), "line": t.item.line, "last": bool(t.item.last), "id": t.item.id}
+        for t in seen
     ]
-
-
-def test_a_page_of_nans_has_no_bounds():
-    group = Group(3, heads=1, lines=1, pages=1)
-    written = np.zeros(group.scale.shape, bool)
-    written[0, 0, 0] = True
-    seen = built(group, lines=1, written=written)["o"]
-    assert [t.item.data for t in seen] == [(-127 & 511) << 448]
+    assert got == group.summary_lines()
 
 
 def test_latency_and_interval():
     group = Group(5, heads=1, lines=2, pages=3)
-    written = np.ones(group.scale.shape, bool)
-    seen = built(group, lines=2, written=written, shuffle=False)
-    lasts = [t.taken for t in seen["i"] if t.item["last"]]
+    seen = built(group, lines=2)
+    taken = [t.taken for t in seen["i"]]
     assert [t.offered for t in seen["o"]] == [
-        last + SummaryBuild.LATENCY + line for last in lasts for line in range(2)
+        cycle + SummaryBuild.LATENCY for cycle in taken[CODED_LINES - 1 :: CODED_LINES]
     ]
-    assert lasts[0] - seen["i"][0].taken == 31 * SummaryBuild.INTERVAL
+    assert taken[-1] - taken[0] == (len(taken) - 1) * SummaryBuild.INTERVAL

@@ -1,42 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SummaryScore: the golden bounds of summaries as memory has them, one line a cycle."""
+"""SummaryScore: the golden estimates of pages from their codes, `lanes` codes a cycle."""
 
 import pytest
 from select_cases import SCALE, Group, put_queries
 from streams import Ends, pump
 
 from kelp_hw.select.summary_score import SummaryScore
+from kelp_spec.select import CODED_LINES
 
 
-def bounded(group, *, heads, lines, offer=1.0, take=1.0):
-    """The transfers of all pages' bounds."""
-    dut, sends = SummaryScore(heads=heads, lines=lines, id_bits=8), group.summary_lines()
+def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0):
+    """The transfers of all pages' estimates, of a block for tokens of `most` lines."""
+    page_lines = group.codes[0].size
+    rows = -(-page_lines // CODED_LINES)
+    dut = SummaryScore(heads=heads, lines=most or lines, rows=rows, lanes=lanes, id_bits=8)
+    sends = group.summary_lines()
     ends = Ends(
         sends={"i": sends},
         takes=("o",),
         offer=offer,
         take=take,
-        held={"scale": SCALE},
-        before=put_queries(group.query),
+        held={"scale": SCALE, "page_lines": page_lines},
+        before=put_queries(group.query, group.plan_rows),
     )
-    return pump(dut, ends, cycles=int((len(sends) + 40) / offer / take * 1.5))
+    cycles = len(sends) * CODED_LINES // lanes + 70 * lines + 40
+    return pump(dut, ends, cycles=int(cycles / offer / take * 1.5))
 
 
-@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 2), (2, 4)])
-def test_bounds_are_the_golden_ones(heads, lines):
-    group = Group(heads, heads=heads, lines=lines, pages=40, tokens=4)
-    seen = bounded(group, heads=heads, lines=lines, offer=0.7, take=0.6)["o"]
-    assert [item.item.id for item in seen] == list(range(40))
-    assert [list(item.item.score) for item in seen] == group.bounds().T.tolist()
+@pytest.mark.parametrize("wild", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "lines", "lanes", "tokens", "most"),
+    [
+        (1, 1, 16, 16, 1),
+        (3, 2, 8, 16, 2),
+        (2, 4, 4, 8, 4),
+        (1, 1, 4, 6, 4),  # fewer lines than the block has places for, and part of a group
+        (2, 2, 16, 3, 2),
+        (1, 4, 2, 8, 8),  # tokens of more lines than lanes
+        (1, 8, 1, 4, 8),
+    ],
+)
+def test_estimates_are_the_golden_ones(heads, lines, lanes, tokens, most, wild):
+    group = Group(heads + lines, heads=heads, lines=lines, pages=30, tokens=tokens, wild=wild)
+    sizes = {"heads": heads, "lines": lines, "lanes": lanes, "most": most}
+    seen = estimated(group, **sizes, offer=0.7, take=0.6)["o"]
+    assert [item.item.id for item in seen] == list(range(30))
+    assert [list(item.item.score) for item in seen] == group.estimates().T.tolist()
 
 
-def test_latency_and_interval():
-    group = Group(5, heads=2, lines=2, pages=20, tokens=2)
-    seen = bounded(group, heads=2, lines=2)
+@pytest.mark.parametrize("lanes", [16, 4])
+def test_latency_and_interval(lanes):
+    group = Group(5, heads=2, lines=2, pages=20)
+    seen = estimated(group, heads=2, lines=2, lanes=lanes)
     lasts = [line.taken for line in seen["i"] if line.item["last"]]
-    assert [bound.offered - last for bound, last in zip(seen["o"], lasts, strict=True)] == [
+    assert [found.offered - last for found, last in zip(seen["o"], lasts, strict=True)] == [
         SummaryScore.LATENCY
     ] * 20
     first, *_, end = (line.taken for line in seen["i"])
-    assert end - first == (len(seen["i"]) - 1) * SummaryScore.INTERVAL
+    assert end - first == (len(seen["i"]) - 1) * CODED_LINES // lanes

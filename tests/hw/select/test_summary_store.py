@@ -7,13 +7,18 @@ from streams import Ends, pump
 from kelp_hw.select.summary_store import SummaryStore
 from kelp_spec.config import named
 
-CONFIG = named("unit_select")
+CONFIG = named("unit_select").with_(half_lines=32)
 SQUEUE, PAGES = 5, (3, 9, 63)
+
+
+def codes(page, line):
+    return [page << 8 | line << 4 | k for k in range(16)]
 
 
 async def ready(ctx, dut):
     ctx.set(dut.squeue, SQUEUE)
     ctx.set(dut.token_lines, 1)
+    ctx.set(dut.rows, 1)
     for _ in range(CONFIG.page_words):
         await ctx.tick()
     assert ctx.get(dut.ready)
@@ -23,7 +28,7 @@ async def write(ctx, dut):
     await ready(ctx, dut)
     for page in PAGES:
         for line in range(2):
-            ctx.set(dut.i_line.p, {"id": page, "line": line, "data": page << 8 | line})
+            ctx.set(dut.i_line.p, {"id": page, "line": line, "code": codes(page, line)})
             ctx.set(dut.i_line.valid, 1)
             await ctx.tick()
     ctx.set(dut.i_line.valid, 0)
@@ -32,9 +37,9 @@ async def write(ctx, dut):
 def run(offer, take):
     ends = Ends(sends={"i": [*PAGES, *PAGES]}, takes=("o",), offer=offer, take=take, before=write)
     seen = pump(SummaryStore(config=CONFIG), ends, cycles=int(16 / offer / take) + 10)
-    got = [(t.item.id, t.item.line, t.item.last, t.item.data) for t in seen["o"]]
+    got = [(t.item.id, t.item.line, t.item.last, list(t.item.code)) for t in seen["o"]]
     assert got == [
-        (page, line, line, page << 8 | line) for page in (*PAGES, *PAGES) for line in range(2)
+        (page, line, line, codes(page, line)) for page in (*PAGES, *PAGES) for line in range(2)
     ]
     return seen
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Unscored: the golden ratio, of masses of bounds."""
+"""Unscored: the golden ratio, of masses of estimates."""
 
 import numpy as np
 import pytest
@@ -8,22 +8,21 @@ from streams import Ends, pump
 
 from kelp_golden import select
 from kelp_hw.select.unscored import Unscored
-from kelp_spec.select import BOUND_MASS_BITS, RATIO_BITS, SCORE_LEAST, SHARE_BITS
+from kelp_spec.select import ESTIMATE_MASS_BITS, RATIO_BITS, SCORE_LEAST, SHARE_BITS
 
 
 def made(seed, *, heads):
-    """Bounds [heads, pages] and which pages are named."""
+    """Estimates [heads, pages] and which pages are named."""
     rng = np.random.default_rng(seed)
     spread = (100, 2000, 20000)[seed % 3]
     return rng.integers(-spread, spread, (heads, 60)), rng.random(60) < (0.9, 0.3, 0.02)[seed % 3]
 
 
-def masses(bound, named):
+def masses(estimate, named):
     """What the masses of all and of the named are, as the block is sent them."""
-    softer = bound * 3 >> 2
-    few = np.where(named, softer, SCORE_LEAST * 3 >> 2)
-    for each in (softer, few):
-        e, z = select.page_masses(each, BOUND_MASS_BITS)
+    few = np.where(named, estimate, SCORE_LEAST)
+    for each in (estimate, few):
+        e, z = select.page_masses(each, ESTIMATE_MASS_BITS)
         yield {"e": e.tolist(), "z": z.tolist(), "id": 0}
 
 
@@ -54,8 +53,8 @@ def test_named_pages_with_more_than_all_leave_nothing():
 
 
 def test_masses_as_large_as_they_have_a_place():
-    most = (1 << BOUND_MASS_BITS) - 1
-    pairs = [(most, most - 5), (most, 3 << BOUND_MASS_BITS - 2), (most, 1), (most, most // 3)]
+    most = (1 << ESTIMATE_MASS_BITS) - 1
+    pairs = [(most, most - 5), (most, 3 << ESTIMATE_MASS_BITS - 2), (most, 1), (most, most // 3)]
     sent = [({"e": [5], "z": [a]}, {"e": [5], "z": [b]}) for a, b in pairs]
     seen = [t.item[0] for t in ratios(sent, heads=1)["o"]]
     assert seen == [min((a - b << SHARE_BITS) // b, (1 << RATIO_BITS) - 1) for a, b in pairs]

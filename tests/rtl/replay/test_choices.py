@@ -4,6 +4,7 @@
 one looks like."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kelp_rtl.device import MemoryTiming, Pressure
 from kelp_rtl.replay.choices import Asked, choices
 from kelp_sim.select.readers import scale_of
 from kelp_spec.config import named
+from kelp_verif.endpoint.some_plan import some_plan
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
@@ -37,18 +39,25 @@ def asked(steps=STEPS, dim=DIM, seed=1, **changes):
     )
 
 
-@pytest.mark.parametrize("dim", [DIM, 24])
-def test_answers_and_pages_are_the_golden_models(dim):
+@pytest.mark.parametrize(("dim", "wild"), [(DIM, False), (24, False), (DIM, True)])
+def test_answers_and_pages_are_the_golden_models(dim, wild):
+    """By plans of the keys, or without sense."""
     print("seed 1")
-    found = choices(CONFIG, asked(dim=dim), memory=NEAR, pressure=Pressure.everywhere(0.2))
+    text = asked(dim=dim)
+    if wild:
+        rng = np.random.default_rng(1)
+        plans = [some_plan(rng, 2) for _ in range(LAYERS * HEADS)]
+        text = replace(text, plans=np.array(plans).reshape(LAYERS, HEADS, 2, 64))
+    found = choices(CONFIG, text, memory=NEAR, pressure=Pressure.everywhere(0.2))
     assert not found.wrong, found.examples[:3]
     assert found.answer_lines == STEPS * LAYERS * HEADS * 2
     size = CONFIG.half_lines // -(-dim // 32)
     newest = (FIRST + np.arange(STEPS)) // size
     assert found.pages[np.arange(STEPS), :, :, newest].all() and found.pages[..., 0].all()
     # The first SELECT of a queue summarises what is there, a later one what has become whole.
+    # The first page is, too, where the device estimates.
+    assert (found.rebuilt == np.diff(newest, prepend=0)[:, None, None]).all()
     whole = np.maximum(newest - 1, 0)
-    assert (found.rebuilt == np.diff(whole, prepend=0)[:, None, None]).all()
     assert (found.candidates <= np.minimum(2 * CONFIG.select_quota, whole)[:, None, None]).all()
     assert (found.cycles > found.select.max(axis=-1)).all() and found.select.all()
 
@@ -78,6 +87,7 @@ def test_a_wrong_mass_is_seen(monkeypatch):
     [
         ({"most": 7}, "9 pages chosen do not fit configuration 'unit_select'"),
         ({"dim": 65}, "3 lines of a token do not fit"),
+        ({"plans": np.zeros((2, 2, 1, 64), np.uint8)}, "plans of shape (2, 2, 1, 64) are refused"),
         ({"steps": 124}, "129 tokens do not fit"),
         ({"steps": 20}, "52 pages do not fit"),
     ],

@@ -109,20 +109,24 @@ def test_a_choice_costs_what_its_passes_cost():
         did = Choice(pages=pages, candidates=candidates, chosen=6, tokens=2, released=released)
         return answered(shape, did)[0][0]
 
-    # Bounds, a page of keys, its mass; few rows are looked at while queries are loaded.
-    assert one(20, 9) - one(12, 8) == 8 * 2 + 2 * 2 + 2
-    assert one(808, 8) - one(800, 8) == 8 * 2 + 1
+    # Codes, sixteen to a line, a page of keys, its mass; few rows are looked at while queries are
+    # loaded and the plan is walked through.
+    codes = 16 // RTL.lanes
+    assert one(20, 9) - one(12, 8) == 8 * codes + 2 * 2 + 2
+    assert one(1608, 8) - one(1600, 8) == 8 * codes + 1
     # Slots are given back while pages are named, if they are few.
     assert one(12, 8, released=30) == one(12, 8)
-    assert one(12, 8, released=90) - one(12, 8, released=80) == 10 * RTL.unhold
+    assert one(12, 8, released=290) - one(12, 8, released=280) == 10 * RTL.unhold
     # Behind another, one takes as long as what is before its keys, or as its keys.
     names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
     (first, second), *_ = answered(shape, names, names)
     rung = RTL.written(shape) + RTL.window * RTL.asked(shape)
     assert second - first == answered(shape, names)[2] - rung
     keys = Choice(pages=12, candidates=60, chosen=6, tokens=2)
+    shape = replace(shape, page_tokens=16)
     (first, second), *_ = answered(shape, keys, keys)
-    assert second - first == (60 + 1) * 4 + 2 * 2
+    # The first one's pages are gathered meanwhile.
+    assert second - first == (60 + 1) * 32 + 2 * 2 + RTL.page_lines(shape, 6, 2)
 
 
 def test_looks_and_gathered_lines_share_a_port():

@@ -7,14 +7,25 @@ from __future__ import annotations
 import numpy as np
 
 from kelp_golden.audit.choices import SelectAudit
+from kelp_golden.audit.stream import ResultRecord
 from kelp_golden.select_region import Decided, SelectRegion
 from kelp_rtl.program import Program, Response
 from kelp_spec.formats import LINE_BYTES
+from kelp_spec.metadata import Op
 from kelp_spec.select import BELL_FIELDS, SlotState, record_bytes
 
 from .audited_shadow import AuditedShadow
+from .some_plan import no_plan, some_plan
 
-__all__ = ["AuditedSelect"]
+__all__ = ["AuditedSelect", "looks"]
+
+_UNSOUND = 16  # of so many SELECTs one has no sound plan
+
+
+def looks(records) -> list:
+    """The LOOKs among commits."""
+    ops = [record.op for record in records if isinstance(record, ResultRecord)]
+    return [op for op in ops if op.kind == Op.LOOK]
 
 
 class AuditedSelect(AuditedShadow):
@@ -36,24 +47,40 @@ class AuditedSelect(AuditedShadow):
         if self.choice:
             self.choice.op(record.op, Decided(record.outcome, self.audit.endpoint.version))
 
-    def select(self, count: int, pages: int, addresses: list[int], **fields) -> int:
-        """A SELECT of random queries among `count` random requests to `addresses`, and its answer;
-        how many of the pages chosen are held."""
-        c, group = self.config, int(self.rng.integers(self.config.select_groups))
-        places = self.region.map
+    def records(self):
+        """The commits since the last call; the choice hears which LOOKs are among them."""
+        records = list(super().records())
+        if self.choice:
+            self.choice.coming(looks(records))
+        return records
+
+    def asked(self, session: int, group: int) -> tuple[list[int], np.ndarray]:
+        """Random queries of the next SELECT, and a plan of no reason: lines of the region, and what
+        the host writes there; the golden model has it."""
+        c, places = self.config, self.region.map
         lines = [
-            places.query(0, group, head, line)
+            places.query(session, group, head, line)
             for head in range(c.select_heads)
             for line in range(c.select_lines)
         ]
         self.sequence += 1
+        plan = no_plan if self.sequence % _UNSOUND == 0 else some_plan
+        rows = np.concatenate([self.data(len(lines)), plan(self.rng, c.select_lines)])
+        lines += [places.plan(session, group, line) for line in range(c.select_lines)]
+        for line, row in zip(lines, rows, strict=True):
+            self.region.write(line, row.tobytes(), 0)
+        return lines, rows
+
+    def select(self, count: int, pages: int, addresses: list[int], **fields) -> int:
+        """A SELECT of random queries among `count` random requests to `addresses`, and its answer;
+        how many of the pages chosen are held."""
+        group, places = int(self.rng.integers(self.config.select_groups)), self.region.map
+        lines, rows = self.asked(0, group)
         bell = {"sequence": self.sequence, "newest": pages - 1, "tokens": 1, "lines": 2} | fields
         data = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
-        rows = np.concatenate([self.data(len(lines)), np.frombuffer(data, np.uint8)[None]])
+        rows = np.concatenate([rows, np.frombuffer(data, np.uint8)[None]])
         first = places.bell(0, group)
         base = self.device.addresses.select_base
-        for line, row in zip(lines, rows, strict=False):
-            self.region.write(line, row.tobytes(), 0)
         self.device.run(
             Program.writes(
                 np.array([base + LINE_BYTES * line for line in (*lines, first)], np.uint64), rows

@@ -11,12 +11,10 @@ import numpy as np
 from kelp_golden.ops import QueueConfig
 from kelp_golden.setup import SESSION
 from kelp_rtl.program import Program
-from kelp_rtl.replay.rows import audit_records
 from kelp_spec.formats import LINE_BYTES
-from kelp_spec.metadata import Op
 from kelp_spec.select import BELL_FIELDS, record_bytes
 
-from .audited_select import AuditedSelect
+from .audited_select import AuditedSelect, looks
 
 __all__ = ["AuditedSelects"]
 
@@ -61,10 +59,9 @@ class AuditedSelects(AuditedSelect):
 
     def records(self):
         """The commits since the last call; the choice hears which queues they are of."""
-        records = list(audit_records(self.device.take_commits()))
-        looks = [r.op.squeue for r in records if getattr(r, "op", None) and r.op.kind == Op.LOOK]
+        records = super().records()
         if self.choice:
-            self.choice.served(looks)
+            self.choice.served(op.squeue for op in looks(records))
         return records
 
     def select_all(self, count: int, pages: int, addresses: list[int], bells: dict) -> int:
@@ -73,19 +70,12 @@ class AuditedSelects(AuditedSelect):
         c, places, base = self.config, self.region.map, self.device.addresses.select_base
         lines, rows, rung, last = [], [], {}, []
         for (session, group), fields in bells.items():
-            self.sequence += 1
+            queries, written = self.asked(session, group)
+            lines += queries
+            rows += [*written]
             bell = {"sequence": self.sequence, "newest": pages - 1, "tokens": 1, "lines": 2}
             data = record_bytes(BELL_FIELDS, bell | fields).ljust(LINE_BYTES, b"\0")
             rung[session << places.group_bits | group] = data
-            queries = [
-                places.query(session, group, head, line)
-                for head in range(c.select_heads)
-                for line in range(c.select_lines)
-            ]
-            for line, row in zip(queries, self.data(len(queries)), strict=True):
-                self.region.write(line, row.tobytes(), 0)
-                lines.append(line)
-                rows.append(row)
             last.append((places.bell(session, group), np.frombuffer(data, np.uint8)))
         lines += [line for line, _ in last]
         rows += [row for _, row in last]

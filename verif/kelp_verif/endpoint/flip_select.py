@@ -23,6 +23,7 @@ from kelp_spec.select import (
 )
 
 from .flip_traffic import Host, Seen
+from .some_plan import some_plan
 
 __all__ = ["SelectHost"]
 
@@ -66,7 +67,7 @@ class SelectHost(Host):
         )
 
     def _select(self, driver, session, group):
-        """A group's queries and its doorbell."""
+        """A group's queries, a plan, and its doorbell."""
         c, rng = self.config, self.rng
         lines = [
             self.map.query(session, group, head, line)
@@ -74,6 +75,8 @@ class SelectHost(Host):
             for line in range(c.select_lines)
         ]
         rows = rng.standard_normal((len(lines), 32)).astype("<f2").view(np.uint8)
+        rows = np.concatenate([rows, some_plan(rng, c.select_lines)])
+        lines += [self.map.plan(session, group, line) for line in range(c.select_lines)]
         self.sequence += 1
         bell = _BELL | {"sequence": self.sequence, "queue": group, "target": c.select_heads << 16}
         row = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")

@@ -24,6 +24,8 @@ from kelp_spec.select import (
     record_bytes,
 )
 
+from .some_plan import no_plan, some_plan
+
 __all__ = ["Choices"]
 
 _POLLS = 400  #: reads of an answer until it counts as missing
@@ -82,7 +84,7 @@ class Choices:
         return self.ask(READ if data is None else WRITE, address, tenant.owner, data, **more)
 
     def _select(self, tenant, group):
-        """Queries, perhaps, and a doorbell."""
+        """Queries and a plan, perhaps, and a doorbell."""
         rng, c, asks = self.storm.rng, self.storm.config, []
         if rng.random() < 0.6:
             for head in range(c.select_heads):
@@ -91,6 +93,8 @@ class Choices:
                     asks.append(
                         self._line(self.map.query(tenant.session, group, head, line), tenant, data)
                     )
+        if rng.random() < 0.6:
+            asks += self._plan(tenant, group)
         bell = self._bell(tenant)
         data = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
         ring = self._line(self.map.bell(tenant.session, group), tenant, data)
@@ -101,15 +105,27 @@ class Choices:
             ring.poison = broken = True
         refusals = {Refusal.BELL} if broken else {self._refusal(tenant, bell)}
         if refusals == {Refusal.NONE} and not bell["release"]:
-            refusals.add(Refusal.QUERY_NAN)
+            refusals |= {Refusal.QUERY_NAN, Refusal.PLAN}
         ring.accepted = lambda: self._rung(group, _Bell(tenant, bell, refusals))
         return [*asks, ring]
+
+    def _plan(self, tenant, group):
+        """A plan, mostly; now and then it does not arrive whole."""
+        rng, lines = self.storm.rng, self.storm.config.select_lines
+        rows = (some_plan if rng.random() < 0.95 else no_plan)(rng, lines)
+        asks = [
+            self._line(self.map.plan(tenant.session, group, n), tenant, row.tobytes())
+            for n, row in enumerate(rows)
+        ]
+        if rng.random() < 0.03:
+            asks[0].poison = True
+        return asks
 
     def _bell(self, tenant):
         rng, c = self.storm.rng, self.storm.config
         self.sequence += 1
-        lines = [n for n in range(1, c.select_lines + 1) if tenant.shape.used_lines % n == 0]
-        lines = int(rng.choice(lines))
+        sizes = [1 << n for n in range(c.select_lines.bit_length())]
+        lines = int(rng.choice([n for n in sizes if tenant.shape.used_lines % n == 0]))
         tokens = tenant.shape.used_lines // lines
         queue = int(rng.integers(tenant.queues))
         bell = {
@@ -142,6 +158,7 @@ class Choices:
             (bell["newest"] >= shape.used_pages, Refusal.PAGE),
             (
                 not 1 <= bell["lines"] <= c.select_lines
+                or bell["lines"] & bell["lines"] - 1
                 or shape.used_lines % max(1, bell["lines"]),
                 Refusal.LINES,
             ),

@@ -11,7 +11,6 @@ import sys
 from kelp_fpga.flow.cells import cells_of, told
 from kelp_hw.select.gather_window import GatherWindow
 from kelp_hw.select.page_reader import PageReader
-from kelp_hw.select.page_seen import PageSeen
 from kelp_hw.select.select import Select
 from kelp_hw.select.select_control import engine_of
 from kelp_hw.select.select_window import SelectWindow
@@ -24,7 +23,6 @@ PARTS = {
     "window": SelectWindow,
     "gather": GatherWindow,
     "store": SummaryStore,
-    "seen": PageSeen,
     "reader": PageReader,
     "engine": engine_of,
     "all": Select,
