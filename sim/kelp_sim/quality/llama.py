@@ -156,6 +156,10 @@ class Llama:
         angle = positions[:, None] * np.concatenate([frequency, frequency])[None, :]
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
+    def moved(self, rows: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """Keys or queries [n, head_dim] as they would be `by` [n] tokens further on."""
+        return _turned(rows, *self.turn(by))
+
     def _normed(self, layer: int, x: np.ndarray) -> np.ndarray:
         return self._norm(x, self.weights[f"model.layers.{layer}.input_layernorm.weight"])
 

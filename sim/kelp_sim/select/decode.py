@@ -19,7 +19,7 @@ from kelp_golden import select as golden
 from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from . import kernel, memory
-from .readers import _blocks, planned, scale_of
+from .readers import _blocks, plans_of, scale_of
 from .timing import RTL, Choice, Layer, Shape, Timing
 
 __all__ = ["Device", "Run", "decode"]
@@ -366,10 +366,7 @@ def _prefix(model: Llama, tokens: np.ndarray, shape: Shape):
 
     def note(_layer, q, k, v, positions):
         kept.append((k, v))
-        made = [
-            planned(keys, mine, shape.page_tokens)
-            for keys, mine in zip(k, q.reshape(len(k), shape.group, *q.shape[1:]), strict=True)
-        ]
+        made = plans_of(k, q, model.moved, shape.page_tokens)
         lines.append(np.stack([one for one, _ in made]))
         plans.append([plan for _, plan in made])
         return attend(q, k, v, positions)

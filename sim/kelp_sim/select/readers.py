@@ -8,17 +8,22 @@ reads: bool [kv_heads, n, pages], the first and the newest page always among the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kelp_golden import select as golden
 from kelp_spec.formats import ELEMENTS
-from kelp_spec.select_plan import plan_lines
+from kelp_spec.select_plan import PLANNED_TOKENS, plan_lines
 
-__all__ = ["Device", "Ideal", "page_mass", "planned", "scale_of"]
+__all__ = ["Device", "Ideal", "Moved", "page_mass", "plans_of", "scale_of"]
 
 PLANNED_QUERIES = 256  #: tokens whose queries a host plans with
+PLANNED_POSITIONS = 4096  #: of the tokens that it plans for
+_GOLDEN = (5**0.5 - 1) / 2
+
+Moved = Callable[[np.ndarray, np.ndarray], np.ndarray]  #: as `Llama.moved`
 
 
 def page_mass(q: np.ndarray, k: np.ndarray, positions: np.ndarray, page_tokens: int) -> np.ndarray:
@@ -42,16 +47,35 @@ def scale_of(head_dim: int) -> tuple[int, int]:
     return round(scale * 2**sh), sh
 
 
-def planned(
-    keys: np.ndarray, queries: np.ndarray, page_tokens: int = 16
+def _planned(
+    keys: np.ndarray, queries: np.ndarray, moved: Moved, page_tokens: int = 16
 ) -> tuple[np.ndarray, golden.Plan]:
     """What a host writes, and the plan that it is, of a KV head's first keys [tokens, head_dim] and
-    queries [heads, tokens, head_dim], of which the latest tell most of those that will come. The
-    first page's keys are unlike all others, and have no summary."""
-    rest = keys[page_tokens:] if len(keys) > 2 * page_tokens else keys
-    latest = queries[:, -PLANNED_QUERIES:]
-    lines = plan_lines(rest, latest.reshape(-1, latest.shape[-1]))
+    their queries [heads, tokens, head_dim], of which the latest tell most of those that will come.
+
+    RoPE turns what is at hand away from what comes later; so both count as if they were spread over
+    all positions. The first page's keys are unlike all others, and have no summary."""
+    start = page_tokens if len(keys) > 2 * page_tokens else 0
+    latest = max(0, queries.shape[1] - PLANNED_QUERIES)
+    some = _spread(keys[start:], start, moved)
+    asked = [_spread(rows[latest:], latest, moved) for rows in queries]
+    lines = plan_lines(some, np.concatenate(asked))
     return lines, golden.plan_of(lines)
+
+
+def plans_of(
+    keys: np.ndarray, queries: np.ndarray, moved: Moved, page_tokens: int = 16
+) -> list[tuple[np.ndarray, golden.Plan]]:
+    """The same of a layer's KV heads: keys [kv_heads, tokens, head_dim], queries [heads, …]."""
+    each = queries.reshape(len(keys), -1, *queries.shape[1:])
+    return [_planned(*pair, moved, page_tokens) for pair in zip(keys, each, strict=True)]
+
+
+def _spread(rows: np.ndarray, first: int, moved: Moved) -> np.ndarray:
+    """Some of `rows`, the first of which stands at token `first`, all over the positions."""
+    at = np.arange(PLANNED_TOKENS) * len(rows) // PLANNED_TOKENS
+    to = np.arange(PLANNED_TOKENS) * _GOLDEN % 1 * PLANNED_POSITIONS
+    return moved(rows[at], to - at - first)
 
 
 @dataclass(frozen=True)
@@ -63,8 +87,8 @@ class Ideal:
     most: int = 32
     page_tokens: int = 16
 
-    def chosen(self, q, k, positions, before=None) -> np.ndarray:
-        """Queries `before` these make no difference."""
+    def chosen(self, q, k, positions, plans=None) -> np.ndarray:
+        """Plans make no difference."""
         group = len(q) // len(k)
         return np.stack(
             [
@@ -105,10 +129,8 @@ class Device:
     page_tokens: int = 16
     named: np.ndarray | None = field(default=None, init=False, repr=False)
 
-    def chosen(self, q, k, positions, before=None) -> np.ndarray:
-        """The host plans with the queries `before` these [heads, n, head_dim], or else with the
-        first ones, and with the keys that are before the first of them."""
-        before = q[:, :1] if before is None else before
+    def chosen(self, q, k, positions, plans) -> np.ndarray:
+        """With a plan of each KV head."""
         group, count = len(q) // len(k), len(positions)
         size = max(1, (1 << 21) // (k.shape[1] * group))
         both = np.zeros((2, len(k), count, -(-k.shape[1] // self.page_tokens)), bool)
@@ -116,13 +138,13 @@ class Device:
             keys = _blocks(k[head])
             pages = both.shape[3]
             whole = golden.Blocks(*(_paged(part, pages, self.page_tokens) for part in keys))
-            own = slice(head * group, (head + 1) * group)
-            first = k[head, : max(1, positions[0])]
-            _, plan = planned(first, before[own], self.page_tokens)
-            codes, mine = golden.summary(whole, plan), q[own]
+            codes = golden.summary(whole, plans[head])
+            mine = q[head * group : (head + 1) * group]
             for n in range(0, count, size):
                 part = slice(n, n + size)
-                both[:, head, part] = self._rows(mine[:, part], keys, codes, plan, positions[part])
+                both[:, head, part] = self._rows(
+                    mine[:, part], keys, codes, plans[head], positions[part]
+                )
         self.named = both[1]
         return both[0]
 

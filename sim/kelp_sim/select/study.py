@@ -14,7 +14,7 @@ from ..quality import llama, real
 from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from ..quality.tokens import Tokenizer, texts
-from .readers import Device, Ideal, page_mass
+from .readers import Device, Ideal, Moved, page_mass, plans_of
 
 __all__ = ["Row", "documents", "loss", "measure"]
 
@@ -56,15 +56,16 @@ _MEANS = ("mass", "mass_at_as_many", "ideal_mass", "pages", "ideal_pages", "cand
 class _Sparse:
     """Attention that is dense before `first`, and reads chosen pages from there on."""
 
-    def __init__(self, reader, ideal: Ideal, first: int):
-        self.reader, self.ideal, self.first = reader, ideal, first
+    def __init__(self, reader, ideal: Ideal, first: int, moved: Moved):
+        self.reader, self.ideal, self.first, self.moved = reader, ideal, first, moved
         self.sums = np.zeros(8)
 
     def __call__(self, layer, q, k, v, positions) -> np.ndarray:
         first, rows = self.first, positions[self.first :]
         before = attend(q[:, :first], k[:, :first], v[:, :first], positions[:first])
         late = q[:, first:]
-        chosen = self.reader.chosen(late, k, rows, q[:, :first])
+        plans = plans_of(k[:, :first], q[:, :first], self.moved, self.ideal.page_tokens)
+        chosen = self.reader.chosen(late, k, rows, [plan for _, plan in plans])
         self._compare(late, k, rows, chosen)
         group = len(q) // len(k)
         out = np.empty(late.shape, np.float32)
@@ -118,7 +119,7 @@ def measure(
 ) -> Row:
     """A reader on a text, from token `first` on."""
     reader = replace(reader)
-    sparse = _Sparse(reader, ideal, first)
+    sparse = _Sparse(reader, ideal, first, model.moved)
     nats = model.losses(tokens, store, sparse)[first:].sum()
     s = sparse.sums
     return Row(

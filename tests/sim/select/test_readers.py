@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 
 from kelp_sim.quality import threads
-from kelp_sim.select.readers import Device, Ideal, page_mass, scale_of
+from kelp_sim.select.readers import Device, Ideal, page_mass, plans_of, scale_of
 from kelp_sim.trace.trace import read
 
 RECORDING = ROOT / "data" / "traces" / "attn_0.npz"
@@ -27,6 +27,11 @@ def layer():
     steps = np.arange(700, 1500, 50)
     q, k = (part.astype(np.float32) for part in (trace.q[3][:, steps], trace.k[3]))
     return trace, steps, q, k, trace.prefill_tokens + steps
+
+
+def plans(k, q):
+    """Of a text that goes on as it is."""
+    return [plan for _, plan in plans_of(k, q, lambda rows, by: rows)]
 
 
 def test_page_masses_are_the_recordings(layer):
@@ -59,7 +64,7 @@ def test_with_every_page_a_candidate_the_choice_is_the_ideals(layer):
     _, _, q, k, positions = layer
     ideal = Ideal(most=16).chosen(q, k, positions)
     device = Device(quota=128, most=16)
-    chosen = device.chosen(q, k, positions)
+    chosen = device.chosen(q, k, positions, plans(k, q))
     assert (chosen & ideal).sum() / ideal.sum() > 0.98
     assert device.named.sum(axis=2).tolist() == [(positions // 16 + 1).tolist()] * 2
 
@@ -68,7 +73,8 @@ def test_more_candidates_find_more(layer):
     _, _, q, k, positions = layer
     ideal = Ideal(most=16).chosen(q, k, positions)
     recall = [
-        (Device(quota=quota, most=16).chosen(q, k, positions) & ideal).sum() / ideal.sum()
+        (Device(quota=quota, most=16).chosen(q, k, positions, plans(k, q)) & ideal).sum()
+        / ideal.sum()
         for quota in (4, 12, 40)
     ]
     assert recall == sorted(recall) and recall[0] < 0.8 and recall[2] > 0.9, recall
