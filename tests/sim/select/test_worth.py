@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from paths import ROOT
 
+from kelp_golden import select as golden
 from kelp_sim.select import rivals, study, worth, worth_page
 from kelp_sim.select.decode import Device, decode
 from kelp_sim.select.readers import Device as Batch
-from kelp_sim.select.readers import Ideal
+from kelp_sim.select.readers import Ideal, _blocks, plans_of, scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, _Port
 
 FIRST, TOKENS = 240, 300
@@ -152,3 +153,30 @@ def test_pages_are_gathered_behind_one_another():
     (_, second), over, _ = answered(shape, many, many)
     told = second + RTL.register + RTL.window * RTL.told(6)
     assert over == told + RTL.page_lines(shape, 4, 1) + RTL.answer
+
+
+def test_keys_move_as_rope_turns_them(small):
+    model, _ = small
+    rows = np.random.default_rng(1).standard_normal((4, model.head_dim)).astype(np.float32)
+    at, by = np.array([0, 3, 70, 900]), np.array([500, -3, 0.5, 40])
+    there = model.moved(rows, at)
+    assert np.allclose(model.moved(there, by), model.moved(rows, at + by), atol=1e-4)
+    assert not np.allclose(model.moved(there, by), there, atol=0.1)
+
+
+def test_a_plan_of_a_beginning_holds_further_on(small):
+    """Keys that are one but for RoPE and a little noise: steps are as wide as they turn."""
+    model, _ = small
+    rng = np.random.default_rng(2)
+    one = rng.standard_normal(model.head_dim)
+    rows = (one + 0.1 * rng.standard_normal((2000, model.head_dim))).astype(np.float32)
+    keys = model.moved(rows, np.arange(2000))
+    queries = keys[None, :300] * 2
+    m, sh = scale_of(model.head_dim)
+    error = []
+    for moved in (model.moved, lambda rows, by: rows):
+        [(_, plan)] = plans_of(keys[None, :300], queries, moved)
+        codes, late = golden.summary(_blocks(keys[1000:]), plan), _blocks(keys[1500:1501])
+        found = golden.estimates(late, codes[:, None], plan, m, sh)
+        error.append((found - golden.scores(late, _blocks(keys[1000:]), m, sh)).std())
+    assert error[0] < 0.8 * error[1], error
