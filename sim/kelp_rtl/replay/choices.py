@@ -354,7 +354,9 @@ class _Run:
         """A head's SELECT, as the golden model answers it."""
         found, place = self.found, (step, layer, head)
         expected, looks = self._expected(head, data)
-        start, newest = looks.index(0), position // self.size
+        # The first page may be summarised, too, before it is scored.
+        start = len(looks) - 1 - looks[::-1].index(0)
+        newest = position // self.size
         found.rebuilt[place] = start
         found.candidates[place] = len(looks) - start - len({0, newest})
         # What is gathered is what the golden model chose: a wrong answer is told already.
