@@ -10,12 +10,15 @@ from kelp_spec.formats import LINE_BYTES
 from kelp_spec.select import PLAN_FIELDS, record_bytes
 from kelp_spec.select_plan import PLANNED_TOKENS, plan_lines
 
-__all__ = ["plan_of_keys", "plan_of_sample"]
+__all__ = ["plan_of_keys", "plan_of_sample", "turned"]
 
 #: A plan outlives the keys that it is made of: they turn with their positions, so that those to
 #: come lie where none do yet. Of one key in so many its mirror image counts too; of few keys, of
 #: each.
 _MIRRORED, _FEW = 4, 128
+#: tokens for which rows are turned
+_POSITIONS = 4096
+_GOLDEN = (5**0.5 - 1) / 2
 #: what a SELECT without pages to summarise is rung with
 _EMPTY = np.frombuffer(record_bytes(PLAN_FIELDS, {"planned": 1}, LINE_BYTES), np.uint8)
 
@@ -29,6 +32,20 @@ def plan_of_keys(keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
     keys = keys[at]
     mirrored = keys[:: _MIRRORED if len(keys) >= _FEW else 1]
     return plan_lines(np.concatenate([keys, -mirrored]), queries)
+
+
+def turned(rows: np.ndarray, first: int, theta: float) -> np.ndarray:
+    """float32 [..., tokens, head_dim], keys or queries from token ``first`` on after RoPE of base
+    ``theta``, whose halves turn together: as they would be all over 4096 positions. A plan of such
+    holds further on."""
+    count, half = rows.shape[-2], rows.shape[-1] // 2
+    to = (np.arange(count) * _GOLDEN % 1 * _POSITIONS).round()
+    angle = (to - first - np.arange(count))[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = np.cos(angle), np.sin(angle)
+    low, high = rows[..., :half], rows[..., half:]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(
+        np.float32
+    )
 
 
 def plan_of_sample(session, layer: int, queries: np.ndarray, tokens: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.backends.golden import GoldenCore
 from cxl_kv.core import Status
 from cxl_kv.device import Device
-from cxl_kv.plans import plan_of_keys, plan_of_sample
+from cxl_kv.plans import plan_of_keys, plan_of_sample, turned
 from cxl_kv.policy import Policy
 from cxl_kv.select import gather, scale_of
 from cxl_kv.serving.server import Server
@@ -516,3 +516,25 @@ def test_plans_that_are_refused():
                 cxl_kv.UnsupportedError, match="head_dim = 96 takes 3 lines a token"
             ):
                 call()
+
+
+def test_rows_are_turned_as_rope_turns_them():
+    """A row at one position, turned, is the same row at another; a score depends on the distance
+    alone."""
+    theta, dim, first = 100_000.0, 64, 37
+    rng = np.random.default_rng(4)
+    plain = np.tile(rng.standard_normal(dim), (2, 300, 1))
+    angle = (first + np.arange(300))[:, None] * theta ** (-np.arange(32) / 32)
+    low, high = plain[..., :32], plain[..., 32:]
+    rows = np.concatenate(
+        [low * np.cos(angle) - high * np.sin(angle), high * np.cos(angle) + low * np.sin(angle)], -1
+    )
+    found = turned(rows.astype(np.float32), first, theta)
+    assert found.shape == rows.shape and found.dtype == np.float32
+    # All over the positions: the slowest pair has been everywhere between its ends.
+    slow = np.arctan2(found[0, :, 63], found[0, :, 31]) - np.arctan2(
+        plain[0, 0, 63], plain[0, 0, 31]
+    )
+    reach = 4095 * theta ** (-31 / 32)
+    assert np.allclose(np.sort(slow)[[0, -1]], [0, reach], atol=reach / 50)
+    assert np.allclose(np.linalg.norm(found, axis=-1), np.linalg.norm(rows, axis=-1), rtol=1e-4)

@@ -27,6 +27,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..arguments import integer, real
 from ..errors import UnsupportedError
+from ..plans import turned
 from .hf import _HOST, EndpointCache, _eager_of, _to_numpy, _to_torch, given_by
 
 __all__ = ["SPARSE", "Sparse", "use_sparse"]
@@ -92,10 +93,26 @@ class Sparse:
         )
 
 
-def _plan(cache: EndpointCache, layer: int, query, key) -> None:
+def _theta(config) -> float | None:
+    """The base of a model's RoPE, where it is one that turns the halves of all elements alike in
+    each layer; else None."""
+    said = getattr(config, "rope_parameters", None) or {}
+    theta = said.get("rope_theta", getattr(config, "rope_theta", None))
+    plain = said.get("rope_type", "default") == "default"
+    whole = said.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0)) == 1.0
+    return float(theta) if isinstance(theta, int | float) and plain and whole else None
+
+
+def _turned(rows: torch.Tensor, first: int, theta: float) -> torch.Tensor:
+    """:func:`cxl_kv.plans.turned`, in the type of `rows`."""
+    found = turned(rows.detach().cpu().float().numpy(), first, theta)
+    return torch.from_numpy(found).to(rows.dtype)
+
+
+def _plan(cache: EndpointCache, layer: int, query, key, theta: float | None) -> None:
     """Has a prompt's pages summarised for its last queries [batch, heads, positions, head_dim], if
-    the layer will choose and has not done so yet. Of a prompt without pages to summarise `select`
-    knows more later."""
+    the layer will choose and has not done so yet; with RoPE of base `theta` for those further on,
+    too. Of a prompt without pages to summarise `select` knows more later."""
     endpoint, sparse = cache.layers[layer], cache.sparse
     if sparse is None or endpoint.is_sliding or endpoint.has_chosen or layer in sparse.dense:
         return
@@ -103,7 +120,11 @@ def _plan(cache: EndpointCache, layer: int, query, key) -> None:
     for row, session in enumerate(cache.rows):
         asked = query[row][:, ~query[row].isnan().any(dim=-1).any(dim=0)]
         if (key.shape[2] - 1) // session.page_tokens > 1 and asked.shape[1]:
-            keys, asked = (_to_numpy(x, session.shape.head_dim) for x in (key[row], asked))
+            keys = key[row]
+            if theta is not None:
+                keys = _turned(keys, 0, theta)
+                asked = _turned(asked, key.shape[2] - asked.shape[1], theta)
+            keys, asked = (_to_numpy(x, session.shape.head_dim) for x in (keys, asked))
             session.plan(layer, keys, asked)
 
 
@@ -151,7 +172,7 @@ def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
     cache, layer = given_by(key)
     if cache is None or not cache.offers(layer):
         if cache is not None:
-            _plan(cache, layer, query, key)
+            _plan(cache, layer, query, key, _theta(module.config))
         return _eager_of(module)(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
