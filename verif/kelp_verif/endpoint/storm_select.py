@@ -93,7 +93,7 @@ class Choices:
                     asks.append(
                         self._line(self.map.query(tenant.session, group, head, line), tenant, data)
                     )
-        if rng.random() < 0.6:
+        if rng.random() < 0.9:
             asks += self._plan(tenant, group)
         bell = self._bell(tenant)
         data = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
