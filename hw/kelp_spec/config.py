@@ -295,7 +295,7 @@ class Config:
 
     @property
     def select_rows(self) -> int:
-        """Lines of a page's summary."""
+        """Lines of a page's summary, each of 16 lines of its keys (`select.CODED_LINES`)."""
         return max(1, self.half_lines // 16)
 
     @property

@@ -35,7 +35,6 @@ __all__ = [
     "ALIGNED_BITS",
     "ALIGNED_FRACTION",
     "BLOCK_EXPONENT_BITS",
-    "BLOCK_EXPONENT_LEAST",
     "MASS_BITS",
     "RATIO_BITS",
     "RECIPROCAL_BITS",
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 #: a block's exponent, signed: −127 … 130
-BLOCK_EXPONENT_BITS, BLOCK_EXPONENT_LEAST = 9, -127
+BLOCK_EXPONENT_BITS = 9
 
 #: of a line of a key in its page's summary; a summary's 64-byte line has those of `CODED_LINES`
 CODE_BITS, CODED_LINES = 32, 16

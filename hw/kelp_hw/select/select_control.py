@@ -12,7 +12,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.select import HOLD_MOST, Refusal, SelectMap
+from kelp_spec.select import CODED_LINES, HOLD_MOST, Refusal, SelectMap
 
 from ..layouts import TIME_BITS, Layouts
 from .control_bell import check, query, turn
@@ -171,7 +171,7 @@ class SelectControl(wiring.Component):
             s.squeue.eq(s.session * c.queues + s.bell.queue),
             p.store.squeue.eq(s.squeue),
             p.store.token_lines.eq(s.bell.lines - 1),
-            p.store.rows.eq((s.used_lines - 1) >> 4),
+            p.store.rows.eq((s.used_lines - 1) // CODED_LINES),
             p.reader.query_host_type.eq(s.host_type),
         ]
         with m.If(s.building):

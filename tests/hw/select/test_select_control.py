@@ -6,7 +6,9 @@ import numpy as np
 from select_room import (
     BELL,
     CONFIG,
+    LINES,
     OWNER,
+    PLAN,
     SHAPE,
     Room,
     compare,
@@ -157,6 +159,14 @@ def test_queries_and_doorbells_that_are_no_good():
         bad[1, 1, 7] = np.inf
         found, wanted = await room.select(region, {"sequence": 2}, bad)
         assert found == wanted and record(ANSWER_FIELDS, found[0])["count"] == 6
+        # A plan of which a line was not written, has a bit behind its fields, or came in part.
+        line = region.map.plan(0, 0, LINES - 1)
+        for data, whole in ((b"", True), (PLAN[-1].tobytes()[:-1] + b"\x80", True), (b"", False)):
+            await room.access(line, data.ljust(64, b"\0"), whole=whole)
+            region.write(line, data.ljust(64, b"\0"), OWNER, whole=whole)
+            found, wanted = await room.select(region, {"sequence": 20 + len(room.events)})
+            assert found == wanted and room.events[-1][1] == Refusal.PLAN
+        await room.ask(region, queries())
         found, wanted = await room.select(region, {"sequence": 3}, whole=False)
         assert found == wanted and room.events[-1][1] == Refusal.BELL
         line = region.map.bell(0, 0)
