@@ -86,7 +86,7 @@ class CodeWeights(wiring.Component):
         ]
         plan = read.data
         #: the element, and which bit of its code; how many bits are before it
-        element, bit, at = Signal(range(ELEMENTS)), Signal(COUNT_BITS), Signal(range(256))
+        element, bit, at = Signal(range(ELEMENTS)), Signal(COUNT_BITS), Signal(range(CODE_BITS + 1))
         count, step, mean = Signal(COUNT_BITS), Signal(3), Signal(signed(8))
         walks, settles, first, over = Signal(), Signal(range(4)), Signal(), Signal()
         m.d.comb += [
@@ -94,7 +94,8 @@ class CodeWeights(wiring.Component):
             step.eq(plan.step[element]),
             mean.eq(plan.mean[element]),
             first.eq(bit == 0),
-            over.eq(bit + 1 >= count),
+            # Bits that have no place take no time.
+            over.eq((bit + 1 >= count) | (at == CODE_BITS)),
         ]
         anew = self.i_plan.valid & self.i_plan.p.last
         with m.If(anew):
@@ -109,7 +110,7 @@ class CodeWeights(wiring.Component):
                     m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += walks.eq(1)
-                with m.If(count != 0):
+                with m.If((count != 0) & (at != CODE_BITS)):
                     m.d.sync += at.eq(at + 1)
                 m.d.sync += bit.eq(bit + 1)
                 with m.If(over):
@@ -137,7 +138,7 @@ class CodeWeights(wiring.Component):
         m.d.sync += [
             valid1.eq(walks),
             valid2.eq(valid1 & ~begins),
-            put1.eq((count != 0) & (at < CODE_BITS)),
+            put1.eq((count != 0) & (at != CODE_BITS)),
             put2.eq(put1),
             at1.eq(at),
             at2.eq(at1),

@@ -10,19 +10,26 @@ from streams import Ends, pump
 
 from kelp_golden import select
 from kelp_hw.select.code_weights import CodeWeights
-from kelp_spec.select import CODE_BITS
+from kelp_spec.select import ALIGNED_BITS, CODE_BITS, SCORE_BITS
+
+#: of a line, either way; of a score
+LINE_MOST, SCORE_END = (1 << ALIGNED_BITS - 1) - 1, 1 << SCORE_BITS - 1
 
 
-def weighed(group, *, lines, again=False):
-    """(weights [heads][lines][32], base [heads][lines], cycles until they are there); with
-    `again`, of a plan that comes while another one is walked."""
+def score(total, sh):
+    return min(max(total >> sh, -SCORE_END), SCORE_END - 1)
+
+
+def weighed(group, *, lines, late=None):
+    """(weights [heads][lines][32], base [heads][lines], cycles until they are there); of a plan
+    that comes so `late` while another one is walked."""
     heads, found, took = len(group.query.x), {}, []
     other = Group(70, heads=heads, lines=group.codes.shape[-1], pages=1, wild=True)
 
     async def bench(ctx, dut):
-        if again:
+        if late is not None:
             await put_plan(ctx, dut, other.plan_rows)
-            for _ in range(40):
+            for _ in range(late):
                 await ctx.tick()
         await put_queries(group.query, group.plan_rows)(ctx, dut)
         while not ctx.get(dut.ready):
@@ -39,32 +46,35 @@ def weighed(group, *, lines, again=False):
     return found["weight"], found["base"], len(took)
 
 
-@pytest.mark.parametrize(
-    ("lines", "most", "wild", "again"),
-    [(1, 1, False, False), (2, 2, True, False), (1, 4, True, True)],
-)
-def test_each_bit_and_no_bit(lines, most, wild, again):
+CASES = [
+    (1, 1, None, 60, False),
+    *((2, 2, None, seed, True) for seed in range(62, 68)),
+    *((1, 4, late, 61, False) for late in range(6)),
+]
+
+
+@pytest.mark.parametrize(("lines", "most", "late", "seed", "wild"), CASES)
+def test_each_bit_and_no_bit(lines, most, late, seed, wild):
     """By estimates of codes with one bit, and with none."""
-    group = Group(lines + 60, heads=2, lines=lines, pages=1, wild=wild)
-    weight, base, cycles = weighed(group, lines=most, again=again)
+    group = Group(seed, heads=2, lines=lines, pages=1, wild=wild)
+    weight, base, cycles = weighed(group, lines=most, late=late)
     assert cycles <= lines * CodeWeights.LATENCY
     codes = np.zeros((1 + lines * CODE_BITS, 1, lines), np.uint32)
     for line in range(lines):
         for bit in range(CODE_BITS):
             codes[1 + line * CODE_BITS + bit, 0, line] = 1 << bit
-    # m = 1 and sh = 0: the sums themselves, as far as a score has a place.
-    scores = select.estimates(group.query, codes, group.plan, 1, 0)
-    end = 1 << 19
-    for head in range(2):
-        whole = sum(base[head][:lines])
-        assert scores[head, 0] == min(max(whole, -end), end - 1)
-        for line in range(lines):
-            for bit in range(CODE_BITS):
-                most_line = (1 << 23) - 1
-                one = base[head][line] + weight[head][line][bit]
-                total = whole - base[head][line] + min(max(one, -most_line), most_line)
+    # m = 1: the sums themselves, as far as a score has a place, and without their lowest bits.
+    for sh in (0, 5):
+        scores = select.estimates(group.query, codes, group.plan, 1, sh)
+        for head in range(2):
+            whole = sum(base[head][:lines])
+            assert scores[head, 0] == score(whole, sh)
+            for line, bit in np.ndindex(lines, CODE_BITS):
+                own = base[head][line]
+                one = min(max(own + weight[head][line][bit], -LINE_MOST), LINE_MOST)
                 found = scores[head, 1 + line * CODE_BITS + bit]
-                assert found == min(max(total, -end), end - 1)
+                assert found == score(whole - own + one, sh)
+    for head in range(2):
         # Where a token has fewer lines than there are places, they repeat.
         assert all(weight[head][n] == weight[head][n % lines] for n in range(most))
         assert all(base[head][n] == base[head][n % lines] for n in range(most))
