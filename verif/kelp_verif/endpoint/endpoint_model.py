@@ -317,8 +317,14 @@ class Model:
             f"an answer that nobody waits for: {'DRS' if drs else 'NDR'} tag {tag} LD-ID "
             + f"{ld_id} {content!r}"
         )
-        # Reads of one line may share a tag; a refused one does not wait for those before it.
-        r = next((q for q in queue if content != NXM or q.unsure or q.refused), queue[0])
+        # Reads of one line may share a tag; a refused one does not wait for those before it. Where
+        # both may be meant, NXM is of one that is refused for sure, so that data are of none.
+        due = list(queue)
+        if content == NXM:
+            due = [q for q in queue if q.refused] or [q for q in queue if q.unsure]
+        elif drs:
+            due = [q for q in queue if not q.refused]
+        r = (due or queue)[0]
         queue.remove(r)
         del self.outstanding[id(r)]
         if r.line is None:
