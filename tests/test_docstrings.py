@@ -94,7 +94,7 @@ ARGUMENTS = {
     "RequestFifo": {"depth": 2, "shape": 1},
     "Skid": {"shape": 1},
     "Registers": {"config": UNIT, "event_sources": 1},
-    **dict.fromkeys(("KeyScore", "LineScores"), {"heads": 1, "lines": 1, "id_bits": 1}),
+    "KeyScore": {"heads": 1, "lines": 1, "id_bits": 1},
     "SummaryScore": {"heads": 1, "lines": 1, "rows": 1, "lanes": 16, "id_bits": 1},
     "CodeWeights": {"heads": 1, "lines": 1},
     "MassShare": {"heads": 1, "depth": 2, "id_bits": 1},

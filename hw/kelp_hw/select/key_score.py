@@ -4,51 +4,72 @@ cycles after its last line."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
-from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import (
+    ALIGNED_BITS,
+    ALIGNED_FRACTION,
+    BLOCK_EXPONENT_BITS,
+    SCORE_LEAST,
+    SCORE_MOST,
+)
 
 from .block_form import unpack
-from .line_scores import LineScores
-from .signatures import SelectLayouts
+from .signatures import SelectLayouts, checked
 
 __all__ = ["KeyScore"]
 
+_PRODUCT_BITS = 20  #: of 32 products of 8 × 8 bits, signed
+_ALIGNED_MOST = (1 << ALIGNED_BITS - 1) - 1
+
 
 class KeyScore(wiring.Component):
-    """Brings stored lines into block form and scores them for all query heads of a group.
+    """Scores of stored keys for all query heads of a group at once.
 
-    int8 and int4 lines come as they are stored; raw16 and fp8 lines as the quantiser would store
-    them in int8.
+    Lines are brought into block form: int8 and int4 as they are stored, raw16 and fp8 as the
+    quantiser would store them in int8. Of each line, for each head: d = Σ query · element, aligned
+    to ALIGNED_FRACTION bits after the point and clamped. A token's lines are summed, and the sum is
+    scaled and clamped. A token with a NaN has the least score.
 
     Latency: `LATENCY` cycles from a token's last line to `o`. One line in each cycle (`INTERVAL`).
-    Errors: none; a token with a NaN has the least score.
+    While `o` waits, one line is taken where there is room for it, and all behind stands still.
+    Errors: none; a line out of order is an assertion.
 
     Parameters
     ----------
-    heads, lines, id_bits, banks : int
-        As of LineScores.
+    heads : int
+        Query heads of a group; each has 32 multipliers of 8 × 8 bits.
+    lines : int
+        Lines of a token at most.
+    id_bits : int
+    banks : int, optional
+        Groups whose queries have a place, 1 or 2.
 
     Members
     -------
     i : in, stream of stored_line
         The lines of a token, 0 … `last`, one token after another.
+    bank, scale : in
+        Of the line at `i`: whose queries it is scored by, and its token's scale.
     i_query : in, always-ready stream of query_line
         Into `put_bank`; of the bank that was used last only while `idle`.
-    bank, put_bank, scale : in
-        As of LineScores.
+    put_bank : in
     o : out, stream of scores
         `id` is that of the last line.
     idle : out
         No line is inside.
     """
 
-    LATENCY = LineScores.LATENCY + 1
+    LATENCY = 11
     INTERVAL = 1
 
     def __init__(self, *, heads: int, lines: int, id_bits: int, banks: int = 1):
         layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
-        self.heads, self.lines, self.id_bits, self.banks = heads, lines, id_bits, banks
+        self.heads, self.lines, self.id_bits = heads, lines, id_bits
+        self.banks = checked("banks", banks, 1, 2)
         super().__init__(
             {
                 "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
@@ -63,24 +84,173 @@ class KeyScore(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.scores = scores = LineScores(
-            heads=self.heads, lines=self.lines, id_bits=self.id_bits, banks=self.banks
-        )
-        connect(m, flipped(self.i_query), scores.i_query)
-        connect(m, scores.o, flipped(self.o))
-        line = Signal(self.layouts.line)
-        unpack(m, self.i.p, line.element, line.exponent, line.nan)
+        moves = Signal()
+        # Stages 1 … 7 hold lines, 8 … 10 tokens; `o` is stage 11. Lines stay in stage 1 or come
+        # into it while the others stand still.
+        valid = {k: Signal(name=f"valid{k}") for k in range(1, 11)}
+        line, bank, scale = self._block_form(m, moves, valid[1])
+        inside = self.o.valid
+        for each in valid.values():
+            inside |= each
         m.d.comb += [
-            scores.put_bank.eq(self.put_bank),
-            self.i.ready.eq(~scores.i.valid | scores.i.ready),
-            self.idle.eq(scores.idle & ~self.i.valid),
-            *(line[name].eq(self.i.p[name]) for name in ("line", "last", "id")),
+            moves.eq(self.o.ready | ~self.o.valid),
+            self.idle.eq(~(inside | self.i.valid)),
+        ]
+        used = Signal.like(bank)
+        with m.If(valid[1]):
+            m.d.sync += used.eq(bank)
+        own = Mux(valid[1], bank, used) == self.put_bank
+        m.d.sync += Assert(~self.i_query.valid | ~inside | ~own, "a query changes under a line")
+        self._check_order(m, valid[1] & moves, line)
+
+        first = Signal()
+        m.d.comb += first.eq(line.line == 0)
+        ids = self._later(m, moves, line.id, "id", 10)
+        lasts = self._later(m, moves, line.last, "last", 7)
+        firsts = self._later(m, moves, first, "first", 7)
+        nans = self._later(m, moves, line.nan, "nan", 7)
+        factor = self._later(m, moves, scale.m, "factor", 8)[8]
+        by = self._later(m, moves, scale.sh, "by", 9)[9]
+        with m.If(moves):
+            m.d.sync += [
+                *(valid[k + 1].eq(valid[k]) for k in range(1, 10) if k != 7),
+                valid[8].eq(valid[7] & lasts[7]),
+                self.o.valid.eq(valid[10]),
+                self.o.p.id.eq(ids[10]),
+            ]
+        # Whether the token so far has a NaN.
+        none = Signal(reset_less=True)
+        with m.If(moves & valid[7]):
+            m.d.sync += none.eq(nans[7] | (none & ~firsts[7]))
+        nones = self._later(m, moves, none, "none", 10, first=8)
+
+        element = self._later(m, moves, line.element, "element", 2)[2]
+        exponent = self._later(m, moves, line.exponent, "exponent", 2)[2]
+        for head in range(self.heads):
+            query, query_exponent = self._query(m, head, moves, line, bank)
+            up = Signal(signed(BLOCK_EXPONENT_BITS + 2), name=f"up_{head}")
+            m.d.comb += up.eq(exponent + query_exponent - (12 - ALIGNED_FRACTION))
+            product = self._product(m, head, moves, query, element)
+            aligned = self._aligned(m, head, moves, product, up)
+            raw = Signal(
+                signed(ALIGNED_BITS + (self.lines - 1).bit_length()),
+                name=f"raw_{head}",
+                reset_less=True,
+            )
+            with m.If(moves & valid[7]):
+                m.d.sync += raw.eq(Mux(firsts[7], 0, raw) + aligned)
+            self._scaled(m, head, moves, raw, factor, by, nones[10])
+        return m
+
+    def _block_form(self, m, moves, held):
+        """The line in stage 1, where one is `held`: in block form, with its bank and scale."""
+        line = Signal(self.layouts.line)
+        bank, scale = Signal.like(self.bank), Signal(self.layouts.scale)
+        block = Signal(self.layouts.line)
+        unpack(m, self.i.p, block.element, block.exponent, block.nan)
+        m.d.comb += [
+            self.i.ready.eq(~held | moves),
+            *(block[name].eq(self.i.p[name]) for name in ("line", "last", "id")),
         ]
         with m.If(self.i.ready):
             m.d.sync += [
-                scores.i.valid.eq(self.i.valid),
-                scores.i.p.eq(line),
-                scores.bank.eq(self.bank),
-                scores.scale.eq(self.scale),
+                held.eq(self.i.valid),
+                line.eq(block),
+                bank.eq(self.bank),
+                scale.eq(self.scale),
             ]
-        return m
+        return line, bank, scale
+
+    @staticmethod
+    def _later(m, moves, value, name, last, first=1):
+        """`value`, known in stage `first`, as it is in each stage up to `last`."""
+        known = {first: value}
+        for k in range(first, last):
+            known[k + 1] = Signal.like(value, name=f"{name}{k + 1}", reset_less=True)
+            with m.If(moves):
+                m.d.sync += known[k + 1].eq(known[k])
+        return known
+
+    def _check_order(self, m, goes, line):
+        """Lines come as 0, 1, … up to `last`."""
+        expected = Signal(range(self.lines))
+        with m.If(goes):
+            m.d.sync += [
+                expected.eq(Mux(line.last, 0, line.line + 1)),
+                Assert(line.line == expected, "a token's lines are out of order"),
+            ]
+
+    def _query(self, m, head, moves, line, bank):
+        """Elements and exponent of the head's line, in stage 2."""
+        put, width = self.i_query.p, 8 * ELEMENTS
+        line_bits = (self.lines - 1).bit_length()
+        depth = self.lines if self.banks == 1 else self.banks << line_bits
+        rows = memory.Memory(shape=width + BLOCK_EXPONENT_BITS, depth=depth, init=())
+        m.submodules[f"query_{head}"] = rows
+        write, read = rows.write_port(), rows.read_port()
+        m.d.comb += [
+            write.en.eq(self.i_query.valid & (put.head == head)),
+            write.addr.eq(Cat(put.line[:line_bits], self.put_bank)),
+            write.data.eq(Cat(put.element.as_value(), put.exponent)),
+            read.en.eq(moves),
+            read.addr.eq(Cat(line.line[:line_bits], bank)),
+        ]
+        elements = [read.data[8 * k : 8 * k + 8].as_signed() for k in range(ELEMENTS)]
+        return elements, read.data[width:].as_signed()
+
+    def _product(self, m, head, moves, query, element):
+        """Stages 2 … 4: the line's product with the query, in stage 5."""
+
+        def register(bits, name):
+            return Signal(signed(bits), name=f"{name}_{head}", reset_less=True)
+
+        products = [register(16, f"product{k}") for k in range(ELEMENTS)]
+        fours = [register(18, f"four{k}") for k in range(ELEMENTS // 4)]
+        whole = register(_PRODUCT_BITS, "whole")
+        with m.If(moves):
+            for k, (q, product) in enumerate(zip(query, products, strict=True)):
+                m.d.sync += product.eq(q * element[k])
+            for k, four in enumerate(fours):
+                a, b, c, d = products[4 * k : 4 * k + 4]
+                m.d.sync += four.eq((a + b) + (c + d))
+            pairs = [a + b for a, b in zip(fours[::2], fours[1::2], strict=True)]
+            m.d.sync += whole.eq((pairs[0] + pairs[1]) + (pairs[2] + pairs[3]))
+        return whole
+
+    def _aligned(self, m, head, moves, whole, up):
+        """`up`, in stage 2, goes with the product; stages 5 and 6: the product shifted by it and
+        clamped, in stage 7."""
+        kept = Signal(signed(ALIGNED_BITS.bit_length() + 1), name=f"kept_{head}")
+        m.d.comb += kept.eq(
+            Mux(up > ALIGNED_BITS, ALIGNED_BITS, Mux(up < -ALIGNED_BITS, -ALIGNED_BITS, up))
+        )
+        kept5 = self._later(m, moves, kept, f"kept_{head}_", 5, first=2)[5]
+        left, right = Signal(range(ALIGNED_BITS + 1)), Signal(range(ALIGNED_BITS + 1))
+        shifted = Signal(
+            signed(_PRODUCT_BITS + ALIGNED_BITS), name=f"shifted_{head}", reset_less=True
+        )
+        aligned = Signal(signed(ALIGNED_BITS), name=f"aligned_{head}", reset_less=True)
+        m.d.comb += [left.eq(kept5), right.eq(-kept5)]
+        with m.If(moves):
+            m.d.sync += [
+                shifted.eq(Mux(kept5 < 0, whole >> right, whole << left)),
+                aligned.eq(_clamped(shifted, -_ALIGNED_MOST, _ALIGNED_MOST)),
+            ]
+        return aligned
+
+    def _scaled(self, m, head, moves, raw, factor, by, none):
+        """Stages 8 … 10: the token's sum times m · 2^−sh, clamped, at `o`."""
+        product = Signal(signed(len(raw) + 17), name=f"scaled_{head}", reset_less=True)
+        down = Signal.like(product, name=f"down_{head}", reset_less=True)
+        with m.If(moves):
+            m.d.sync += [
+                product.eq(raw * factor),
+                down.eq(product >> by),
+                self.o.p.score[head].eq(
+                    Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))
+                ),
+            ]
+
+
+def _clamped(value, least, most):
+    return Mux(value > most, most, Mux(value < least, least, value))

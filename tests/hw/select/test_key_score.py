@@ -35,6 +35,19 @@ def test_scores_are_the_golden_ones(fmt, heads, lines):
     assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"heads": 0}, "heads = 0 .*1 … 64"),
+        ({"lines": 33}, "lines = 33 .*1 … 32"),
+        ({"banks": 3}, "banks = 3 .*1 … 2"),
+    ],
+)
+def test_sizes_are_checked(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        KeyScore(**{"heads": 1, "lines": 1, "id_bits": 1} | wrong)
+
+
 def test_latency_and_interval():
     group = Group(5, heads=2, lines=2, pages=2)
     seen = scored(group, heads=2, lines=2)

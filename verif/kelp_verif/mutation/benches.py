@@ -221,7 +221,6 @@ BENCHES = (
     _source("coherence/front", "CoherentFront"),
     _source("select/choice", "Choice"),
     _source("select/key_score", "KeyScore"),
-    _source("select/line_scores", "LineScores", also=("key_score",)),
     _source("select/mass_share", "MassShare"),
     _source("select/page_marks", "PageMarks"),
     _source("select/page_mass", "PageMass"),
