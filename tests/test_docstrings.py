@@ -16,10 +16,10 @@ import kelp_fpga
 import kelp_hw
 from kelp_fpga.configs import FIRST_LIGHT, board_config
 from kelp_fpga.selftest.self_test_program import program
+from kelp_hw.choice.select_engine import KeySizes
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
 from kelp_hw.layouts import MESSAGES
-from kelp_hw.select.select_engine import KeySizes
 from kelp_spec.coherence import SIZES
 from kelp_spec.config import named
 from kelp_spec.cxlio.component import component_registers

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Queries, stored keys, plans and summaries for the blocks of the room `select`, and what the
-golden model makes of them."""
+"""Queries, stored keys, plans and summaries for blocks of the rooms `choice` and `select`, and what
+the golden model makes of them."""
 
 import numpy as np
 

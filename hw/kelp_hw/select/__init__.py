@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Which pages a query asks for: bounds, exact scores, masses (docs/select.md)."""
+"""What a host sees of the choice of pages: the SELECT region, GATHER and slots (docs/select.md)."""

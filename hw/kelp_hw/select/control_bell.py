@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Mux, Signal
 from kelp_spec.metadata import Event
 from kelp_spec.select import Refusal
 
-from .block_form import unpack
+from ..choice.block_form import unpack
 from .control_slots import Then
 
 __all__ = ["check", "query", "turn"]

@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Signal
 
 from kelp_spec.metadata import Op
 
-from .summary_build import SummaryBuild
+from ..choice.summary_build import SummaryBuild
 
 __all__ = ["summarise"]
 

@@ -14,6 +14,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.select import CODED_LINES, HOLD_MOST, Refusal, SelectMap
 
+from ..choice.select_engine import KeySizes, SelectEngine
 from ..layouts import TIME_BITS, Layouts
 from .control_bell import check, query, turn
 from .control_choice import choose, feed
@@ -22,7 +23,6 @@ from .control_summaries import summarise
 from .control_wait import wait
 from .gather_window import GatherWindow
 from .page_reader import PageReader
-from .select_engine import KeySizes, SelectEngine
 from .select_window import SelectWindow, bell_layout
 from .summary_store import SummaryStore
 

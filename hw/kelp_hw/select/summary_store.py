@@ -11,9 +11,9 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS
 
+from ..choice.signatures import SelectLayouts
 from ..layouts import Layouts
 from ..lib.sram import Sram
-from .signatures import SelectLayouts
 
 __all__ = ["SummaryStore"]
 

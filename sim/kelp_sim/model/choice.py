@@ -168,7 +168,7 @@ def tables(inputs: Inputs) -> list[Table]:
             + f"choices, at {TOKENS_PER_S} tokens/s, of {inputs_dram(inputs):.0f} GB/s",
             f"stage one alone takes more than {COMPUTE_US} µs of host compute from {one:,} tokens "
             + f"on ({five:,} with five endpoints): there summaries need a level of {LEVEL} pages",
-            "passes: docs/select.md, held to RTL by tests/hw/select/test_select_engine.py",
+            "passes: docs/select.md, held to RTL by tests/hw/choice/test_select_engine.py",
         ),
     )
     index = Table(

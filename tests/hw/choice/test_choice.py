@@ -7,7 +7,7 @@ import pytest
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.choice import Choice
+from kelp_hw.choice.choice import Choice
 
 
 def made(seed, pages):

@@ -7,7 +7,7 @@ import pytest
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.unscored import Unscored
+from kelp_hw.choice.unscored import Unscored
 from kelp_spec.select import ESTIMATE_MASS_BITS, RATIO_BITS, SCORE_LEAST, SHARE_BITS
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from streams import Ends, pump
 
-from kelp_hw.select.page_marks import PageMarks
+from kelp_hw.choice.page_marks import PageMarks
 
 
 def given(sets, *, pages=256, offer=1.0, take=1.0):

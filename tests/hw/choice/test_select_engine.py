@@ -8,8 +8,8 @@ from select_cases import SCALE, Group, plan_items, query_lines
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.code_weights import CodeWeights
-from kelp_hw.select.select_engine import KeySizes, SelectEngine
+from kelp_hw.choice.code_weights import CodeWeights
+from kelp_hw.choice.select_engine import KeySizes, SelectEngine
 from kelp_spec.select import CODED_LINES
 
 PAGES = 64

@@ -9,7 +9,7 @@ from select_cases import Group, put_plan, put_queries
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.code_weights import CodeWeights
+from kelp_hw.choice.code_weights import CodeWeights
 from kelp_spec.select import ALIGNED_BITS, CODE_BITS, SCORE_BITS
 
 #: of a line, either way; of a score

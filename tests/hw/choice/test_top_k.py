@@ -9,7 +9,7 @@ from amaranth.hdl import signed
 from simulation import simulate
 from streams import Ends, pump
 
-from kelp_hw.select.top_k import TopK
+from kelp_hw.choice.top_k import TopK
 
 
 def kept(lists, *, depth, offer=1.0, take=1.0, seed=1):

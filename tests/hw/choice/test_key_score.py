@@ -6,7 +6,7 @@ import pytest
 from select_cases import SCALE, Group, put_queries
 from streams import Ends, pump
 
-from kelp_hw.select.key_score import KeyScore
+from kelp_hw.choice.key_score import KeyScore
 from kelp_spec.formats import Format
 
 

@@ -6,7 +6,7 @@ import pytest
 from select_cases import Group, put_plan
 from streams import Ends, pump
 
-from kelp_hw.select.summary_build import SummaryBuild
+from kelp_hw.choice.summary_build import SummaryBuild
 from kelp_spec.formats import Format
 from kelp_spec.select import CODED_LINES
 

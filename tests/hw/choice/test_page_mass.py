@@ -7,7 +7,7 @@ import pytest
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.page_mass import PageMass
+from kelp_hw.choice.page_mass import PageMass
 from kelp_spec.select import MASS_BITS, SCORE_LEAST, SCORE_MOST
 
 

@@ -6,7 +6,7 @@ import pytest
 from select_cases import SCALE, Group, put_queries
 from streams import Ends, pump
 
-from kelp_hw.select.summary_score import SummaryScore
+from kelp_hw.choice.summary_score import SummaryScore
 from kelp_spec.select import CODED_LINES
 
 

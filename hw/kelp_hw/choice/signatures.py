@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Payloads that blocks of the room hand on to one another (docs/select.md)."""
+"""Payloads that blocks of this room and of `select` hand on to one another (docs/select.md)."""
 
 from __future__ import annotations
 

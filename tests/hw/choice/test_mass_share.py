@@ -7,7 +7,7 @@ import pytest
 from streams import Ends, pump
 
 from kelp_golden import select
-from kelp_hw.select.mass_share import MassShare
+from kelp_hw.choice.mass_share import MassShare
 
 
 def made(seed, *, heads, pages):
