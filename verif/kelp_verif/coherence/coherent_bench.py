@@ -34,6 +34,7 @@ from kelp_spec.coherence import (
 from kelp_spec.config import Config, named
 from kelp_spec.messages import M2SReq
 from kelp_verif.endpoint.inventory import memory_name
+from kelp_verif.harness.runner import leave_figures
 
 __all__ = [
     "ROUGH",
@@ -197,6 +198,7 @@ def run(
         figures.bad = bool(bad)
         return figures, log[:0]
     assert not bad, f"seed {chosen['seed']}, cycle {figures.cycles}: {figures.said.decode()}"
+    leave_figures("kelp_verif.coherence.coherent_bench", figures.as_dict())
     return figures, log[: min(commits, figures.commits)]
 
 

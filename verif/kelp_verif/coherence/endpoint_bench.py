@@ -21,6 +21,7 @@ from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRule
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Event, ScoreSource
+from kelp_verif.harness.runner import leave_figures
 
 __all__ = ["CachingDriver", "WEATHERS", "main", "open_plain", "weather"]
 
@@ -337,6 +338,7 @@ def weather(
     ]
     counted["events"] = {code: events.count(code) for code in sorted(set(events))}
     d.close()
+    leave_figures("kelp_verif.coherence.endpoint_bench", counted)
     return counted
 
 

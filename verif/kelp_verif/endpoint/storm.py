@@ -27,6 +27,7 @@ from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import ColdOp, PrefetchSource
 from kelp_spec.registers import SessionCommand
 
+from ..harness.runner import leave_figures
 from .endpoint_model import ZEROS, stored
 from .storm_select import Choices
 
@@ -603,6 +604,7 @@ class Storm:
         self.blackout()
         self.chapter(count)
         self.end()
+        leave_figures("kelp_verif.endpoint.storm", self.seen)
         return self
 
 

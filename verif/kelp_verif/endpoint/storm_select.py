@@ -315,6 +315,9 @@ class Choices:
         if header["refusal"] not in bell.refusals:
             wrong.append(f"refusal {header['refusal']}, not one of {bell.refusals}")
         storm._count("selects_refused" if header["refusal"] else "selects")
+        storm._count(f"refused_{Refusal(header['refusal']).name.lower()}")
+        for name in ("release", "speculative", "fetch"):
+            storm._count(name, bool(fields[name] and not header["refusal"]))
         if header["status"] != (SelectStatus.REFUSED if header["refusal"] else SelectStatus.DONE):
             wrong.append("status")
         names = [page["page"] for page in pages]

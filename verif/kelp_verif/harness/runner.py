@@ -38,7 +38,15 @@ from kelp_rtl.build.verilator import (
 )
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
-__all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb"]
+__all__ = [
+    "BenchResult",
+    "Model",
+    "bench_params",
+    "leave_figures",
+    "made",
+    "record",
+    "run_cocotb",
+]
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
@@ -46,6 +54,8 @@ _RECORD = "KELP_BENCH_RECORD"
 _RESULTS, _LOG = "results.xml", "sim.log"
 #: A folder: benches leave their coverage in it (kelp_verif.coverage).
 _COVERAGE = "KELP_COVERAGE"
+#: Where it is set, too, they leave figures alone: models are those of other runs.
+_POINTS_ALONE = "KELP_COVER_POINTS_ALONE"
 # Toggles of what has one bit.
 _COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
 _COVERAGE_SLOWS = 8  #: times, at most
@@ -136,7 +146,7 @@ def run_cocotb(
     name = model.name or (
         bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
     )
-    covered = os.environ.get(_COVERAGE)
+    covered = os.environ.get(_COVERAGE) and not os.environ.get(_POINTS_ALONE)
     if covered:
         timeout_s *= _COVERAGE_SLOWS
     build_dir = _built(name, verilog, model, covered=bool(covered), waves=waves)
@@ -167,7 +177,9 @@ def run_cocotb(
         records=_records(run_dir),
     )
     if covered:
-        _leave_coverage(Path(covered), name, bench, result)
+        _leave_coverage(Path(os.environ[_COVERAGE]), name, bench, result)
+    else:
+        leave_figures(bench, result.records)
     if not waves:
         shutil.rmtree(result.run_dir)
     return result
@@ -216,6 +228,14 @@ def _leave_coverage(folder: Path, name: str, bench: str, result: BenchResult) ->
         "records": result.records,
     }
     left.with_name(f"{left.name}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+def leave_figures(bench: str, figures: Mapping[str, object]) -> None:
+    """What a run of the module `bench` met, for the cover points that name it; nothing is left but
+    for ``make coverage``. A cocotb bench calls :func:`record` instead."""
+    if folder := os.environ.get(_COVERAGE):
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as handle:
+            json.dump({"bench": bench, "records": dict(figures)}, handle)
 
 
 def _said(bench, test, params) -> dict[str, str]:

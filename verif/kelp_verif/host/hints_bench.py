@@ -38,6 +38,7 @@ class Session:
     used_queues: int = 0
     used_pages: int = 0
     kv_heads: int = 1
+    k_only: int = 0
     step: int = 0
 
 
@@ -61,6 +62,7 @@ class TB:
             Session(
                 ld_id=owners[s],
                 kv_heads=self.rng.randint(1, config.queues),
+                k_only=self.rng.getrandbits(1),
                 step=self.rng.getrandbits(24),
                 used_queues=self.rng.randint(1, config.queues),
                 used_pages=self.rng.randint(2, config.pages),
