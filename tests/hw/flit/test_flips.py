@@ -35,6 +35,7 @@ HEADER = {
     name: sum(bits for field, bits in FIELDS[name] if field not in ("data", "byte_enable"))
     for name in PORTS
 }
+ENABLES_WORD = 2  #: of a RwD, behind two of its header
 ENABLES = ((1 << 64) - 1) << HEADER["M2SRwD"]
 
 
@@ -148,8 +149,9 @@ class Bench(Link):
         ]
 
 
-def campaign(*, each, seed, protect=True, only="*", bits=(1, 2), which=None):
-    """Memory → bits → what came of `each` flips, in any code word or in `which`."""
+def campaign(*, each, seed, protect=True, only="*", bits=(1, 2), which=(None,)):
+    """Memory → bits → what came of `each` flips, in any code word or, in turn, in those of `which`
+    (None is any)."""
     bench = Bench(seed=seed, protect=protect)
     names = fnmatch.filter(bench.cells, only)
     came = {name: {count: Counter() for count in bits} for name in names}
@@ -157,8 +159,9 @@ def campaign(*, each, seed, protect=True, only="*", bits=(1, 2), which=None):
     async def run(ctx):
         for name in names:
             for count in bits:
-                for _ in range(each):
-                    outcome = await bench.trial(ctx, name, count, which)
+                for n in range(each):
+                    word = which[n % len(which)]
+                    outcome = await bench.trial(ctx, name, count, word)
                     came[name][count][outcome] += 1
                     if outcome == "hang":
                         return
@@ -199,13 +202,12 @@ def test_each_memory_is_in_the_table_once():
 
 
 def test_one_flip_is_corrected_two_are_told():
-    """Of two memories, which are enough to show each outcome."""
-    came = campaign(each=2, seed=1, only="*.queue_*_[dr][rw][ds].*")
+    """Of two memories, which are enough to show each outcome; in the byte enables, too."""
+    came = campaign(each=2, seed=1, only="*.queue_*_[dr][rw][ds].*", which=(None, ENABLES_WORD))
     assert len(came) == 2 and not bad(came), f"seed 1: {came}"
     assert total(came, 1)["corrected"] and total(came, 2)["poison"]
 
 
-ENABLES_WORD = 2  #: of a RwD, behind two of its header
 #: Planted bugs: (block, what it says, what it says instead, memories, bits that show it).
 BUGS = {
     "poison": (
@@ -250,7 +252,7 @@ def test_a_planted_bug_is_silent(name):
         else nullcontext()
     )
     with planted:
-        which = ENABLES_WORD if name == "enables" else None
+        which = (ENABLES_WORD if name == "enables" else None,)
         options = {"protect": block is not None, "only": only, "bits": (bits,), "which": which}
         came = campaign(each=16, seed=3, **options)
     assert total(came, bits)["silent"], came

@@ -8,32 +8,44 @@ import pytest
 from flit_traffic import random_message
 from simulation import simulate
 
-from kelp_golden.flit import Packer, Unpacker
+from kelp_golden.flit import Packer, Unpacker, decode
 from kelp_hw.flit.layouts import PORTS
 from kelp_hw.flit.unpacker import FlitUnpacker
-from kelp_spec.flit import COUNT_BITS, DIRECTIONS, FLIT_BITS, Refusal
+from kelp_spec.flit import COUNT_BITS, DIRECTIONS, FLIT_BITS, Middle, Refusal
 from kelp_spec.messages import FIELDS
 
 COUNTS = 1 << COUNT_BITS
 
 
 class Both:
-    """RTL and golden model take the same flits. `ready`: channel → how often it is read; `harm`:
-    how often a flit is changed on its way; `greed`: how often the sender has a credit too many."""
+    """RTL and golden model take the same flits. `ready`: channel → how often it is read; `rare`:
+    channel → how often it has a message, `offer` elsewhere; `harm`: how often a flit is changed on
+    its way; `greed`: how often the sender has a credit too many."""
 
     def __init__(
-        self, direction, *, credits=16, offer=0.9, ready=None, harm=0.0, greed=0.0, seed=1
+        self,
+        direction,
+        *,
+        credits=16,
+        offer=0.9,
+        rare=None,
+        ready=None,
+        harm=0.0,
+        greed=0.0,
+        seed=1,
     ):
         self.direction, self.rng = DIRECTIONS[direction], random.Random(seed)
         self.channels, self.seed = self.direction.channels, seed
         self.dut = FlitUnpacker(direction=direction, credits=credits, protect=True)
         self.golden = Unpacker(direction, credits=credits)
         self.packer = Packer(direction)
-        self.offer, self.ready, self.harm, self.greed = offer, ready or {}, harm, greed
+        self.offer, self.rare = offer, rare or {}
+        self.ready, self.harm, self.greed = ready or {}, harm, greed
         self.expected = {name: [] for name in self.channels}
         self.got = {name: [] for name in self.channels}
         self.refused, self.said = [], []
         self.orphans, self.lost, self.heard = [0, 0], [0, 0], []
+        self.halves = 0
 
     def simulate(self, cycles):
         async def bench(ctx):
@@ -57,7 +69,7 @@ class Both:
         """A flit of the golden packer's, if it gives one in this cycle."""
         rng = self.rng
         for name in self.channels:
-            if name not in waiting and rng.random() < self.offer:
+            if name not in waiting and rng.random() < self.rare.get(name, self.offer):
                 waiting[name] = random_message(name, rng)
         allowance = self.packer.allowance
         for n, name in enumerate(self.channels):
@@ -66,6 +78,7 @@ class Both:
                 allowance.allowed[name] += 1
         granted = [rng.randrange(256) for _ in range(3)] if rng.random() < 0.1 else [0] * 3
         taken, flit = self.packer.step(waiting, out_free=True, granted=granted)
+        self.halves += flit is not None and decode(self.direction, flit).middle == Middle.SECOND
         for name in taken:
             del waiting[name]
         return flit
@@ -136,6 +149,15 @@ def test_messages_are_the_golden_models(direction, offer, ready):
     both = Both(direction, offer=offer, ready=dict.fromkeys(channels, ready)).simulate(200)
     both.check()
     assert all(both.got.values()) and not both.said
+
+
+@pytest.mark.parametrize("harm", [0, 0.3])
+def test_lines_in_halves(harm):
+    """Lines and little else: every fourth is half in one flit and half in the next, which may not
+    come."""
+    both = Both("s2m", offer=1, rare={"S2MNDR": 0.05, "S2MBISnp": 0.05}, harm=harm).simulate(100)
+    both.check()
+    assert all(both.got.values()) and both.halves > 5 and bool(both.orphans[1]) == (harm > 0)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -99,6 +99,26 @@ class Both(wiring.Component):
         return m
 
 
+class Helped(wiring.Component):
+    """`o` is a | b, as a property and a static method say."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "b": In(1), "o": Out(1)})
+
+    @property
+    def either(self):
+        return self.a | self.b
+
+    @staticmethod
+    def _assigned(o, value):
+        return o.eq(value)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self._assigned(self.o, self.either)
+        return m
+
+
 class Excess(wiring.Component):
     """`o` is a − b, or 0."""
 
@@ -191,6 +211,16 @@ def test_a_mutant_of_the_source_changes_one_place(monkeypatch):
     before = to_rtlil(Redundant(), name="top")
     source.apply(Redundant, change)
     assert to_rtlil(Redundant(), name="top") != before
+
+
+def test_a_mutant_may_be_in_a_property_or_a_static_method():
+    before = to_rtlil(Helped(), name="top")
+    mutants = source.sites(Helped, count=100, seed=1)
+    assert sorted(m.what for m in mutants) == ["assignment", "operator"]
+    for mutant in mutants:
+        with source.mutated(Helped, mutant):
+            assert to_rtlil(Helped(), name="top") != before
+        assert to_rtlil(Helped(), name="top") == before
 
 
 def test_a_site_of_the_netlist_is_asleep_until_it_is_chosen():

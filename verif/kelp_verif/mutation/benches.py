@@ -238,7 +238,7 @@ BENCHES = (
     _source("select/summary_store", "SummaryStore"),
     _source("flit/credits", "CreditSender", "CreditReceiver"),
     _source("flit/packer", "FlitPacker"),
-    _source("flit/unpacker", "FlitUnpacker"),
+    _source("flit/unpacker", "FlitUnpacker", also=("flips",)),
     _source("flit/front", "FlitFront", also=("flips",)),
     _source("lib/byte_memory", "ByteMemory"),
     _source("cxlio/chmu", "Chmu"),

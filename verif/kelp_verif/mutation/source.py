@@ -50,14 +50,16 @@ def _tree(block: type) -> tuple[ast.ClassDef, int]:
     return ast.parse(text).body[0], inspect.getsourcelines(block)[1] - 1
 
 
+def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    """Name → definition, also of static methods and properties; the constructor apart."""
+    defined = {part.name: part for part in tree.body if isinstance(part, ast.FunctionDef)}
+    defined.pop("__init__", None)
+    return defined
+
+
 def _of_hardware(tree: ast.ClassDef) -> set[int]:
     """Positions of the nodes that are in methods that build hardware, what is asserted apart."""
-    inside = {
-        id(node)
-        for method in tree.body
-        if isinstance(method, ast.FunctionDef) and method.name != "__init__"
-        for node in ast.walk(method)
-    }
+    inside = {id(node) for method in _methods(tree).values() for node in ast.walk(method)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in _CHECKS:
@@ -134,15 +136,14 @@ def apply(block: type, mutant: SourceMutant) -> None:
     changed = ast.fix_missing_locations(ast.Module([Replace().visit(tree)], []))
     space = dict(vars(sys.modules[block.__module__])) | {"_value_of": Value.cast}
     exec(compile(changed, f"{block.__name__}_mutant.py", "exec"), space)
-    for name, member in vars(space[block.__name__]).items():
-        if inspect.isfunction(member) and name != "__init__":
-            setattr(block, name, member)
+    for name in _methods(tree):
+        setattr(block, name, vars(space[block.__name__])[name])
 
 
 @contextlib.contextmanager
 def mutated(block: type, mutant: SourceMutant):
     """`block` is what `mutant` says, for a while."""
-    before = {name: member for name, member in vars(block).items() if inspect.isfunction(member)}
+    before = {name: vars(block)[name] for name in _methods(_tree(block)[0])}
     apply(block, mutant)
     try:
         yield
