@@ -3,7 +3,10 @@
 """Whose bench is which: every block of the RTL with state or arithmetic, and the tests that must
 notice its mutants."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kelp_hw.datapath.datapath import axi_signature
+from kelp_spec.coherence import sizes_of
 
 __all__ = ["BENCHES", "NO_STATE", "Bench"]
 
@@ -14,13 +17,15 @@ class Bench:
 
     `blocks` are files of kelp_hw with their classes; `tests` are pytest's arguments, the quickest
     first. `level` is "netlist" where the tests run on Verilator, "source" where they run on
-    Amaranth's simulator or are proofs.
+    Amaranth's simulator or are proofs. `sizes` are parameters of blocks of the source beside their
+    configuration, or functions of it, with which a mutant is tried to be proved equivalent.
     """
 
     name: str
     blocks: dict[str, tuple[str, ...]]
     tests: tuple[str, ...]
     level: str = "netlist"
+    sizes: dict = field(default_factory=dict)
 
     @property
     def classes(self) -> dict[str, str]:
@@ -37,14 +42,18 @@ def _proofs(*names: str) -> tuple[str, ...]:
 
 
 def _source(
-    file: str, *classes: str, proofs: tuple[str, ...] = (), also: tuple[str, ...] = ()
+    file: str,
+    *classes: str,
+    proofs: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+    **sizes,
 ) -> Bench:
     """A block whose test is on Amaranth's simulator. Nothing is built for it, so that it runs by
-    itself. `also` are tests of the room that look at it, too."""
+    itself. `also` are tests of the room that look at it, too; `sizes` as of a Bench."""
     room, _, name = file.rpartition("/")
     own = (name, *also)
     tests = (*(f"tests/hw/{room}/test_{each}.py" for each in own), *_proofs(*proofs))
-    return Bench(f"{room}.{name}", {file: classes}, tests, "source")
+    return Bench(f"{room}.{name}", {file: classes}, tests, "source", sizes)
 
 
 BENCHES = (
@@ -52,7 +61,7 @@ BENCHES = (
     _source("lib/bypass_fifo", "BypassFifo", proofs=("bypass_fifo",)),
     _source("lib/order_fifo", "OrderFifo", proofs=("order_fifo",)),
     _source("lib/request_fifo", "RequestFifo", proofs=("request_fifo",)),
-    _source("lib/free_list", "FreeList", proofs=("free_list",)),
+    _source("lib/free_list", "FreeList", proofs=("free_list",), count=5),
     _source("lib/protected", "ProtectedMemory", "ProtectedFifo"),
     Bench("lib", {"lib/split_sram": ("SplitSram",)}, ("tests/hw/lib/test_split_sram.py",)),
     Bench(
@@ -212,24 +221,24 @@ BENCHES = (
     _source("coherence/completions", "Completions", also=("front",)),
     _source("coherence/host_port", "CoherentHostPort", also=("front",)),
     _source("coherence/lost_lines", "LostLines", also=("front",)),
-    _source("coherence/ask_share", "AskShare"),
+    _source("coherence/ask_share", "AskShare", sector_bits=8),
     _source("eviction/page_recall", "PageRecall"),
-    _source("coherence/request_window", "RequestWindow", also=("front",)),
-    _source("coherence/grants", "Grants", also=("front",)),
-    _source("coherence/snoop_engine", "SnoopEngine", also=("front",)),
-    _source("coherence/directory", "Directory", also=("front",)),
+    _source("coherence/request_window", "RequestWindow", also=("front",), sizes=sizes_of),
+    _source("coherence/grants", "Grants", also=("front",), sizes=sizes_of),
+    _source("coherence/snoop_engine", "SnoopEngine", also=("front",), sizes=sizes_of),
+    _source("coherence/directory", "Directory", also=("front",), sizes=sizes_of),
     _source("coherence/front", "CoherentFront"),
-    _source("choice/choice", "Choice"),
+    _source("choice/choice", "Choice", depth=8, mass_bits=16, id_bits=8),
     _source("choice/key_score", "KeyScore"),
-    _source("choice/mass_share", "MassShare"),
+    _source("choice/mass_share", "MassShare", heads=2, depth=8, id_bits=8),
     _source("choice/page_marks", "PageMarks"),
-    _source("choice/page_mass", "PageMass"),
+    _source("choice/page_mass", "PageMass", heads=2, id_bits=8),
     _source("choice/select_engine", "SelectEngine"),
-    _source("choice/summary_build", "SummaryBuild"),
+    _source("choice/summary_build", "SummaryBuild", lines=4, rows=4, id_bits=8),
     _source("choice/summary_score", "SummaryScore"),
     _source("choice/code_weights", "CodeWeights", also=("summary_score",)),
-    _source("choice/top_k", "TopK"),
-    _source("choice/unscored", "Unscored"),
+    _source("choice/top_k", "TopK", depth=8, score=8, id_bits=8),
+    _source("choice/unscored", "Unscored", heads=2),
     _source("select/gather_window", "GatherWindow"),
     _source("select/page_reader", "PageReader"),
     _source("select/select", "Select"),
@@ -243,19 +252,19 @@ BENCHES = (
     _source("lib/byte_memory", "ByteMemory"),
     _source("cxlio/chmu", "Chmu"),
     _source("cxlio/command_engine", "CommandEngine"),
-    _source("lib/constant_memory", "ConstantMemory"),
+    _source("lib/constant_memory", "ConstantMemory", content=range(7), protect=True),
     _source("media/decoded_channel", "DecodedChannel"),
     _source("cxlio/doe", "Doe"),
     _source("media/event_records", "EventRecords"),
     _source("cxlio/hdm_decode", "HdmDecode"),
     _source("cxlio/hdm_decoders", "HdmDecoders"),
     _source("media/health_report", "HealthReport"),
-    _source("media/load_meter", "LoadMeter"),
+    _source("media/load_meter", "LoadMeter", depth=16, most=64),
     _source("cxlio/mailbox", "Mailbox"),
-    _source("media/media_eraser", "MediaEraser"),
+    _source("media/media_eraser", "MediaEraser", axi=axi_signature),
     _source("media/media_port", "MediaPort"),
     _source("media/monitor_events", "MonitorEvents"),
-    _source("cxlio/msix", "Msix"),
+    _source("cxlio/msix", "Msix", vectors=3),
     _source("cxlio/pmu", "Pmu"),
     _source("media/ras_errors", "RasErrors"),
     _source("cxlio/ras_log", "RasLog"),

@@ -83,19 +83,34 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
     return proved
 
 
-def equivalent_source(block: type, mutants: list[SourceMutant], *, seconds: int = 20) -> set[int]:
+def equivalent_source(
+    block: type, mutants: list[SourceMutant], *, sizes: dict | None = None, seconds: int = 20
+) -> set[int]:
     """Numbers of those of `mutants`, of the source of `block`, that change nothing in configuration
-    `unit`, with selection for the room `select` and CXL.io for `cxlio` and `media`; none where the
-    block has other parameters, or a mutant other registers."""
-    parameters = inspect.signature(block).parameters
-    if set(parameters) != {"config"}:
+    `unit`, with what the block's room needs (selection, CXL.io, coherence); none where the block
+    has parameters beyond that and `sizes`, or a mutant has other registers.
+
+    Parameters
+    ----------
+    sizes : dict
+        Other parameters of the block; a function is called with the configuration.
+    seconds : int
+        Given to the solver for each.
+    """
+    parameters, sizes = inspect.signature(block).parameters, sizes or {}
+    needed = {name for name, each in parameters.items() if each.default is each.empty}
+    if needed - set(sizes) - {"config"}:
         return set()
-    unit = _unit(block.__module__.split(".")[1], parameters["config"].annotation)
+    unit, arguments = None, {}
+    if "config" in parameters:
+        unit = _unit(block.__module__.split(".")[1], parameters["config"].annotation)
+        arguments["config"] = unit
+    arguments |= {name: each(unit) if callable(each) else each for name, each in sizes.items()}
     proved: set[int] = set()
-    gold = to_rtlil(block(config=unit), name="gold")
+    gold = to_rtlil(block(**arguments), name="gold")
     for m in mutants:
         with mutated(block, m):
-            gate = to_rtlil(block(config=unit), name="gate")
+            gate = to_rtlil(block(**arguments), name="gate")
         script = []
         for name in ("gold", "gate"):
             script += [f"read_rtlil {name}.il", f"hierarchy -top {name}", "flatten", *_CUT]
@@ -119,6 +134,7 @@ def _unit(room: str, kind):
     if "CxlIoConfig" in str(kind):
         return named_cxlio("joined")
     rooms = {"select": "unit_select", "cxlio": "unit_cxl", "media": "unit_cxl"}
+    rooms |= {"coherence": "unit_coherent"}
     return named(rooms.get(room, "unit"))
 
 

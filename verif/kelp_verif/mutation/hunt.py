@@ -73,10 +73,10 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
         found = json.loads(out.read_text(encoding="utf-8"))
         for runs in root.glob("cocotb/*/runs"):
             shutil.rmtree(runs, ignore_errors=True)
-    return {block: _figures(block, bench.classes[block], found) for block in bench.classes}
+    return {block: _figures(block, bench, found) for block in bench.classes}
 
 
-def _figures(block: str, module: str, found: dict) -> dict:
+def _figures(block: str, bench: Bench, found: dict) -> dict:
     mine = [m for m in found["mutants"] if m["block"] == block and not m["stillborn"]]
     alive = [m for m in mine if not m["killer"]]
     proved: set[int] = set()
@@ -86,7 +86,8 @@ def _figures(block: str, module: str, found: dict) -> dict:
     elif alive and "what" in alive[0]:
         fields = SourceMutant.__dataclass_fields__
         places = [SourceMutant(**{name: m[name] for name in fields}) for m in alive]
-        proved = equivalent_source(getattr(import_module(module), block), places)
+        kind = getattr(import_module(bench.classes[block]), block)
+        proved = equivalent_source(kind, places, sizes=bench.sizes)
     return {
         "mutants": len(mine),
         "killed": len(mine) - len(alive),
@@ -184,6 +185,7 @@ def main(
             {f: tuple(c for c in cs if c in classes) for f, cs in bench.blocks.items()},
             bench.tests,
             bench.level,
+            bench.sizes,
         )
         try:
             found = hunt(chosen, count=count, seed=seed, jobs=jobs)
