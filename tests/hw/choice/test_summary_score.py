@@ -10,8 +10,9 @@ from kelp_hw.choice.summary_score import SummaryScore
 from kelp_spec.select import CODED_LINES
 
 
-def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0):
-    """The transfers of all pages' estimates, of a block for tokens of `most` lines."""
+def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0, idle=None):
+    """The transfers of all pages' estimates, of a block for tokens of `most` lines; in `idle`
+    whether it was in each cycle."""
     page_lines = group.codes[0].size
     rows = -(-page_lines // CODED_LINES)
     dut = SummaryScore(heads=heads, lines=most or lines, rows=rows, lanes=lanes, id_bits=8)
@@ -23,6 +24,7 @@ def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0):
         take=take,
         held={"scale": SCALE, "page_lines": page_lines},
         before=put_queries(group.query, group.plan_rows),
+        watch=lambda ctx: idle is not None and idle.append(ctx.get(dut.idle)),
     )
     cycles = len(sends) * CODED_LINES // lanes + 70 * lines + 40
     return pump(dut, ends, cycles=int(cycles / offer / take * 1.5))
@@ -52,10 +54,13 @@ def test_estimates_are_the_golden_ones(heads, lines, lanes, tokens, most, wild):
 @pytest.mark.parametrize("lanes", [16, 4])
 def test_latency_and_interval(lanes):
     group = Group(5, heads=2, lines=2, pages=20)
-    seen = estimated(group, heads=2, lines=2, lanes=lanes)
+    idle = []
+    seen = estimated(group, heads=2, lines=2, lanes=lanes, idle=idle)
     lasts = [line.taken for line in seen["i"] if line.item["last"]]
     assert [found.offered - last for found, last in zip(seen["o"], lasts, strict=True)] == [
         SummaryScore.LATENCY
     ] * 20
     first, *_, end = (line.taken for line in seen["i"])
     assert end - first == (len(seen["i"]) - 1) * CODED_LINES // lanes
+    busy = range(seen["i"][0].offered, seen["o"][-1].taken + 1)
+    assert idle == [cycle not in busy for cycle in range(len(idle))] and idle[-1]

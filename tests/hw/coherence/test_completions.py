@@ -47,11 +47,15 @@ def test_each_leaves_once_in_the_order_in_which_it_was_taken():
                     offered[name] = tag
                 ctx.set(port.valid, name in offered)
                 ctx.set(port.p.tag, offered.get(name, 0))
+                ctx.set(port.p.ld_id, offered.get(name, 0) % 13)
             own_now = ctx.get(dut.level) < Completions.DEPTH - 1 and rng.random() < 0.4
             ctx.set(dut.i_own.valid, own_now)
             ctx.set(dut.i_own.p.tag, 40_000 + own)
             ctx.set(dut.i_own.p.ack, own & 1)
+            ctx.set(dut.i_own.p.ld_id, (40_000 + own) % 13)
             own += own_now
+            inside = len(taken) + own - len(left)
+            assert not (inside and ctx.get(dut.idle))
             ctx.set(dut.s2m_ndr.ready, rng.random() < 0.7)
             for name, port in sources.items():
                 if name in offered and ctx.get(port.ready):
@@ -63,9 +67,15 @@ def test_each_leaves_once_in_the_order_in_which_it_was_taken():
             if ctx.get(dut.s2m_ndr.valid) and ctx.get(dut.s2m_ndr.ready):
                 tag_out = ctx.get(dut.s2m_ndr.p.tag)
                 left.append(tag_out)
+                assert ctx.get(dut.s2m_ndr.p.ld_id) == tag_out % 13
                 ack = ctx.get(dut.s2m_ndr.p.opcode) == S2MNDR.BI_CONFLICT_ACK
                 assert ack == (tag_out >= 40_000 and tag_out & 1)
             await ctx.tick()
+        for port in (dut.i_grant, dut.i_inner, dut.i_own):
+            ctx.set(port.valid, 0)
+        ctx.set(dut.s2m_ndr.ready, 1)
+        await ctx.tick().repeat(2 * Completions.DEPTH)
+        assert ctx.get(dut.idle)
 
     simulate(opened(dut)[0], bench)
     others = [tag for tag in left if tag < 40_000]

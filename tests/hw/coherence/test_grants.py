@@ -61,6 +61,7 @@ def test_answers_in_any_order_find_their_request():
                 ctx.set(dut.i_drs.valid, 1)
                 ctx.set(dut.i_drs.p.tag, number)
                 ctx.set(dut.i_drs.p.data, waiting[number]["tag"] << 100)
+                ctx.set(dut.i_drs.p.dev_load, waiting[number]["tag"] & 3)
                 ctx.set(dut.i_drs.p.opcode, waiting[number]["tag"] % 5 == 0)
             for port in (dut.o_drs, dut.o_ndr):
                 ctx.set(port.ready, rng.random() < 0.6)
@@ -68,6 +69,7 @@ def test_answers_in_any_order_find_their_request():
             ctx.set(dut.i_look, place)
             live = {each["tag"] % 8 for each in (*waiting.values(), *owed.values())}
             assert ctx.get(dut.o_under_way) == (place in live)
+            assert ctx.get(dut.idle) == (not waiting and not owed)
             if begin:
                 number = ctx.get(dut.o_number)
                 assert number not in waiting
@@ -82,6 +84,7 @@ def test_answers_in_any_order_find_their_request():
                 nxm = got["tag"] % 5 == 0
                 assert each.pop("has_ndr")
                 assert got["opcode"] == (S2MNDR.CMP if nxm else each["ndr"])
+                assert got["ld_id"] == got["tag"] & 15 and got["dev_load"] == got["tag"] & 3
             if ctx.get(dut.i_drs.valid) and ctx.get(dut.i_drs.ready):
                 each = waiting.pop(ctx.get(dut.i_drs.p.tag))
                 owed[each["tag"]] = dict(each)
@@ -95,3 +98,17 @@ def test_answers_in_any_order_find_their_request():
 
     simulate(opened(dut)[0], bench)
     assert told > 1000 and S2MDRS.MEM_DATA_NXM == 1
+
+
+def test_there_is_room_while_as_many_as_are_on_their_way_find_a_number():
+    dut, begun = new_grants(), 0
+
+    async def bench(ctx):
+        nonlocal begun
+        while ctx.get(dut.room):
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            begun += 1
+
+    simulate(dut, bench)
+    assert begun == SIZES_.pending - dut.RESERVE + 1

@@ -6,6 +6,7 @@ from simulation import simulate
 from timing import check_pace, shown
 
 from kelp_hw.coherence.lost_lines import LostLines
+from kelp_spec.coherence import MetaField
 from kelp_spec.config import named
 from kelp_spec.messages import M2SRwD
 from kelp_spec.metadata import Event
@@ -39,15 +40,17 @@ def test_a_line_is_poisoned_told_and_its_completion_is_not_the_hosts():
         await ctx.tick()
         ctx.set(rwd.ready, 1)
         assert ctx.get(dut.i.ready) and ctx.get(event.valid)
-        said = {name: ctx.get(rwd.p[name]) for name in ("opcode", "address", "poison", "ld_id")}
-        assert said == {"opcode": M2SRwD.MEM_WR, "address": address, "poison": 1, "ld_id": 9}
+        wanted = {"opcode": M2SRwD.MEM_WR, "address": address, "poison": 1, "ld_id": 9}
+        wanted |= {"meta_field": MetaField.NO_OP, "byte_enable": (1 << 64) - 1}
+        assert {name: ctx.get(rwd.p[name]) for name in wanted} == wanted
         assert ctx.get(event.p.code) == Event.SNOOP_LOST and ctx.get(event.p.ld_id) == 9
         assert (ctx.get(event.p.squeue), ctx.get(event.p.page)) == (CONFIG.queues + 3, 5)
         assert ctx.get(event.p.argument) == 1 << 15 | 6
         tag = ctx.get(rwd.p.tag)
         await ctx.tick()
         # The next one waits; the host's completions pass, its own does not.
-        assert not ctx.get(rwd.valid) and not ctx.get(dut.idle)
+        assert not ctx.get(rwd.valid) and not ctx.get(dut.i.ready) and not ctx.get(dut.idle)
+        assert not ctx.get(dut.o_ndr.valid)
         ctx.set(dut.i.valid, 0)
         ndr, host = dut.i_ndr, dut.o_ndr
         for ld_id, own in ((8, False), (9, True), (9, False)):

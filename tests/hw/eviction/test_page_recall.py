@@ -82,12 +82,16 @@ def sectors(squeue, page):
 
 def test_an_eviction_goes_on_when_it_is_flushed_and_nothing_is_held():
     async def test(front):
+        idle = front.dut.idle
+        assert front.ctx.get(idle)
         await front.claim(2, 5, 6)
+        assert not front.ctx.get(idle)
         await front.tick(40)
         assert front.asked == sectors(5, 6) and not front.gone
         await front.flush(2)
+        assert not front.ctx.get(idle)
         await front.tick(2)
-        assert front.gone == [(2, 0)]
+        assert front.gone == [(2, 0)] and front.ctx.get(idle)
         await front.claim(2, 1, 1)
         await front.flush(2)
         await front.tick(40)

@@ -2,6 +2,8 @@
 
 """SummaryStore: lines come back as they were written; a bit holds until it is cleared."""
 
+from flips import opened
+from simulation import simulate
 from streams import Ends, pump
 
 from kelp_hw.select.summary_store import SummaryStore
@@ -99,3 +101,24 @@ def test_a_summary_holds_until_it_is_cleared():
     assert found == [0, 1, 0, 0, 0, 1, 0]
     # Each page of a row has its own: 3 is in the first, 9 in the second.
     assert rows == [0, 8, 0, 0, 0, 2, 0]
+
+
+def test_it_is_ready_when_no_row_holds():
+    """Whatever the memories held before: the last row is scrubbed in the cycle before `ready`."""
+    dut = SummaryStore(config=CONFIG)
+    top, memories = opened(dut)
+    rows = CONFIG.page_words // dut.ROW
+    held = [memory for path, memory in memories.items() if "lines_" in path]
+    assert len(held) == dut.ROW
+
+    async def bench(ctx):
+        for memory in held:
+            for row in range(rows):
+                ctx.set(memory[row], 2)
+        await ctx.tick().repeat(rows - 1)
+        assert not ctx.get(dut.ready)
+        await ctx.tick()
+        assert ctx.get(dut.ready)
+        assert not any(ctx.get(memory[row]) for memory in held for row in range(rows))
+
+    simulate(top, bench)

@@ -35,9 +35,9 @@ __all__ = ["BAR", "hunt", "main", "markdown", "score"]
 BAR = 0.95
 
 
-def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
-    """Block → its figures: `mutants` that were built, `killed`, `equivalent` (proved), `undecided`
-    (the rest, which counts as alive) and `alive`, where they are.
+def hunt(bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True) -> dict[str, dict]:
+    """Block → its figures: `mutants` that were built, `killed`, `equivalent` (proved; none is where
+    not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they are.
 
     Raises
     ------
@@ -73,17 +73,17 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
         found = json.loads(out.read_text(encoding="utf-8"))
         for runs in root.glob("cocotb/*/runs"):
             shutil.rmtree(runs, ignore_errors=True)
-    return {block: _figures(block, bench, found) for block in bench.classes}
+    return {block: _figures(block, bench, found, prove) for block in bench.classes}
 
 
-def _figures(block: str, bench: Bench, found: dict) -> dict:
+def _figures(block: str, bench: Bench, found: dict, prove: bool) -> dict:
     mine = [m for m in found["mutants"] if m["block"] == block and not m["stillborn"]]
     alive = [m for m in mine if not m["killer"]]
     proved: set[int] = set()
-    if alive and block in found["texts"]:
+    if prove and alive and block in found["texts"]:
         places = [Mutant(m["number"], block, m["module"], m["command"]) for m in alive]
         proved = equivalent(found["texts"][block], places)
-    elif alive and "what" in alive[0]:
+    elif prove and alive and "what" in alive[0]:
         fields = SourceMutant.__dataclass_fields__
         places = [SourceMutant(**{name: m[name] for name in fields}) for m in alive]
         kind = getattr(import_module(bench.classes[block]), block)
@@ -155,6 +155,9 @@ def main(
     count: int = typer.Option(100, min=1, help="mutants of each block, at most"),
     seed: int = typer.Option(1, help="draws the sites"),
     jobs: int = typer.Option(2, min=1, help="processes side by side"),
+    prove: bool = typer.Option(
+        True, help="try to prove survivors equivalent; of a block with memories that takes minutes"
+    ),
     resume: bool = typer.Option(
         False, help="leave out blocks that are recorded with this seed and as many mutants"
     ),
@@ -188,7 +191,7 @@ def main(
             bench.sizes,
         )
         try:
-            found = hunt(chosen, count=count, seed=seed, jobs=jobs)
+            found = hunt(chosen, count=count, seed=seed, jobs=jobs, prove=prove)
         except tools.ToolError as error:
             failed = True
             console.print(str(error), markup=False)
