@@ -134,7 +134,7 @@ def _unit(room: str, kind):
     if "CxlIoConfig" in str(kind):
         return named_cxlio("joined")
     rooms = {"select": "unit_select", "cxlio": "unit_cxl", "media": "unit_cxl"}
-    rooms |= {"coherence": "unit_coherent"}
+    rooms |= {"choice": "unit_select", "coherence": "unit_coherent"}
     return named(rooms.get(room, "unit"))
 
 
