@@ -60,6 +60,18 @@ def test_runs_are_merged_and_what_others_add_is_left_out(folder):
     assert row["toggle"]["missed"] == ["top: state:1->0"]
 
 
+def test_a_block_is_judged_in_the_configuration_that_reaches_most(folder):
+    (folder / "other.v").write_text(VERILOG.replace("\\$3  =", "\\$4  ="))
+    points = [("v_branch", 5, "cond_else", 0), ("v_branch", 5, "cond_then", 0)]
+    points.append(("v_toggle", 2, "state:1->0", 1))
+    (folder / "other.dat").write_text("".join(point(*each) for each in points))
+    said = json.loads((folder / "run0.json").read_text()) | {"verilog": str(folder / "other.v")}
+    (folder / "other.json").write_text(json.dumps(said))
+    [row] = report.block_rows(folder)
+    assert (row["line"]["points"], row["line"]["reached"]) == (2, 1)
+    assert row["toggle"]["share"] == 1.0  # a signal is the same one in both
+
+
 def test_a_waiver_takes_a_point_off_what_is_asked(folder, monkeypatch):
     waivers = [
         {"block": "Block", "kind": "line", "match": "= pick", "why": "b is a"},

@@ -59,6 +59,7 @@ _POINTS_ALONE = "KELP_COVER_POINTS_ALONE"
 # Toggles of what has one bit.
 _COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
 _COVERAGE_SLOWS = 8  #: times, at most
+_COVERAGE_OPT = "-O0"  #: counters make large code, which runs once
 
 
 @dataclass(frozen=True)
@@ -196,14 +197,14 @@ def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool)
         f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
     )
     args = [*VERILATOR_ARGS, *model.build_args, *(_COVERAGE_ARGS if covered else ())]
-    split = split_args(verilog)
+    split, opt = split_args(verilog), _COVERAGE_OPT if covered else model.opt
     key = tools.digest(
         verilog,
         control,
         *(f.read_text(encoding="utf-8") for f in files),
         *args,
         *split,
-        model.opt,
+        opt,
         str(waves),
         tools.version_key("verilator", "cocotb"),
     )
@@ -213,7 +214,7 @@ def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool)
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
             tools.write_if_changed(build_dir / "top.v", verilog)
             tools.write_if_changed(build_dir / "top.vlt", control)
-            _build_bench(build_dir, [build_dir / "top.v", *files], args, split, model.opt, waves)
+            _build_bench(build_dir, [build_dir / "top.v", *files], args, split, opt, waves)
             tools.write_if_changed(stamp, key)
     return build_dir
 
