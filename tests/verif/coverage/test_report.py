@@ -60,7 +60,7 @@ def test_runs_are_merged_and_what_others_add_is_left_out(folder):
     assert row["toggle"]["missed"] == ["top: state:1->0"]
 
 
-def test_a_block_is_judged_in_the_configuration_that_reaches_most(folder):
+def test_a_block_is_judged_in_one_configuration(folder):
     (folder / "other.v").write_text(VERILOG.replace("\\$3  =", "\\$4  ="))
     points = [("v_branch", 5, "cond_else", 0), ("v_branch", 5, "cond_then", 0)]
     points.append(("v_toggle", 2, "state:1->0", 1))

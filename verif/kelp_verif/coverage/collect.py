@@ -40,11 +40,8 @@ _MORE = {
 
 def _tests(only: list[str]) -> list[str]:
     """Test files of the benches that leave something."""
-    rooms: dict[str, tuple[str, ...]] = {}
-    for bench in BENCHES:
-        if bench.level == "netlist" and bench.name not in (*_MORE, "datapath"):
-            rooms[bench.name] = rooms.get(bench.name, ()) + bench.tests
-    rooms |= _MORE
+    rooms = {bench.name: bench.tests for bench in BENCHES if bench.level == "netlist"} | _MORE
+    del rooms["datapath"]  # compiled
     if unknown := [name for name in only if name not in rooms]:
         raise SystemExit(f"{unknown[0]!r} is no room with benches; legal: {', '.join(rooms)}")
     return [test for name in only or rooms for test in rooms[name]]

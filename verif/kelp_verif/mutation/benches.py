@@ -274,7 +274,7 @@ BENCHES = (
     _source("media/sanitizer", "Sanitizer"),
     _source("media/snoop_address", "SnoopAddress"),
     Bench("cxlio", {"cxlio/cxl_io": ("CxlIo",)}, ("tests/hw/cxlio/test_cxl_io.py",)),
-    Bench("cxlio", {"cxl_device": ("CxlDevice",)}, ("tests/hw/test_cxl_device.py",)),
+    Bench("cxl_device", {"cxl_device": ("CxlDevice",)}, ("tests/hw/test_cxl_device.py",)),
     Bench(
         "endpoint",
         {"endpoint": ("Endpoint", "DataFifo")},
