@@ -62,16 +62,27 @@ def _loop(im: Image) -> None:
     p = im.program
     p.label("idle")
     p.lw(A, IOS, IO.WORK)
-    # First what comes once a sanitize: nobody who rings can keep it waiting.
+    # First what comes once a sanitize: nobody who rings can keep it waiting. Events last: whoever
+    # uses the memory makes them, without a pause if he likes.
     waits = [(Work.ANSWER, "background_end"), (Work.DOORBELL, "command")]
-    if im.config.doe:
-        waits.append((Work.EXCHANGE, "exchange"))
-    # Last: whoever uses the memory makes events, without a pause if he likes, and nothing else may
-    # wait for that.
-    waits.append((Work.EVENT, "event"))
-    for bit, target in waits:
+    doe = [(Work.EXCHANGE, "exchange")] if im.config.doe else []
+    for bit, target in (*waits, *doe, (Work.EVENT, "event")):
         p.andi(B, A, bit)
         p.bne(B, ZERO, target)
+    p.jmp("idle")
+    # Behind a command, and behind an exchange, what comes after it above has its turn.
+    p.label("command_over")
+    p.lw(A, IOS, IO.WORK)
+    p.andi(B, A, Work.EXCHANGE | Work.EVENT)
+    p.beq(B, ZERO, "idle")
+    for bit, target in doe:
+        p.andi(B, A, bit)
+        p.bne(B, ZERO, target)
+    p.jmp("event")
+    p.label("exchange_over")
+    p.lw(A, IOS, IO.WORK)
+    p.andi(B, A, Work.EVENT)
+    p.bne(B, ZERO, "event")
     p.jmp("idle")
 
 
@@ -113,11 +124,11 @@ def _command(im: Image) -> None:
     p.label("ok")
     p.sw(A, IOS, IO.OUT_LENGTH)
     p.sw(ZERO, IOS, IO.DONE)
-    p.jmp("idle")
+    p.jmp("command_over")
     p.label("fail")
     p.sw(ZERO, IOS, IO.OUT_LENGTH)
     p.sw(A, IOS, IO.DONE)
-    p.jmp("idle")
+    p.jmp("command_over")
 
 
 def _routines(im: Image) -> None:

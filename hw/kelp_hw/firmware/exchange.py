@@ -98,4 +98,4 @@ def serve(im: Image) -> None:
     p.sw(B, IOS, IO.EXCHANGE_WORD)
     p.label("exchange_end")
     p.sw(ZERO, IOS, IO.EXCHANGE_SEND)
-    p.jmp("idle")
+    p.jmp("exchange_over")

@@ -427,6 +427,31 @@ def test_a_host_that_rings_without_a_pause_sees_the_end_of_a_sanitize():
     play(FULL, script)
 
 
+def test_who_does_one_thing_without_a_pause_keeps_nobody_waiting():
+    """Commands, exchanges of DOE and events, all of them all the time: each in its turn."""
+
+    async def script(ctx, host):
+        dut = host.dut
+        ctx.set(dut.opcode, Opcode.GET_SHUTDOWN)
+        ctx.set(dut.ring, 1)
+        ctx.set(dut.exchange.valid, 1)
+        ctx.set(dut.events.valid, 1)
+        order, busy = [], 0
+        for _ in range(5000):
+            over = {
+                "command": busy and not ctx.get(dut.busy),
+                "exchange": ctx.get(dut.exchange_send),
+                "event": ctx.get(dut.events.ready),
+            }
+            order += [name for name, ends in over.items() if ends]
+            busy = ctx.get(dut.busy)
+            await host.tick(ctx)
+        assert order[:9] == 3 * ["command", "exchange", "event"]
+        host.told = host.interrupts
+
+    play(FULL, script)
+
+
 def test_state_that_a_host_keeps():
     async def script(ctx, host):
         rng = random.Random(11)
