@@ -8,11 +8,11 @@ from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.address import AddressMap
+from kelp_spec.address import AddressMap, Region
 from kelp_spec.coherence import MetaField, SnpType
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import named_cxlio
-from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.registers import RegisterMap, SessionCommand
 
 from ..cxlio.signatures import answer_layout, request_layout
@@ -39,8 +39,11 @@ class Sanitizer(wiring.Component):
     With coherence a session closes only when the host has given back what it holds of it. So the
     host is let go on for `BREAK` cycles behind each close, and whenever the endpoint does not come
     to rest within `TRY[0]` cycles, then within `TRY[1]`, and so on: it may wait for what the host
-    holds, or for a long fetch. The media is disabled when all sessions were seen closed in one
-    rest; a MemRd with a snoop type is then answered Cmp as well.
+    holds, or for a long fetch. From the first rest on a RwD to a register is answered Cmp without
+    effect, so that nobody opens a session again; and from the last of `TRY` on RwD alone go on,
+    which bring back what is dirty and call nothing back, until the endpoint rests. The media is
+    disabled when all sessions were seen closed in one rest; a MemRd with a snoop type is then
+    answered Cmp as well, a BIConflict by its BIConflictAck.
 
     Latency: `LATENCY`; interval: `INTERVAL`: messages pass combinationally. Disabled, an answer
     comes after a cycle, one in two cycles on each channel. Errors: code 3.
@@ -101,22 +104,15 @@ class Sanitizer(wiring.Component):
         disabled, ending = Signal(), Signal()
         reading, writing, idle, answer = Signal(), Signal(), Signal(), Signal()
         session = Signal(range(self.config.sessions))
+        coherent, begun = self.config.coherence, Signal()
         self._channels(m, busy, held, own, (reading, writing), session)
+        if coherent:
+            self._freeze(m, begun & ~own)
         empty = self._disabled(m, disabled, ending)
-        m.d.comb += [
-            mine.eq(self.requests.p.kind == _SANITIZE),
-            self.o_requests.valid.eq(self.requests.valid & ~mine),
-            self.o_requests.p.eq(self.requests.p),
-            self.requests.ready.eq(Mux(mine, idle, self.o_requests.ready)),
-            self.answers.valid.eq(self.i_answers.valid | answer),
-            self.answers.p.eq(self.i_answers.p),
-        ]
-        # An answer of `MediaPort` beside it is one that comes too late for the mailbox.
-        with m.If(answer):
-            m.d.comb += [self.answers.p.tag.eq(tag), self.answers.p.code.eq(code)]
+        m.d.comb += mine.eq(self.requests.p.kind == _SANITIZE)
+        self._mailbox(m, mine, idle, answer, (tag, code))
         limit = named_cxlio(self.config.cxlio).patience // 2
         waited, still, life = Signal(range(limit + 1)), Signal(3), Signal(2)
-        coherent, begun = self.config.coherence, Signal()
         pause, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
         tried = pause == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
         # An op between two blocks shows in neither's rest for a cycle or two.
@@ -125,7 +121,7 @@ class Sanitizer(wiring.Component):
             with m.State("IDLE"):
                 m.d.comb += idle.eq(1)
                 m.d.sync += [waited.eq(0), session.eq(0), tag.eq(self.requests.p.tag)]
-                m.d.sync += [begun.eq(0), pause.eq(0), tries.eq(0)]
+                m.d.sync += [pause.eq(0), tries.eq(0)]
                 with m.If(self.requests.valid & mine):
                     m.d.sync += busy.eq(1)
                     m.next = "DRAIN"
@@ -144,7 +140,12 @@ class Sanitizer(wiring.Component):
             if coherent:
                 with m.State("BREAK"):
                     m.d.sync += [pause.eq(pause + 1), waited.eq(waited + ~begun)]
-                    m.d.sync += [held.eq(0), busy.eq(0), own.eq(0), session.eq(0)]
+                    m.d.sync += [
+                        held.eq(held[0] & begun & tries.all()),
+                        busy.eq(0),
+                        own.eq(0),
+                        session.eq(0),
+                    ]
                     with m.If(pause == self.BREAK - 1):
                         m.d.sync += [busy.eq(1), pause.eq(0)]
                         m.next = "DRAIN"
@@ -188,10 +189,23 @@ class Sanitizer(wiring.Component):
                     m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += answer.eq(1)
-                m.d.sync += [held.eq(0), busy.eq(0), own.eq(0), disabled.eq(0)]
+                m.d.sync += [held.eq(0), busy.eq(0), own.eq(0), disabled.eq(0), begun.eq(0)]
                 m.next = "IDLE"
         m.d.sync += Assert(~own | held.all(), "the host's messages beside our own")
         return m
+
+    def _mailbox(self, m, mine, idle, answer, told):
+        """Requests of another kind, and their answers, pass."""
+        m.d.comb += [
+            self.o_requests.valid.eq(self.requests.valid & ~mine),
+            self.o_requests.p.eq(self.requests.p),
+            self.requests.ready.eq(Mux(mine, idle, self.o_requests.ready)),
+            self.answers.valid.eq(self.i_answers.valid | answer),
+            self.answers.p.eq(self.i_answers.p),
+        ]
+        # An answer of `MediaPort` beside it is one that comes too late for the mailbox.
+        with m.If(answer):
+            m.d.comb += [self.answers.p.tag.eq(told[0]), self.answers.p.code.eq(told[1])]
 
     def _channels(self, m, busy, held, own, offers, session):
         """The host's messages pass, but while they are held; our own, while `own` is on."""
@@ -231,6 +245,19 @@ class Sanitizer(wiring.Component):
                 i.ready.eq(o.ready | own),
             ]
 
+    def _freeze(self, m, frozen):
+        """What the host would write to registers writes no byte."""
+        rwd = self.i_rwd.p
+        register = rwd.address[self.config.aperture_bits - 6 :] == Region.REGISTER
+        writes = (rwd.opcode == M2SRwD.MEM_WR) | (rwd.opcode == M2SRwD.MEM_WR_PTL)
+        with m.If(frozen & register & writes):
+            m.d.comb += [
+                self.o_rwd.p.opcode.eq(M2SRwD.MEM_WR_PTL),
+                self.o_rwd.p.bep.eq(1),
+                self.o_rwd.p.byte_enable.eq(0),
+                self.o_rwd.p.poison.eq(0),
+            ]
+
     def _disabled(self, m, disabled, ending):
         """The host's requests are answered, but when it is `ending`; whether all answers are
         taken."""
@@ -260,9 +287,14 @@ class Sanitizer(wiring.Component):
         with m.If(take_rwd | (take_req & completes)):
             m.d.sync += turn.eq(take_rwd)
         named = [Signal(20, name=f"named_{name}") for name in ("drs", "ndr")]  # tag, LD-ID
+        completion = Signal(S2MNDR) if self.config.coherence else S2MNDR.CMP
+        if self.config.coherence:
+            conflict = take_rwd & (rwd.p.opcode == M2SRwD.BI_CONFLICT)
+            with m.If(take_rwd | (take_req & completes)):
+                m.d.sync += completion.eq(Mux(conflict, S2MNDR.BI_CONFLICT_ACK, S2MNDR.CMP))
         for stands, o, opcode, told in (
             (data, self.o_drs, S2MDRS.MEM_DATA_NXM, named[0]),
-            (done, self.o_ndr, 0, named[1]),
+            (done, self.o_ndr, completion, named[1]),
         ):
             with m.If(stands):
                 m.d.comb += [

@@ -14,7 +14,7 @@ from kelp_hw.media.sanitizer import Sanitizer
 from kelp_spec.address import AddressMap
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import named_cxlio
-from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.registers import SESSION_BASE, SESSION_STRIDE, SessionCommand
 
 UNIT = named("unit_cxl").with_(sessions=3)
@@ -38,7 +38,7 @@ class Bench:
         self.erase_fails = erase_fails
         self.tag = 0
         self.offered, self.asked, self.got = {}, {}, {}
-        self.pending = deque()  # due, channel, tag, LD-ID, data
+        self.pending = deque()  # due, channel, tag, LD-ID, other fields
         self.own, self.standing = [], {}
         self.answers, self.passed = [], []
         self.erasing, self.erased = 0, 0
@@ -66,8 +66,8 @@ class Bench:
             port, now = getattr(self.dut, "i_" + name), due and self.pending[0][1] == name
             ctx.set(port.valid, now)
             if now:
-                _, _, tag, ld, data = self.pending[0]
-                ctx.set(port.p, {"tag": tag, "ld_id": ld, **({"data": data} if data else {})})
+                _, _, tag, ld, more = self.pending[0]
+                ctx.set(port.p, {"tag": tag, "ld_id": ld} | more)
 
     def _state(self, session):
         if self.closing.get(session, 0) > self.cycle:
@@ -108,9 +108,11 @@ class Bench:
                 continue
             reads = name == "o_req" and opcode in READS
             if reads:
-                self.pending.append((due, "drs", tag, ld, data))
+                self.pending.append((due, "drs", tag, ld, {"data": data}))
             if not reads or ctx.get(port.p.snp_type):
-                self.pending.append((due, "ndr", tag, ld, 0))
+                acks = self.coherent and name == "o_rwd" and opcode == M2SRwD.BI_CONFLICT
+                answer = S2MNDR.BI_CONFLICT_ACK if acks else S2MNDR.CMP
+                self.pending.append((due, "ndr", tag, ld, {"opcode": answer}))
 
     def _taken(self, ctx):
         for name in ("i_req", "i_rwd"):
@@ -184,6 +186,10 @@ class Bench:
             kinds["silent"] += silent
             kinds["under way"] += len(wanted - set(told))
             assert all(ld == fields["ld_id"] for _, ld in told.values())
+            if "ndr" in told:
+                conflict = name == "i_rwd" and fields["opcode"] == M2SRwD.BI_CONFLICT
+                acks = self.coherent and conflict
+                assert told["ndr"][0] == (S2MNDR.BI_CONFLICT_ACK if acks else S2MNDR.CMP)
             if "drs" in told:
                 kinds["nxm" if told["drs"][0] == S2MDRS.MEM_DATA_NXM else "data"] += 1
         assert set(self.got) <= set(self.asked)
@@ -294,6 +300,96 @@ def test_a_long_fetch_beside_a_host_that_never_pauses():
 
     simulate(dut, bench)
     assert codes == [0]
+
+
+class Persistent:
+    """A coherent endpoint with registers alone, at rest but while a session closes, and for `busy`
+    cycles behind a Req of the host's; and a host that offers, whenever it is let go on, what `req`
+    and `rwd` say."""
+
+    def __init__(self, *, req=None, rwd=None, busy=0):
+        self.dut, self.req, self.rwd, self.busy = Sanitizer(config=COHERENT), req, rwd, busy
+        self.open, self.closing, self.passed = {0, 2}, {}, Counter()
+
+    def run(self, cycles):
+        """The answer's code, in a list, where there is one within so many cycles."""
+        dut, codes = self.dut, []
+
+        async def bench(ctx):
+            for port in (dut.o_req, dut.o_rwd, dut.o_drs, dut.o_ndr):
+                ctx.set(port.ready, 1)
+            ctx.set(dut.requests.p, {"kind": SANITIZE, "tag": 2})
+            ctx.set(dut.requests.valid, 1)
+            ctx.set(dut.erased, 1)
+            busy = 0
+            for cycle in range(cycles):
+                took_req, took_rwd = (ctx.get(p.valid) for p in (dut.o_req, dut.o_rwd))
+                own = took_req and ctx.get(dut.o_req.p.address) in LINES
+                state = self._state(LINES[ctx.get(dut.o_req.p.address)], cycle) if own else 0
+                busy = self.busy if took_req and not own else max(0, busy - 1)
+                if took_rwd:
+                    self._write(ctx, cycle)
+                if ctx.get(dut.answers.valid):
+                    codes.append(ctx.get(dut.answers.p.code))
+                    return
+                await ctx.tick()
+                ctx.set(dut.requests.valid, 0)
+                for port, fields in ((dut.i_req, self.req), (dut.i_rwd, self.rwd)):
+                    ctx.set(port.valid, fields is not None and cycle > 20)
+                    ctx.set(port.p, fields or {})
+                closing = any(end > cycle for end in self.closing.values())
+                ctx.set(dut.quiescent, not busy and not closing)
+                ctx.set(dut.i_drs.valid, own)
+                ctx.set(dut.i_drs.p, {"data": state << 8 * 0x18})
+                ctx.set(dut.i_ndr.valid, took_rwd)
+
+        simulate(dut, bench)
+        return codes
+
+    def _state(self, session, cycle):
+        if self.closing.get(session, 0) > cycle:
+            return 0b11
+        if self.closing.pop(session, None):
+            self.open.discard(session)
+        return int(session in self.open)
+
+    def _write(self, ctx, cycle):
+        rwd = self.dut.o_rwd.p
+        session = LINES.get(ctx.get(rwd.address))
+        ptl = ctx.get(rwd.opcode) == M2SRwD.MEM_WR_PTL
+        enabled = not ptl or ctx.get(rwd.byte_enable) >> 16 & 1
+        self.passed[bool(enabled)] += 1
+        assert enabled or not ctx.get(rwd.poison)
+        if session is None or not enabled:
+            return
+        command = ctx.get(rwd.data) >> 128 & 0xF
+        if command == SessionCommand.CLOSE and self._state(session, cycle) == 1:
+            self.closing[session] = cycle + 60
+        elif command == SessionCommand.OPEN and not self._state(session, cycle):
+            self.open.add(session)
+
+
+@pytest.mark.parametrize("opcode", [M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL])
+def test_nobody_opens_a_session_again(opcode):
+    """A host that never pauses to open session 0: it writes nothing once the sanitize has begun."""
+    line = min(LINES)
+    given = {"opcode": opcode, "address": line, "bep": 1, "byte_enable": 0xFF << 16}
+    bench = Persistent(rwd=given | {"data": SessionCommand.OPEN << 128, "poison": 1, "tag": 7})
+    assert bench.run(8000) == [0] and not bench.open
+    assert bench.passed[False] > 100
+
+
+def test_what_is_dirty_comes_home_while_registers_are_frozen():
+    bench = Persistent(rwd={"opcode": M2SRwD.MEM_WR, "address": min(LINES) - 1024, "data": 1})
+    assert bench.run(8000) == [0] and not bench.passed[False] and bench.passed[True] > 100
+
+
+def test_reads_that_call_back_without_end_are_held_at_last():
+    """Behind each Req the endpoint works longer than it is ever waited for."""
+    bench = Persistent(req={"opcode": M2SReq.MEM_RD, "address": 5}, busy=150)
+    bench.dut.TRY = (16, 32, 64, 128)
+    bench.open = {1}
+    assert bench.run(8000) == [0] and not bench.open
 
 
 def test_latency_is_none():

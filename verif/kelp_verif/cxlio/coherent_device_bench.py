@@ -16,6 +16,7 @@ from kelp_spec.cxlio.component import BI
 from kelp_spec.cxlio.pmu import pmu_map
 from kelp_spec.messages import S2MNDR, M2SBIRsp, M2SReq, M2SRwD, S2MBISnp
 from kelp_spec.metadata import ColdOp
+from kelp_spec.registers import SessionCommand
 
 from ..harness.runner import record
 from .device_bench import BASE, LIMIT
@@ -191,7 +192,8 @@ async def poison(tb, places, written):
 
 
 async def sanitize(tb, places, written):
-    """What the host holds comes home first, while it is let go on; then nothing is left."""
+    """What the host holds comes home first, while it is let go on, and opens the session again and
+    again; then nothing is left."""
     for at in places[9:12]:
         if at not in tb.held:
             assert (await tb.load(at, own=True))[1] == S2MNDR.CMP_E
@@ -211,7 +213,10 @@ async def sanitize(tb, places, written):
     before = len(tb.snooped)
     assert (await tb.command(Opcode.SANITIZE))[0] == 1
     started = tb.cycles
+    opens = tb.values.pack("s0_command", command=SessionCommand.OPEN)
     while (await tb.read("device", 0x1010, 8))[0] & 1:
+        if not (await tb.read("device", 0x1018, 8))[0] >> 16 & 0x7F:  # nothing is erased yet
+            await tb.write_register("s0_command", opens)
         _, granted = await tb.load(places[10], own=True)
         assert granted in (S2MNDR.CMP, S2MNDR.CMP_E)
         if granted == S2MNDR.CMP_E:
