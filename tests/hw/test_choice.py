@@ -34,6 +34,7 @@ from kelp_spec.select import (
     record,
     record_bytes,
 )
+from kelp_verif.harness.runner import leave_figures
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
@@ -175,6 +176,7 @@ class Both:
         for n, line in enumerate(found):
             assert line.tobytes() == self.region.read(first + n, OWNER), (bell, header)
         assert self.choices() == golden_ops
+        leave_figures("tests.hw.test_choice", {Refusal(header["refusal"]).name: 1, **fields})
         rows = found[1:].tobytes()
         return header, [
             record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])

@@ -3,6 +3,10 @@
 """Choices in the midst of traffic, of a free-running endpoint with fewer frames than pages: the
 golden model asks for every op of them, knows each answer, and what is in every slot."""
 
+import json
+from collections import Counter
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +14,7 @@ from kelp_golden.audit.choices import SelectAudit
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import PrefetchSource
+from kelp_spec.select import ANSWER_FIELDS, CHOSEN_FIELDS, Refusal, SelectStatus, record_bytes
 from kelp_verif.endpoint.audited_select import AuditedSelect
 from kelp_verif.endpoint.audited_selects import AuditedSelects
 
@@ -23,6 +28,7 @@ def agreed(s):
     s.audit.finish()
     assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
     assert not s.silent, s.silent[:3]
+    s.leave()
 
 
 def run(formats, seed, count=4):
@@ -131,6 +137,26 @@ def test_selects_that_wait():
     s, held = run_all((Format.RAW16, Format.RAW16), 41, 4, waits=True)
     print("waited", s.choice.waited, "held", held)
     assert held and s.choice.waited > 3
+
+
+def test_what_answers_say_is_left_for_cover_points(tmp_path, monkeypatch):
+    """No device: two answers, one of them a refusal."""
+    monkeypatch.setenv("KELP_COVERAGE", str(tmp_path))
+    s = object.__new__(AuditedSelect)
+    s.seen, s.gathered = Counter(), 8
+    s.choice = SimpleNamespace(choices=3, raced=0, waited=1)
+    pages = [record_bytes(CHOSEN_FIELDS, {"page": 1, "state": state}, 8) for state in (0, 0, 1)]
+    header = {"status": SelectStatus.DONE, "count": 3, "missing": 5}
+    s.count(record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0") + b"".join(pages))
+    header = {"status": SelectStatus.REFUSED, "refusal": Refusal.PLAN}
+    s.count(record_bytes(ANSWER_FIELDS, header).ljust(128, b"\0"))
+    s.leave()
+    [left] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert left["records"] == {
+        **{"choices": 3, "raced": 0, "waited": 1, "gathered": 8, "together": 0, "missing": 1},
+        **{"refused.NONE": 1, "refused.PLAN": 1, "slot.HELD": 2, "slot.ABSENT": 1},
+    }
+    assert left["bench"] == "kelp_verif.endpoint.audited_select"
 
 
 def test_the_audit_sees_a_select_out_of_turn(monkeypatch):

@@ -4,6 +4,8 @@ of every choice, its answer, and what is gathered (docs/select.md)."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from kelp_golden.audit.choices import SelectAudit
@@ -12,8 +14,17 @@ from kelp_golden.select_region import Decided, SelectRegion
 from kelp_rtl.program import Program, Response
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import Op
-from kelp_spec.select import BELL_FIELDS, SlotState, record_bytes
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    BELL_FIELDS,
+    CHOSEN_FIELDS,
+    Refusal,
+    SlotState,
+    record,
+    record_bytes,
+)
 
+from ..harness.runner import leave_figures
 from .audited_shadow import AuditedShadow
 from .some_plan import no_plan, some_plan
 
@@ -32,12 +43,14 @@ class AuditedSelect(AuditedShadow):
     """:class:`AuditedShadow` of a configuration with `select`; one SELECT at a time."""
 
     choice: SelectAudit | None = None  # until the session is open
+    together = 0  # SELECTs that were rung while another one was not served yet
 
     def open(self) -> None:
         super().open()
         self.region = SelectRegion(self.audit.endpoint, apply=self._never)
         self.choice = SelectAudit(self.region, self.audit._wrong)
         self.sequence = self.gathered = 0
+        self.seen: Counter[str] = Counter()  # in answers
 
     @staticmethod
     def _never(op):
@@ -96,7 +109,23 @@ class AuditedSelect(AuditedShadow):
         wanted = b"".join(self.region.read(first + n, 0) for n in range(places.answer_lines))
         if found.tobytes() != wanted:
             self.audit._wrong("answer", found.tobytes().hex(), wanted.hex())
+        self.count(wanted)
         return self._gather(bell.get("queue", 0))
+
+    def count(self, answer: bytes) -> None:
+        """What an answer says."""
+        header = record(ANSWER_FIELDS, answer[:LINE_BYTES])
+        self.seen[f"refused.{Refusal(header['refusal']).name}"] += 1
+        self.seen["missing"] += header["missing"] > 0
+        for n in range(header["count"]):
+            page = record(CHOSEN_FIELDS, answer[LINE_BYTES + 8 * n :][:8])
+            self.seen[f"slot.{SlotState(page['state']).name}"] += 1
+
+    def leave(self) -> None:
+        """What was met, for the cover points."""
+        met = {name: getattr(self.choice, name) for name in ("choices", "raced", "waited")}
+        met |= {"gathered": self.gathered, "together": self.together}
+        leave_figures("kelp_verif.endpoint.audited_select", {**met, **self.seen})
 
     def _gather(self, squeue):
         """Every line of the queue's slots, compared with the page that the golden model has in

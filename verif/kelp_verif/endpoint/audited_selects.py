@@ -95,6 +95,7 @@ class AuditedSelects(AuditedSelect):
             wanted = b"".join(self.region.read(line, 0) for line in answer)
             if found != wanted:
                 self.audit._wrong(f"answer {session, group}", found.hex(), wanted.hex())
+            self.count(wanted)
             queue = session * c.queues + fields["queue"]
             held += self._gather(queue)
         return held

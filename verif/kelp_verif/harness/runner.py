@@ -236,7 +236,7 @@ def leave_figures(bench: str, figures: Mapping[str, object]) -> None:
     for ``make coverage``. A cocotb bench calls :func:`record` instead."""
     if folder := os.environ.get(_COVERAGE):
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as handle:
-            json.dump({"bench": bench, "records": dict(figures)}, handle)
+            json.dump({"bench": bench, "records": dict(figures)}, handle, default=int)
 
 
 def _said(bench, test, params) -> dict[str, str]:
