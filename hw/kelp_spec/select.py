@@ -36,6 +36,8 @@ __all__ = [
     "ALIGNED_FRACTION",
     "BLOCK_EXPONENT_BITS",
     "MASS_BITS",
+    "NEAR",
+    "NEAR_PLACES",
     "RATIO_BITS",
     "RECIPROCAL_BITS",
     "SCORE_BITS",
@@ -69,8 +71,12 @@ WEIGHT_BITS = 16
 MASS_BITS = 24
 #: the weights of the estimates of all pages, summed; the same
 ESTIMATE_MASS_BITS = 32
-#: what an absent page counts more than its best token is estimated to score: it has others
-ABSENT_MORE = 128
+#: what an absent page counts more than its best token is estimated to score: by how much a page's
+#: mass exceeds it in the mean
+ABSENT_MORE = 384
+#: how far below the last page named a head still looks at a token, before scores are scaled:
+#: NEAR · 2^sh >> NEAR_PLACES, 1.5 to 3 in the exponent of a weight
+NEAR, NEAR_PLACES = 3, 8
 #: places by which the reciprocal of a head's whole mass is shifted
 RECIPROCAL_BITS = 40
 #: a page's share of a head's mass, all after the point

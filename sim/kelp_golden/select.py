@@ -24,6 +24,8 @@ from kelp_spec.select import (
     ESTIMATE_MASS_BITS,
     MASS_BITS,
     MEAN_BITS,
+    NEAR,
+    NEAR_PLACES,
     PLAN_FIELDS,
     PLANNED_BITS,
     PLANNED_FRACTION,
@@ -60,6 +62,7 @@ __all__ = [
     "scores",
     "select_pages",
     "summary",
+    "token_sums",
     "unscored",
     "weight",
 ]
@@ -167,8 +170,13 @@ def summary(keys: Blocks, plan: Plan) -> np.ndarray:
 
 
 def estimates(query: Blocks, codes: np.ndarray, plan: Plan, m: int, sh: int) -> np.ndarray:
-    """int64 [heads, pages] from query [heads, lines] and codes [pages, tokens, lines]: what the
-    best token of a page scores, as far as its codes tell."""
+    """int64 [heads, pages]: what the best token of a page scores, as far as its codes tell."""
+    return _page_scores(token_sums(query, codes, plan).max(axis=-1), m, sh)
+
+
+def token_sums(query: Blocks, codes: np.ndarray, plan: Plan) -> np.ndarray:
+    """int64 [heads, pages, tokens] from query [heads, lines] and codes [pages, tokens, lines]: each
+    token's products as far as its codes tell, ALIGNED_FRACTION bits after the point, not scaled."""
     base, weights = _weights(query, plan)
     bits = (codes[..., None] >> np.arange(CODE_BITS, dtype=np.uint32) & 1).astype(np.float64)
     most = (1 << ALIGNED_BITS - 1) - 1
@@ -177,7 +185,11 @@ def estimates(query: Blocks, codes: np.ndarray, plan: Plan, m: int, sh: int) -> 
         # Below 2^30, so exact.
         found = np.tensordot(weights[:, line].astype(np.float64), bits[..., line, :], (-1, -1))
         raw += np.clip(found.astype(np.int64) + base[:, line, None, None], -most, most)
-    return np.clip(raw.max(axis=-1) * m >> sh, SCORE_LEAST, SCORE_MOST)
+    return raw
+
+
+def _page_scores(raw: np.ndarray, m: int, sh: int) -> np.ndarray:
+    return np.clip(raw * m >> sh, SCORE_LEAST, SCORE_MOST)
 
 
 def _weights(query: Blocks, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
@@ -217,8 +229,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _scaled(dots: np.ndarray, exponent: np.ndarray, m: int, sh: int) -> np.ndarray:
     """A line's product to ALIGNED_FRACTION bits after the point, clamped; their sum times
     m · 2^−sh, clamped."""
-    raw = _aligned(dots, exponent - 12 + ALIGNED_FRACTION).sum(axis=-1)
-    return np.clip(raw * m >> sh, SCORE_LEAST, SCORE_MOST)
+    return _page_scores(_aligned(dots, exponent - 12 + ALIGNED_FRACTION).sum(axis=-1), m, sh)
 
 
 def _aligned(product: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -235,7 +246,7 @@ def best(values: np.ndarray, count: int) -> np.ndarray:
 
 def candidates(estimate: np.ndarray, quota: int) -> np.ndarray:
     """bool [..., pages]: pages that any query head has among its `quota` best by
-    estimate [..., heads, pages]."""
+    estimate [..., heads, pages], scaled or not."""
     order = np.argsort(-estimate, axis=-1, kind="stable")[..., :quota]
     named = np.zeros(estimate.shape, bool)
     np.put_along_axis(named, order, True, axis=-1)
@@ -345,7 +356,10 @@ def select_pages(
     scored, in ascending order; those of a page that is not resident are all `nan`. A page without
     mass is not chosen for it."""
     names = name_pages(query, *summaries, quota=quota, m=m, sh=sh)
-    scored = {page: keys[page] for page in np.flatnonzero(names.scored).tolist()}
+    scored = {}
+    for page in np.flatnonzero(names.scored).tolist():
+        at = names.looked(page, len(keys[page].e))
+        scored[page] = Blocks(*(part[at] for part in keys[page]))
     return choose_pages(query, names, scored, target=target, most=most, m=m, sh=sh)
 
 
@@ -355,6 +369,7 @@ class Named(NamedTuple):
     estimate: np.ndarray  #: int64 [heads, pages]; the first and the newest page have none
     named: np.ndarray  #: bool [pages]: candidates
     first: np.ndarray  #: int64 [heads]: what the first page is estimated to score
+    near: np.ndarray  #: bool [pages, tokens]: of candidates, whose keys are looked at
 
     @property
     def always(self) -> np.ndarray:
@@ -368,17 +383,32 @@ class Named(NamedTuple):
         counted[self.always] = True
         return counted
 
+    def looked(self, page: int, tokens: int) -> np.ndarray:
+        """The tokens of a page that are looked at: of the first and the newest page all of its
+        `tokens`, of a candidate those near."""
+        return np.flatnonzero(self.near[page]) if self.named[page] else np.arange(tokens)
+
 
 def name_pages(
     query: Blocks, codes: np.ndarray, plan: Plan, *, quota: int, m: int, sh: int
 ) -> Named:
-    """Stage one, from summaries [pages, tokens, lines] of all pages to the newest."""
+    """Stage one, from summaries [pages, tokens, lines] of all pages to the newest.
+
+    Of a candidate those tokens are looked at that a head estimates at no less than the last page
+    that it names, but for NEAR."""
     newest = len(codes) - 1
-    estimate = estimates(query, codes, plan, m, sh)
+    raw = token_sums(query, codes, plan)
+    top = raw.max(axis=-1)
+    estimate = _page_scores(top, m, sh)
     first = estimate[:, 0].copy()
     estimate[:, np.unique([0, newest])] = NONE
-    named = candidates(estimate[:, 1:newest], quota)
-    return Named(estimate, np.concatenate([[False], named, [False]])[: newest + 1], first)
+    named, near = np.zeros(newest + 1, bool), np.zeros(raw.shape[1:], bool)
+    if newest > 1:
+        between = top[:, 1:newest]
+        named[1:newest] = candidates(between, quota)
+        last = -np.sort(-between, axis=-1)[:, min(quota, newest - 1) - 1]
+        near = (raw >= (last - (NEAR << sh >> NEAR_PLACES))[:, None, None]).any(axis=0)
+    return Named(estimate, named, first, near)
 
 
 def choose_pages(
@@ -392,8 +422,8 @@ def choose_pages(
     sh: int,
     absent: list[int] | None = None,
 ) -> Choice:
-    """Stage two, masses and choice, from the keys of the pages that are scored, in ascending order;
-    of a device that estimates also which of them were `absent`."""
+    """Stage two, masses and choice, from the keys that are looked at of the pages that are scored,
+    in ascending order; of a device that estimates also which of them were `absent`."""
     places = np.array(list(keys))
     masses = [page_masses(scores(query, keys[page], m, sh)[:, None]) for page in keys]
     e, z = (np.concatenate([part[k] for part in masses], axis=1) for k in (0, 1))

@@ -301,8 +301,9 @@ class SelectRegion:
         named = name_pages(query, codes, plan, quota=quota, m=bell.m, sh=bell.sh)
         scored, absent = {}, []
         for page in np.flatnonzero(named.scored).tolist():
-            count = bell.tokens * bell.lines if page == bell.newest else held.used_lines
-            scored[page], there = yield from self._look(session, squeue, page, count, bell.lines)
+            tokens = bell.tokens if page == bell.newest else held.used_lines // bell.lines
+            at = named.looked(page, tokens)
+            scored[page], there = yield from self._look(session, squeue, page, at, bell.lines)
             absent.extend(() if there else (page,))
         estimates = self.config.select_estimates
         choice = choose_pages(
@@ -342,18 +343,19 @@ class SelectRegion:
             key = squeue * self.config.pages + page
             found = yield Holds(key, bell.lines)
             if found is None:
-                keys, there = yield from self._look(session, squeue, page, used, bell.lines)
+                every = np.arange(used // bell.lines)
+                keys, there = yield from self._look(session, squeue, page, every, bell.lines)
                 found = summary(keys, plan)
                 if there:
                     yield Built(key, bell.lines, found)
             codes[page] = found
         return codes
 
-    def _look(self, session, squeue, page, count, lines) -> Generator:
-        """The keys of a page [tokens, lines], and whether the page was there; a line that was not,
-        or is poisoned, is `nan`."""
+    def _look(self, session, squeue, page, tokens, lines) -> Generator:
+        """The keys of some tokens of a page [tokens, lines], and whether the page was there; a line
+        that was not, or is poisoned, is `nan`."""
         versions = []
-        for line in range(count):
+        for line in (tokens[:, None] * lines + np.arange(lines)).ravel().tolist():
             found = yield self._op(Op.LOOK, session, squeue, page, line)
             versions.append(found.version if found.outcome == Outcome.DONE else None)
         host_type = self.endpoint.tracker.sessions[session].host_type

@@ -14,6 +14,8 @@ from kelp_spec.select import (
     ABSENT_MORE,
     CODED_LINES,
     ESTIMATE_MASS_BITS,
+    NEAR,
+    NEAR_PLACES,
     SCORE_BITS,
     SCORE_MOST,
 )
@@ -83,10 +85,11 @@ class SelectEngine(wiring.Component):
     o_summary, i_summary : out, stream of pages; in, stream of summary_line
         Summaries asked for, and their lines in that order.
     o_key, i_key : out, stream of pages; in, stream of stored_line
-        Pages asked for, each with its request's `bank`, and the lines of the tokens of their keys
-        in that order. `id` is the page, above it whether the token is the page's last, above that
-        the bank, and with `estimates` above that whether the page is absent, which the last token
-        has to say. Requests take the banks in turn.
+        Pages asked for, each with its request's `bank` and the tokens that are `near`, and the
+        lines of these tokens' keys in that order. `id` is the page, above it whether the token is
+        the last of the page that is looked at, above that the bank, and with `estimates` above that
+        whether the page is absent, which the last token has to say. Requests take the banks in
+        turn.
     o : out, stream
         The pages chosen with the sums of their masses, the first and the newest before the others;
         then one item that is `none`. With `estimates` as Choice's with `wants`.
@@ -123,6 +126,8 @@ class SelectEngine(wiring.Component):
         bits = self.page_bits = self.marks.page_bits
         self.layouts = SelectLayouts(heads=heads, lines=lines, rows=rows, id_bits=bits)
         self.depth = checked("heads · quota + 2", heads * quota + 2, 2, 512)
+        #: a page to look at, and which tokens of it (`SelectLayouts.near`)
+        self.looks = {"page": bits, "near": self.layouts.near}
         #: a page, and whether it is absent
         self.id_bits = bits + self.estimates
         self.share = MassShare(heads=heads, depth=self.depth, id_bits=self.id_bits)
@@ -147,7 +152,7 @@ class SelectEngine(wiring.Component):
                 "i": In(stream.Signature(self.request)),
                 "o_summary": Out(stream.Signature(bits)),
                 "i_summary": In(stream.Signature(self.layouts.summary_line)),
-                "o_key": Out(stream.Signature(data.StructLayout({"page": bits, "bank": 1}))),
+                "o_key": Out(stream.Signature(data.StructLayout({**self.looks, "bank": 1}))),
                 "i_key": In(stream.Signature(keys.stored_line)),
                 "o": Out(stream.Signature(self.choice.o.p.shape())),
                 "scores": Out(2),
@@ -174,7 +179,9 @@ class SelectEngine(wiring.Component):
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.
         m.submodules.names = names = ProtectedFifo(
-            shape=self.marks.o.p.shape(), depth=self.heads * self.quota, protect=self.protect
+            shape=data.StructLayout({**self.looks, "last": 1}),
+            depth=self.heads * self.quota,
+            protect=self.protect,
         )
         connect(m, flipped(self.i_summary), found.i)
         connect(m, flipped(self.i_plan), found.i_plan)
@@ -220,6 +227,8 @@ class SelectEngine(wiring.Component):
         first_stage, last, taken = Signal(), Signal(), Signal()
         #: the last page named, once it is known
         last_named, named = Signal(self.page_bits), Signal()
+        less = Signal(range((NEAR << 31 >> NEAR_PLACES) + 1))
+        m.d.comb += less.eq(NEAR << self.i.p.scale.sh >> NEAR_PLACES)
         m.d.comb += [
             taken.eq(estimates.o.valid & estimates.o.ready),
             last.eq(
@@ -232,11 +241,11 @@ class SelectEngine(wiring.Component):
         ]
         for k in range(self.heads):
             m.submodules[f"top_{k}"] = top = TopK(
-                depth=self.quota, score=signed(SCORE_BITS), id_bits=self.page_bits
+                depth=self.quota, score=self.layouts.token_sum, id_bits=self.page_bits
             )
             m.d.comb += [
                 top.i.valid.eq(taken & first_stage),
-                top.i.p.score.eq(estimates.o.p.score[k]),
+                top.i.p.score.eq(estimates.o.p.best[k]),
                 top.i.p.id.eq(estimates.o.p.id),
                 top.i.p.last.eq(last),
                 marks.i[k].valid.eq(top.o.valid),
@@ -245,7 +254,18 @@ class SelectEngine(wiring.Component):
                 top.o.ready.eq(marks.i[k].ready),
             ]
             m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
-        self._masses(m, estimates, unscored, last)
+            # Before any page that is named comes again.
+            with m.If(top.o.valid & top.o.ready & top.o.p.last):
+                m.d.sync += estimates.least[k].eq(top.o.p.score - less)
+        again = taken & ~first_stage & (estimates.o.p.id != 0)
+        has_place = first_stage | (estimates.o.p.id == 0) | names.w_rdy
+        m.d.comb += [
+            names.w_en.eq(again),
+            names.w_data.page.eq(estimates.o.p.id),
+            names.w_data.near.eq(estimates.o.p.near),
+            names.w_data.last.eq(last),
+        ]
+        self._masses(m, estimates, unscored, last, has_place)
         page, found = Signal(self.page_bits), marks.o
         if self.estimates:
             m.d.comb += guesses.w_en.eq(taken & ~first_stage)
@@ -286,13 +306,11 @@ class SelectEngine(wiring.Component):
                             m.next = "REST"
             with m.State("NAME"):
                 m.d.comb += [
-                    self.o_summary.valid.eq(found.valid & names.w_rdy),
+                    self.o_summary.valid.eq(found.valid),
                     self.o_summary.p.eq(found.p.page),
-                    found.ready.eq(names.w_rdy & self.o_summary.ready),
-                    names.w_en.eq(found.valid & found.ready),
-                    names.w_data.eq(found.p),
+                    found.ready.eq(self.o_summary.ready),
                 ]
-                with m.If(names.w_en & found.p.last):
+                with m.If(found.valid & found.ready & found.p.last):
                     m.d.sync += [last_named.eq(found.p.page), named.eq(1)]
                     m.next = "REST"
             with m.State("REST"):
@@ -305,16 +323,16 @@ class SelectEngine(wiring.Component):
                     m.d.comb += self.i.ready.eq(1)
                     m.next = "WAIT"
 
-    def _masses(self, m, estimates, unscored, last):
+    def _masses(self, m, estimates, unscored, last, has_place):
         """The estimates' weights, summed: of all pages, kept; then of those named."""
         m.submodules.estimate_mass = mass = PageMass(
             heads=self.heads, id_bits=1, mass_bits=ESTIMATE_MASS_BITS
         )
         all_, all_valid = Signal.like(mass.o.p), Signal()
         m.d.comb += [
-            estimates.o.ready.eq(mass.i.ready),
+            estimates.o.ready.eq(mass.i.ready & has_place),
             # The first page is scored in any case.
-            mass.i.valid.eq(estimates.o.valid & (estimates.o.p.id != 0)),
+            mass.i.valid.eq(estimates.o.valid & (estimates.o.p.id != 0) & has_place),
             mass.i.p.last.eq(last),
             unscored.i_all.valid.eq(all_valid),
             unscored.i_all.p.eq(all_),
@@ -381,7 +399,7 @@ class SelectEngine(wiring.Component):
                     m.d.sync += [asks.eq(bank), handed.eq(1)]
                     m.next = "FIRST"
             with m.State("FIRST"):
-                m.d.comb += self.o_key.valid.eq(1)
+                m.d.comb += [self.o_key.valid.eq(1), self.o_key.p.near.eq(~0)]
                 with m.If(self.o_key.ready):
                     m.next = "NAMED"
                     with m.If(asked.newest <= 1):
@@ -392,12 +410,17 @@ class SelectEngine(wiring.Component):
                 m.d.comb += [
                     self.o_key.valid.eq(names.r_rdy),
                     self.o_key.p.page.eq(names.r_data.page),
+                    self.o_key.p.near.eq(names.r_data.near),
                     names.r_en.eq(self.o_key.ready),
                 ]
                 with m.If(names.r_rdy & self.o_key.ready & names.r_data.last):
                     m.next = "NEWEST"
             with m.State("NEWEST"):
-                m.d.comb += [self.o_key.valid.eq(1), self.o_key.p.page.eq(asked.newest)]
+                m.d.comb += [
+                    self.o_key.valid.eq(1),
+                    self.o_key.p.page.eq(asked.newest),
+                    self.o_key.p.near.eq(~0),
+                ]
                 with m.If(self.o_key.ready):
                     m.next = "WAIT"
         for b in range(2):

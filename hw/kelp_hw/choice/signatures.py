@@ -9,6 +9,7 @@ from amaranth.lib import data
 
 from kelp_spec.formats import ELEMENTS, LINE_BITS
 from kelp_spec.select import (
+    ALIGNED_BITS,
     BLOCK_EXPONENT_BITS,
     CODE_BITS,
     CODED_LINES,
@@ -88,8 +89,17 @@ class SelectLayouts:
         #: m · 2^−sh is what a product of query and key is multiplied by
         self.scale = data.StructLayout({"m": 16, "sh": 5})
         scores = data.ArrayLayout(signed(SCORE_BITS), heads)
-        #: a token's scores, or a page's estimates
+        #: a token's scores
         self.scores = data.StructLayout({"score": scores, "id": self.id_bits})
+        #: a token's products, summed
+        self.token_sum = signed(ALIGNED_BITS + (self.lines - 1).bit_length())
+        #: of a page, bit by bit of its lines: whether the token that ends there is looked at
+        self.near = self.rows * CODED_LINES
+        #: a page's estimates, and the sums of its best tokens that they are of
+        self.estimates = data.StructLayout(
+            {"score": scores, "best": data.ArrayLayout(self.token_sum, heads)}
+            | {"near": self.near, "id": self.id_bits}
+        )
         #: the same, whether the next one is of another page, and whether it stands for the page
         self.page_scores = data.StructLayout(
             {"score": scores, "last": 1, "alone": 1, "id": self.id_bits}

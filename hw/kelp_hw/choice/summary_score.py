@@ -4,7 +4,7 @@ codes a cycle; a page's estimates 9 cycles after its last codes."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Const, Module, Mux, Signal, signed
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -26,7 +26,8 @@ _PARTS = 4  #: sums of a code's bits that are added in a cycle of their own
 
 
 class SummaryScore(wiring.Component):
-    """What the best token of a page is estimated to score, for all query heads of a group at once.
+    """What the best token of a page is estimated to score, for all query heads of a group at once,
+    and which of its tokens come near to what a head asks for.
 
     Latency: `LATENCY` cycles from the cycle in which a summary's last line is taken to `o`.
     `lanes` codes in each cycle (`INTERVAL`): a line of a summary in CODED_LINES / `lanes` cycles,
@@ -47,12 +48,14 @@ class SummaryScore(wiring.Component):
     -------
     i_query, i_plan : in, always-ready streams of query_line, plan_line
         Only while `idle`; the plan's last line is the last of them.
-    page_lines, scale : in
-        Lines of a page's keys, and the scale, of what is inside.
+    page_lines, scale, least : in
+        Lines of a page's keys, the scale, and what the sum of a token is at `least` that is near,
+        for each head, of what is inside.
     i : in, stream of summary_line
         The lines of a summary, 0 … `last`, one page after another.
-    o : out, stream of scores
-        `id` is that of the last line.
+    o : out, stream of estimates
+        `id` is that of the last line. Of `near` those bits count that are of the last line of a
+        token.
     idle : out
         No line is inside.
     """
@@ -66,14 +69,17 @@ class SummaryScore(wiring.Component):
         self.lanes = checked("lanes", lanes, 1, CODED_LINES)
         self.weights = CodeWeights(heads=heads, lines=lines)
         self.groups = CODED_LINES // lanes
+        #: a token's sum less NEAR, which is up to 2^25
+        least = signed(max(layouts.token_sum.width, 26) + 1)
         super().__init__(
             {
                 "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
                 "i_plan": In(stream.Signature(layouts.plan_line, always_ready=True)),
                 "page_lines": In(range(rows * CODED_LINES + 1)),
                 "scale": In(layouts.scale),
+                "least": In(data.ArrayLayout(least, heads)),
                 "i": In(stream.Signature(layouts.summary_line)),
-                "o": Out(stream.Signature(layouts.scores)),
+                "o": Out(stream.Signature(layouts.estimates)),
                 "idle": Out(1),
             }
         )
@@ -138,13 +144,25 @@ class SummaryScore(wiring.Component):
             for k in range(self.groups):
                 with m.Case(k):
                     m.d.comb += [codes[n].eq(self.i.p.code[k * lanes + n]) for n in range(lanes)]
+        near = 0
         for head in range(self.heads):
             lines = [self._line(m, head, k, moves, codes[k], start) for k in range(lanes)]
-            best = self._best(m, head, moves, lines, own, first=first, ended=ended, valid=valid[4])
+            best, hits = self._best(
+                m, head, moves, lines, own, first=first, ended=ended, valid=valid[4]
+            )
+            near |= hits
             page = Signal.like(best, name=f"page_{head}", reset_less=True)
             with m.If(moves & valid[5]):
                 m.d.sync += page.eq(Mux(~starts & (page > best), page, best))
             self._scaled(m, head, moves, page)
+            m.d.comb += self.o.p.best[head].eq(later(page, f"sum_{head}_", 9, first=6))
+        group, parts = later(start // lanes, "group", 5), []
+        for k in range(self.rows * self.groups):
+            part = Signal(lanes, name=f"near_{k}", reset_less=True)
+            with m.If(moves & valid[5] & (group == k)):
+                m.d.sync += part.eq(near)
+            parts.append(part)
+        m.d.comb += self.o.p.near.eq(later(Cat(parts), "near", 9, first=6))
         return m
 
     def _line(self, m, head, lane, moves, code, start):
@@ -180,8 +198,10 @@ class SummaryScore(wiring.Component):
         return line
 
     def _best(self, m, head, moves, lines, own, *, first, ended, valid):
-        """The best token of those that end with these lines, in stage 5; its lines are summed."""
-        wide = signed(ALIGNED_BITS + (self.lines - 1).bit_length())
+        """The best token of those that end with these lines, in stage 5, and of each line whether
+        its token is near; a token's lines are summed."""
+        wide = self.layouts.token_sum
+        hits = Signal(self.lanes, name=f"hits_{head}", reset_less=True)
         levels = [lines]
         while len(levels[-1]) > 1 and 1 << len(levels) <= self.lines:
             levels.append([a + b for a, b in zip(levels[-1][::2], levels[-1][1::2], strict=True)])
@@ -196,6 +216,7 @@ class SummaryScore(wiring.Component):
             with m.If(moves):
                 m.d.sync += [a.eq(b) for a, b in zip(kept, level, strict=True)]
             found = [Mux(own[k << n], each, least) for k, each in enumerate(kept)]
+            sums = kept
             if len(kept) == 1:
                 # Tokens of more lines than there are lanes go on.
                 held = Signal(wide, name=f"held_{head}", reset_less=True)
@@ -203,14 +224,18 @@ class SummaryScore(wiring.Component):
                 m.d.comb += whole.eq(Mux(first, 0, held) + found[0])
                 with m.If(moves & valid):
                     m.d.sync += held.eq(whole)
-                found = [Mux(ended, whole, least)]
+                found, sums = [Mux(ended, whole, least)], [whole]
+            reaches = Cat(each >= self.least[head] for each in sums)
             while len(found) > 1:
                 found = [
                     _larger(m, wide, a, b) for a, b in zip(found[::2], found[1::2], strict=True)
                 ]
             with m.If(moves & ((token_lines >= (1 << n) - 1) if n else 1)):
-                m.d.sync += best.eq(found[0])
-        return best
+                m.d.sync += [
+                    best.eq(found[0]),
+                    hits.eq(Cat(reaches[k >> n] for k in range(self.lanes))),
+                ]
+        return best, hits
 
     def _scaled(self, m, head, moves, page):
         product = Signal(signed(len(page) + 17), name=f"scaled_{head}", reset_less=True)

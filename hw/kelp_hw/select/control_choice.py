@@ -89,6 +89,7 @@ def feed(control, m, s):
             p.reader.bank.eq(engine.o_key.p.bank),
             s.asks.page.eq(page),
             s.asks.count.eq(Mux(page == asks.newest, asks.newest_lines, asks.used_lines)),
+            s.asks.near.eq(engine.o_key.p.near),
             p.reader.i.valid.eq(engine.o_key.valid & ~waits),
             engine.o_key.ready.eq(p.reader.i.ready & ~waits),
         ]

@@ -84,6 +84,7 @@ def summarise(control, m, s):
                 s.building.eq(1),
                 s.asks.page.eq(page),
                 s.asks.count.eq(s.used_lines),
+                s.asks.near.eq(~0),
                 p.reader.i.valid.eq(1),
             ]
             with m.If(p.reader.i.ready):

@@ -4,13 +4,14 @@ as int8 would store them (docs/select.md, "Block form"). One line a cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, LINE_BITS, Format
 from kelp_spec.metadata import Answer, Op, Outcome
+from kelp_spec.select import CODED_LINES
 
 from ..codec.quantise import Quantiser
 from ..layouts import Layouts
@@ -20,15 +21,16 @@ __all__ = ["PageReader"]
 
 
 class PageReader(wiring.Component):
-    """Sends a LOOK for each line of the K halves it is asked for, and gives the lines in that
-    order; those of one choice may be asked for while lines of the one before are on their way. A
-    line of a page that is not resident when its LOOK is decided has a NaN, as has a poisoned one.
+    """Sends a LOOK for each line of the tokens it is asked for of K halves, and gives the lines in
+    that order; those of one choice may be asked for while lines of the one before are on their way.
+    A line of a page that is not resident when its LOOK is decided has a NaN, as has a poisoned one.
     Lines of a query it brings into the same form, before lines of keys that wait.
 
-    Latency: a line's way through M0, memory and the data path, and `LATENCY` cycles more. One line
-    in each cycle (`INTERVAL`) while `config.select_looks` lines cover that way and hits leave the
-    cycles. Errors: a line beyond correction has a NaN; where what is known of it cannot be
-    corrected, which line comes next is not known, and that is fatal.
+    Latency: a LOOK a cycle after its page was taken, a line's way through M0, memory and the data
+    path, and `LATENCY` cycles more. One line in each cycle (`INTERVAL`) while `config.select_looks`
+    lines cover that way and hits leave the cycles. Errors: a line beyond correction has a NaN;
+    where what is known of it cannot be corrected, which line comes next is not known, and that is
+    fatal.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class PageReader(wiring.Component):
     query_host_type : in
         Of `i_query`.
     i : in, stream
-        A page, and how many of its lines: 1 and up.
+        A page, how many of its lines count, 1 and up, and `near`: bit by bit of the lines, whether
+        the token that ends there is looked at; one is.
     i_query : in, stream
         A host line of a query.
     o_op : out, stream of op
@@ -91,7 +94,10 @@ class PageReader(wiring.Component):
                 "bank": In(1),
                 "i": In(
                     stream.Signature(
-                        data.StructLayout({"page": c.page_bits, "count": c.half_line_bits + 1})
+                        data.StructLayout(
+                            {"page": c.page_bits, "count": c.half_line_bits + 1}
+                            | {"near": c.select_rows * CODED_LINES}
+                        )
                     )
                 ),
                 "i_query": In(
@@ -125,29 +131,30 @@ class PageReader(wiring.Component):
         m.submodules.quantiser = quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes)
 
         # What is asked for: as many lines as there are places for.
-        line, in_token = Signal(c.half_line_bits + 1), Signal(range(c.select_lines))
         inside, issues, leaves = Signal(range(depth + 1)), Signal(), Signal()
-        page_end = line + 1 == self.i.p.count
-        token_end = in_token == self.token_lines
+        left, page = self._page(m, issues)
+        line = Signal(range(len(left)))
+        for k in reversed(range(len(left))):
+            with m.If(left[k]):
+                m.d.comb += line.eq(k)
         at, op = Signal(self.at), self.o_op.p
         waits = Signal()  # an op is offered, and stays
         m.d.comb += [
-            at.page.eq(self.i.p.page),
-            at.line.eq(in_token),
-            at.token_end.eq(token_end),
-            at.page_end.eq(page_end),
-            at.bank.eq(self.bank),
-            self.o_op.valid.eq(self.i.valid & (waits | (inside != depth))),
+            at.page.eq(page.page),
+            at.line.eq(line & page.token_lines),
+            at.token_end.eq(at.line == page.token_lines),
+            at.page_end.eq((left & (left - 1)) == 0),
+            at.bank.eq(page.bank),
+            self.o_op.valid.eq(left.any() & (waits | (inside != depth))),
             op.kind.eq(Op.LOOK),
-            op.session.eq(self.session),
-            op.squeue.eq(self.squeue),
-            op.page.eq(self.i.p.page),
+            op.session.eq(page.session),
+            op.squeue.eq(page.squeue),
+            op.page.eq(page.page),
             op.kv_line.eq(line),
             op.origin.look.eq(1),
             issues.eq(self.o_op.valid & self.o_op.ready),
-            self.i.ready.eq(issues & page_end),
             asked.w_data.at.eq(at),
-            asked.w_data.host_type.eq(self.host_type),
+            asked.w_data.host_type.eq(page.host_type),
             asked.w_en.eq(issues),
         ]
         m.d.sync += [
@@ -155,11 +162,6 @@ class PageReader(wiring.Component):
             inside.eq(inside + issues - leaves),
             Assert(~issues | asked.w_rdy, "more lines are asked for than there are places"),
         ]
-        with m.If(issues):
-            m.d.sync += [
-                line.eq(Mux(page_end, 0, line + 1)),
-                in_token.eq(Mux(page_end | token_end, 0, in_token + 1)),
-            ]
 
         # What comes back: M3's word first, in order; then, if it was there, the line.
         result, answer = self.i_result, self.i_line.p
@@ -208,9 +210,43 @@ class PageReader(wiring.Component):
         m.d.sync += passing.eq(
             passing + (into.valid & into.ready) - (quantiser.o.valid & quantiser.o.ready)
         )
-        m.d.comb += self.idle.eq(~self.i.valid & (inside == 0) & (passing == 0) & ~query.valid)
+        m.d.comb += self.idle.eq(
+            ~self.i.valid & ~left.any() & (inside == 0) & (passing == 0) & ~query.valid
+        )
         gather(m, self.fault, asked.fault, found.fault, poisoned=(lines.fault,))
         return m
+
+    def _page(self, m, issues):
+        """The page whose lines are asked for: those that are left, and whose it is."""
+        c, near = self.config, self.i.p.near
+        left, lines = Signal(len(near)), Signal(len(near))
+        names = ("session", "squeue", "host_type", "token_lines", "bank")
+        page = Signal(
+            data.StructLayout(
+                {"page": c.page_bits, "session": c.session_bits, "squeue": c.squeue_bits}
+                | {"host_type": 1, "token_lines": range(c.select_lines), "bank": 1}
+            )
+        )
+        # A token's last line says it for all of them.
+        ends = Signal(len(near))
+        with m.Switch(self.token_lines):
+            for n in range((c.select_lines - 1).bit_length() + 1):
+                with m.Case((1 << n) - 1):
+                    m.d.comb += ends.eq(Cat(near[k | (1 << n) - 1] for k in range(len(near))))
+        m.d.comb += [
+            lines.eq(ends & ((1 << self.i.p.count) - 1)),
+            self.i.ready.eq(~left.any() | (issues & ((left & (left - 1)) == 0))),
+        ]
+        with m.If(issues):
+            m.d.sync += left.eq(left & (left - 1))
+        with m.If(self.i.valid & self.i.ready):
+            m.d.sync += [
+                left.eq(lines),
+                page.page.eq(self.i.p.page),
+                *(page[name].eq(getattr(self, name)) for name in names),
+                Assert(lines.any(), "a page is asked for, and nothing of it"),
+            ]
+        return left, page
 
     def _give(self, m, quantiser):
         """What leaves the quantiser, a key or a query."""

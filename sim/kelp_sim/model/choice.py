@@ -64,7 +64,13 @@ class Scale:
     @property
     def select_us(self) -> float:
         """All choices of a layer."""
-        did = Choice(pages=self.pages, candidates=self.candidates, chosen=self.chosen, tokens=PAGE)
+        did = Choice(
+            pages=self.pages,
+            candidates=self.candidates,
+            looks=PAGE * self.candidates,  # at most
+            chosen=self.chosen,
+            tokens=PAGE,
+        )
         return self._us(self.heads * RTL.select(self.shape, did, QUOTA))
 
     @property

@@ -245,7 +245,7 @@ class _Host:
                 self._sums, s.state[keys], newest, target, d.most, self._chosen, self._wanted
             )
 
-        candidates, absent = self._consider(layer, head, query, turn, tokens)
+        candidates, absent, looks = self._consider(layer, head, query, turn, tokens)
         missing = choose()
         gone = s.state[keys][: newest + 1] != memory.RESIDENT
         true = self._true[: newest + 1][gone].sum()
@@ -264,6 +264,7 @@ class _Host:
         did = Choice(
             pages=newest + 1,
             candidates=candidates,
+            looks=looks,
             chosen=count,
             tokens=tokens,
             rebuilt=int(tokens == 1 and newest > 1),  # the page that is whole by now

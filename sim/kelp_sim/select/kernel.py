@@ -21,6 +21,8 @@ from kelp_spec.select import (
     CODE_BITS,
     ESTIMATE_MASS_BITS,
     MASS_BITS,
+    NEAR,
+    NEAR_PLACES,
     PLANNED_FRACTION,
     RATIO_BITS,
     RECIPROCAL_BITS,
@@ -124,18 +126,15 @@ def _look_up(qx, qe, plan, base, tables):
 
 
 @numba.njit(cache=True)
-def _estimate(codes, base, tables, m, sh):
-    """Of a page, from its codes [tokens, lines]."""
-    best = -np.int64(1 << 62)
-    for token in range(len(codes)):
-        raw = np.int64(0)
-        for line in range(len(base)):
-            code, found = codes[token, line], base[line]
-            for byte in range(_BYTES):
-                found += tables[line, byte, code >> 8 * byte & 255]
-            raw += min(max(found, -_CLAMP), _CLAMP)
-        best = max(best, raw)
-    return _scaled(best, m, sh)
+def _token_sum(codes, base, tables):
+    """Of a token, from its codes [lines]."""
+    raw = np.int64(0)
+    for line in range(len(base)):
+        code, found = codes[line], base[line]
+        for byte in range(_BYTES):
+            found += tables[line, byte, code >> 8 * byte & 255]
+        raw += min(max(found, -_CLAMP), _CLAMP)
+    return raw
 
 
 @numba.njit(cache=True)
@@ -198,24 +197,38 @@ def consider(qx, qe, head, asked, sums, true):
 
     Into ``sums`` [newest + 1] the mass of each page, a sum of shares over heads, those of absent
     pages as their codes tell; into ``true`` the same with everything resident. Returns how many
-    candidates there are, how many of them absent.
+    candidates there are, how many of them absent, and how many tokens of them are looked at.
     """
     keys, ke, codes, plan, state = head
     newest, tokens, size, quota, m, sh = asked
     heads, pages = len(qx), newest + 1
     estimate = np.full((heads, pages), SCORE_LEAST)
-    base = np.empty(ke.shape[1], np.int64)
-    tables = np.empty((ke.shape[1], _BYTES, 256), np.int64)
+    base = np.empty((heads, ke.shape[1]), np.int64)
+    tables = np.empty((heads, ke.shape[1], _BYTES, 256), np.int64)
     named, counted = np.zeros(pages, np.bool_), np.zeros(pages, np.bool_)
+    near, best = np.zeros(heads, np.int64), np.empty(newest, np.int64)
     for h in range(heads):
-        _look_up(qx[h], qe[h], plan, base, tables)
+        _look_up(qx[h], qe[h], plan, base[h], tables[h])
         for page in range(newest):
-            mine = codes[page * size : page * size + size]
-            estimate[h, page] = _estimate(mine, base, tables, m, sh)
+            best[page] = -np.int64(1 << 62)
+            for token in range(page * size, page * size + size):
+                best[page] = max(best[page], _token_sum(codes[token], base[h], tables[h]))
+            estimate[h, page] = _scaled(best[page], m, sh)
         if newest > 1:
-            order = np.argsort(-estimate[h, 1:newest], kind="mergesort")
+            order = np.argsort(-best[1:newest], kind="mergesort")
             for place in order[:quota]:
                 named[place + 1] = True
+                near[h] = best[place + 1] - (np.int64(NEAR) << sh >> NEAR_PLACES)
+    looked, looks = np.ones(pages * size, np.bool_), 0
+    for page in range(pages):
+        if not named[page]:
+            continue
+        for token in range(page * size, page * size + size):
+            looked[token] = False
+            for h in range(heads):
+                if _token_sum(codes[token], base[h], tables[h]) >= near[h]:
+                    looked[token] = True
+            looks += looked[token]
     counted[:] = named
     counted[0] = counted[newest] = True
     sums[:pages] = 0
@@ -228,6 +241,8 @@ def consider(qx, qe, head, asked, sums, true):
                 continue
             at, found = -(1 << 40), np.int64(0)
             for token in range(page * size, page * size + (tokens if page == newest else size)):
+                if not looked[token]:
+                    continue
                 score = _score(qx[h], qe[h], keys[token], ke[token], m, sh)
                 at, found = _add(at, found, score, _MASS)
             e[page] = exact_e[page] = at
@@ -243,7 +258,7 @@ def consider(qx, qe, head, asked, sums, true):
         if named[page]:
             candidates += 1
             absent += state[page] != RESIDENT
-    return candidates, absent
+    return candidates, absent, looks
 
 
 @numba.njit(cache=True)

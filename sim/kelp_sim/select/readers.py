@@ -15,6 +15,7 @@ import numpy as np
 
 from kelp_golden import select as golden
 from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import NEAR, NEAR_PLACES
 from kelp_spec.select_plan import PLANNED_TOKENS, plan_lines
 
 __all__ = ["Device", "Ideal", "Moved", "page_mass", "plans_of", "scale_of"]
@@ -155,18 +156,24 @@ class Device:
         newest = positions // size
         query = _blocks(q.reshape(group * count, -1))
         m, sh = scale_of(q.shape[-1])
-        estimate = golden.estimates(query, codes, plan, m, sh)
-        estimate = estimate.reshape(group, count, pages).transpose(1, 0, 2)
+        raw = golden.token_sums(query, codes, plan)
+        raw = raw.reshape(group, count, pages, size).transpose(1, 0, 2, 3)
         # Stage one names pages between the first and the newest.
         between = np.arange(pages)[None] < newest[:, None]
         between[:, 0] = False
+        top = np.where(between[:, None], raw.max(axis=-1), golden.NONE)
+        estimate = np.clip(top * m >> sh, golden.SCORE_LEAST, golden.SCORE_MOST)
         estimate = np.where(between[:, None], estimate, golden.NONE)
-        named = golden.candidates(estimate, self.quota) & between
+        named = golden.candidates(top, self.quota) & between
+        place = np.clip(newest - 1, 1, self.quota) - 1  # of the last that a head names
+        last = np.take_along_axis(-np.sort(-top, axis=-1), place[:, None, None], axis=-1)
+        near = (raw >= last[..., None] - (NEAR << sh >> NEAR_PLACES)).any(axis=1)
         always = np.zeros((count, pages), bool)
         always[:, 0] = always[np.arange(count), newest] = True
         score = golden.scores(query, keys, m, sh).reshape(group, count, tokens).transpose(1, 0, 2)
         # Of the newest page the tokens so far: the others have no weight.
         hidden = np.arange(tokens)[None] > positions[:, None]
+        hidden |= (named[:, :, None] & ~near).reshape(count, -1)[:, :tokens]
         score = np.where(hidden[:, None], golden.SCORE_LEAST, score)
         score = np.pad(
             score, ((0, 0), (0, 0), (0, pages * size - tokens)), constant_values=golden.SCORE_LEAST

@@ -42,6 +42,7 @@ class Choice:
 
     pages: int  #: with summaries, the newest among them
     candidates: int
+    looks: int  #: tokens of candidates whose keys are read
     chosen: int
     tokens: int  #: of the newest page
     rebuilt: int = 0  #: pages whose summary was made for it
@@ -194,7 +195,7 @@ class Layer:
         named = begun + c.pages * codes + self.quota + t.name
         # Slots are given back, and the first page's keys come, while pages are named.
         self._asked = port.look(max(looked, released, self._asked), page)
-        self._asked = port.look(max(named, self._asked), c.candidates * page + c.tokens * lines)
+        self._asked = port.look(max(named, self._asked), (c.looks + c.tokens) * lines)
         self.front = math.ceil(max(named + c.candidates * codes, self._keys))
         self._keys = self._asked + t.look
         masses = 2 * (c.candidates + 2) + 23 + shape.group

@@ -2,6 +2,8 @@
 
 """SelectEngine: whole choices, equal to the golden model's, with memories that answer in order."""
 
+import itertools
+
 import numpy as np
 import pytest
 from select_cases import SCALE, Group, plan_items, query_lines
@@ -50,10 +52,11 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None,
                 yield "i_summary", line
         if path == "o_key":
             page = item.page
-            for n in range(tokens * lines):
-                place = page | PAGES * (n // lines == tokens - 1) | 2 * PAGES * item.bank
-                place |= 4 * PAGES * (page in absent and n // lines == tokens - 1)
-                yield "i_key", keys[page * tokens * lines + n] | {"id": place}
+            looked = [t for t in range(tokens) if item.near >> (t + 1) * lines - 1 & 1]
+            for t, n in itertools.product(looked, range(lines)):
+                place = page | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
+                place |= 4 * PAGES * (page in absent and t == looked[-1])
+                yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
 
     def after(path, item):
         if path == "i_query":
@@ -124,7 +127,11 @@ def estimated(group, asked, *, quota, absent):
             query, group.codes[: newest + 1], group.plan, quota=quota, **scale
         )
         scored = np.flatnonzero(names.scored).tolist()
-        keys = {p: select.Blocks(*(part[p] for part in group.keys)) for p in scored}
+        tokens = group.keys.e.shape[1]
+        keys = {
+            p: select.Blocks(*(part[p][names.looked(p, tokens)] for part in group.keys))
+            for p in scored
+        }
         found = select.choose_pages(
             query,
             names,

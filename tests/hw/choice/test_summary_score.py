@@ -2,17 +2,20 @@
 
 """SummaryScore: the golden estimates of pages from their codes, `lanes` codes a cycle."""
 
+import numpy as np
 import pytest
 from select_cases import SCALE, Group, put_queries
 from streams import Ends, pump
 
+from kelp_golden import select
 from kelp_hw.choice.summary_score import SummaryScore
 from kelp_spec.select import CODED_LINES
 
 
-def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0, idle=None):
+def estimated(group, *, heads, lines, lanes, most=None, least=(), idle=None, **pace):
     """The transfers of all pages' estimates, of a block for tokens of `most` lines; in `idle`
     whether it was in each cycle."""
+    offer, take = (pace.get(name, 1.0) for name in ("offer", "take"))
     page_lines = group.codes[0].size
     rows = -(-page_lines // CODED_LINES)
     dut = SummaryScore(heads=heads, lines=most or lines, rows=rows, lanes=lanes, id_bits=8)
@@ -22,7 +25,7 @@ def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0, idl
         takes=("o",),
         offer=offer,
         take=take,
-        held={"scale": SCALE, "page_lines": page_lines},
+        held={"scale": SCALE, "page_lines": page_lines, "least": list(least) or [0] * heads},
         before=put_queries(group.query, group.plan_rows),
         watch=lambda ctx: idle is not None and idle.append(ctx.get(dut.idle)),
     )
@@ -45,10 +48,18 @@ def estimated(group, *, heads, lines, lanes, most=None, offer=1.0, take=1.0, idl
 )
 def test_estimates_are_the_golden_ones(heads, lines, lanes, tokens, most, wild):
     group = Group(heads + lines, heads=heads, lines=lines, pages=30, tokens=tokens, wild=wild)
-    sizes = {"heads": heads, "lines": lines, "lanes": lanes, "most": most}
+    sums = select.token_sums(group.query, group.codes, group.plan)
+    least = np.quantile(sums, 0.8, axis=(1, 2)).astype(int).tolist()
+    least[-1] = int(np.sort(sums[-1].ravel())[-5])  # which is a token's
+    sizes = {"heads": heads, "lines": lines, "lanes": lanes, "most": most, "least": least}
     seen = estimated(group, **sizes, offer=0.7, take=0.6)["o"]
     assert [item.item.id for item in seen] == list(range(30))
     assert [list(item.item.score) for item in seen] == group.estimates().T.tolist()
+    assert [list(item.item.best) for item in seen] == sums.max(axis=-1).T.tolist()
+    near = (sums >= np.array(least)[:, None, None]).any(axis=0)
+    assert near.any() and (wild or not near.all())
+    ends = [(token + 1) * lines - 1 for token in range(tokens)]
+    assert [[item.item.near >> end & 1 for end in ends] for item in seen] == near.tolist()
 
 
 @pytest.mark.parametrize("lanes", [16, 4])

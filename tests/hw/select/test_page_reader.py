@@ -14,10 +14,12 @@ from kelp_hw.select.page_reader import PageReader
 from kelp_spec.config import named
 from kelp_spec.formats import SCALE_NAN, Format, HostType
 from kelp_spec.metadata import Answer, Op, Outcome
+from kelp_spec.select import CODED_LINES
 
 CONFIG = named("unit_select")
 GONE, POISONED = 9, 21  #: a page that is not resident; a page of which line 1 is poisoned
 PAGES = [(4, 4), (GONE, 2), (POISONED, 4), (7, 1)]
+MASK = (1 << CONFIG.select_rows * CODED_LINES) - 1
 
 
 def rows(page):
@@ -57,7 +59,10 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None):
 
     ends = Ends(
         sends={
-            "i": [{"page": page, "count": count} for page, count in pages],
+            "i": [
+                {"page": page, "count": count, "near": (near or [~0])[0] & MASK}
+                for page, count, *near in pages
+            ],
             "i_result": [],
             "i_line": [],
         },
@@ -68,7 +73,7 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None):
         answer=answer,
         watch=watch,
     )
-    lines = sum(count for _, count in pages)
+    lines = sum(page[1] for page in pages)
     return pump(dut or PageReader(config=CONFIG), ends, cycles=int(lines / offer / take) + 60)
 
 
@@ -91,6 +96,17 @@ def test_lines():
         payload, scale = codec.encode(rows(page)[line : line + 1], HostType.FP16, Format.INT8)
         assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
         assert t.item.scale == scale[0]
+
+
+def test_tokens_that_are_not_near_are_left_out():
+    """A token's last line says whether it is; lines beyond the page's do not count."""
+    pages = [(3, 4, 0b0111), (5, 4, 0b11001000), (6, 2, 0b1010), (8, 4, 0b1010)]
+    seen = run(pages, offer=0.6, take=0.6)
+    looked = [(3, 0), (3, 1), (5, 2), (5, 3), (6, 0), (6, 1), (8, 0), (8, 1), (8, 2), (8, 3)]
+    assert [(t.item.page, t.item.kv_line) for t in seen["o_op"]] == looked
+    found = [(t.item.at.page, t.item.at.line, t.item.at.page_end) for t in seen["o"]]
+    last = dict(looked)
+    assert found == [(page, line % 2, line == last[page]) for page, line in looked]
 
 
 def test_two_choices_are_inside_at_once():

@@ -43,7 +43,7 @@ def case(seed):
 
 
 def considered(q, k, s, pages, tokens, quota, state):
-    """(masses, those with everything resident, (candidates, absent))."""
+    """(masses, those with everything resident, (candidates, absent, looks))."""
     m, sh = scale_of(32 * q.x.shape[1])
     sums, true = np.zeros((2, pages), np.int64)
     codes, plan = s
@@ -87,9 +87,10 @@ def test_what_is_missing_and_wanted_is_the_golden_models(seed):
     state = (rng.random(pages) < 0.6).astype(np.uint8)
     state[-1] = 1
     names = golden.name_pages(q, *s, quota=quota, m=m, sh=sh)
-    scored = np.flatnonzero(names.scored).tolist()
-    keys = {p: golden.Blocks(*(x[p * SIZE : min(last, p * SIZE + SIZE)] for x in k))
-            for p in scored}  # fmt: skip
+    scored, keys = np.flatnonzero(names.scored).tolist(), {}
+    for p in scored:
+        at = p * SIZE + names.looked(p, min(last - p * SIZE, SIZE))
+        keys[p] = golden.Blocks(*(x[at] for x in k))
     want = golden.choose_pages(
         q, names, keys, target=target, most=6, m=m, sh=sh,
         absent=[p for p in scored if not state[p]],
@@ -106,11 +107,13 @@ def test_an_absent_page_has_the_golden_estimate():
     assert pages > 4
     state = np.ones(pages, np.uint8)
     state[2:4] = state[0] = 0
-    sums, true, (candidates, absent) = considered(q, k, s, pages, tokens, pages, state)
+    sums, true, (candidates, absent, _) = considered(q, k, s, pages, tokens, pages, state)
     assert candidates == pages - 2 and absent == 2
     m, sh = scale_of(32 * q.x.shape[1])
     estimate = golden.estimates(q, *s, m, sh)
-    hidden = np.arange(pages * SIZE) >= (pages - 1) * SIZE + tokens
+    near = golden.name_pages(q, *s, quota=pages, m=m, sh=sh).near
+    near[[0, -1]] = True
+    hidden = (np.arange(pages * SIZE) >= (pages - 1) * SIZE + tokens) | ~near.ravel()
     score = np.where(hidden, SCORE_LEAST, golden.scores(q, k, m, sh))
     e, z = golden.page_masses(score.reshape(len(q.x), pages, SIZE))
     named = np.ones(pages, bool)

@@ -107,8 +107,9 @@ def test_a_choice_costs_what_its_passes_cost():
     shape = Shape(kv_heads=1, group=2, lines=2, page_tokens=2)
 
     def one(pages, candidates, released=0):
-        did = Choice(pages=pages, candidates=candidates, chosen=6, tokens=2, released=released)
-        return answered(shape, did)[0][0]
+        looks = 2 * candidates
+        asked = {"pages": pages, "candidates": candidates, "looks": looks, "released": released}
+        return answered(shape, Choice(**asked, chosen=6, tokens=2))[0][0]
 
     # Codes, sixteen to a line, a page of keys, its mass; few rows are looked at while queries are
     # loaded and the plan is walked through.
@@ -119,11 +120,11 @@ def test_a_choice_costs_what_its_passes_cost():
     assert one(12, 8, released=30) == one(12, 8)
     assert one(12, 8, released=290) - one(12, 8, released=280) == 10 * RTL.unhold
     # Behind another, one takes as long as what is before its keys, or as its keys.
-    names = Choice(pages=400, candidates=8, chosen=6, tokens=2)
+    names = Choice(pages=400, candidates=8, looks=16, chosen=6, tokens=2)
     (first, second), *_ = answered(shape, names, names)
     rung = RTL.written(shape) + RTL.window * RTL.asked(shape)
     assert second - first == answered(shape, names)[2] - rung
-    keys = Choice(pages=12, candidates=60, chosen=6, tokens=2)
+    keys = Choice(pages=12, candidates=60, looks=60 * 16, chosen=6, tokens=2)
     shape = replace(shape, page_tokens=16)
     (first, second), *_ = answered(shape, keys, keys)
     # The first one's pages are gathered meanwhile.
@@ -144,12 +145,12 @@ def test_pages_are_gathered_behind_one_another():
     """Without a gap where a host has the next answer before the pages of the head before are
     read."""
     shape = Shape(kv_heads=2, group=4, lines=1)
-    few = Choice(pages=40, candidates=10, chosen=14, tokens=16)
+    few = Choice(pages=40, candidates=10, looks=160, chosen=14, tokens=16)
     lines = RTL.page_lines(shape, 14, 16)
     (first, second), over, _ = answered(shape, few, few)
     told = first + RTL.register + RTL.window * RTL.told(6)
     assert second < told + lines and over == told + 2 * lines + RTL.answer
-    many = Choice(pages=40, candidates=36, chosen=4, tokens=1)
+    many = Choice(pages=40, candidates=36, looks=500, chosen=4, tokens=1)
     (_, second), over, _ = answered(shape, many, many)
     told = second + RTL.register + RTL.window * RTL.told(6)
     assert over == told + RTL.page_lines(shape, 4, 1) + RTL.answer
