@@ -208,14 +208,14 @@ def _show(found: dict, documents: int, steps: int) -> None:
         title=f"The device's choice over {documents} texts, {steps} steps of each",
         title_justify="left",
         title_style="bold",
-        caption="mass: of the ideal reader's; as many: with as many pages as it takes; "
-        + "loss: perplexity against it; worst: of a text",
+        caption="scored: pages, and their tokens, with exact scores; mass: of the ideal reader's; "
+        + "as many: with as many pages as it takes; loss: perplexity against it; worst: of a text",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
     for heading in (
-        *("quota", "scored", "pages", "ideal", "recall"),
+        *("quota", "scored", "tokens", "pages", "ideal", "recall"),
         *("mass", "as many", "loss", "worst"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -223,6 +223,7 @@ def _show(found: dict, documents: int, steps: int) -> None:
         table.add_row(
             str(quota),
             f"{row['candidates']:.1f}",
+            f"{row['looks']:.0f}",
             f"{row['pages']:.1f}",
             f"{row['ideal_pages']:.1f}",
             f"{row['recall']:.3f}",

@@ -141,6 +141,7 @@ def by_the_model(
             did = Choice(
                 pages=newest + 1,
                 candidates=int(found.candidates[place]),
+                looks=int(found.looks[place]),
                 chosen=int(counts[place]),
                 tokens=tokens + 1,
                 rebuilt=int(found.rebuilt[place]),

@@ -80,6 +80,7 @@ class Chosen:
     cycles: np.ndarray  #: [steps, layers]: from the first message to the last answer, and compute
     select: np.ndarray  #: [steps, layers, kv_heads]: from the first doorbell to the answer
     candidates: np.ndarray  #: the same: pages scored beside the first and the newest
+    looks: np.ndarray  #: tokens of these that were looked at
     rebuilt: np.ndarray  #: pages that were summarised
     lines: np.ndarray  #: that were gathered
     gather: np.ndarray  #: cycles from the first of them to the last
@@ -97,11 +98,12 @@ class Chosen:
 
 
 class _Region(SelectRegion):
-    """Which pages a SELECT looks at: those that it summarises, then from page 0 on candidates."""
+    """Which pages a SELECT looks at, and at how many of their tokens: those that it summarises,
+    then from page 0 on candidates."""
 
-    def _look(self, session, squeue, page, count, lines):
-        self.looks.append(page)
-        return super()._look(session, squeue, page, count, lines)
+    def _look(self, session, squeue, page, tokens, lines):
+        self.looks.append((page, len(tokens)))
+        return super()._look(session, squeue, page, tokens, lines)
 
 
 @dataclass(eq=False)
@@ -173,7 +175,7 @@ class _Run:
         at = steps, self.layers, self.kv_heads
         self.found = Chosen(
             np.zeros(at[:2], np.int64),
-            *(np.zeros(at, np.int64) for _ in range(5)),
+            *(np.zeros(at, np.int64) for _ in range(6)),
             np.zeros((*at, config.pages), bool),
             np.zeros((*at[:2], len(PHASES)), np.int64),
         )
@@ -355,10 +357,11 @@ class _Run:
         found, place = self.found, (step, layer, head)
         expected, looks = self._expected(head, data)
         # The first page may be summarised, too, before it is scored.
-        start = len(looks) - 1 - looks[::-1].index(0)
+        start = max(n for n, (page, _) in enumerate(looks) if page == 0)
         newest = position // self.size
+        counts = [tokens for page, tokens in looks[start:] if page not in (0, newest)]
         found.rebuilt[place] = start
-        found.candidates[place] = len(looks) - start - len({0, newest})
+        found.candidates[place], found.looks[place] = len(counts), sum(counts)
         # What is gathered is what the golden model chose: a wrong answer is told already.
         header = record(ANSWER_FIELDS, expected[0])
         rows = b"".join(expected[1:])

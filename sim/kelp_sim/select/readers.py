@@ -122,19 +122,22 @@ class Ideal:
 class Device:
     """The device's choice, bit for bit, with everything resident: of each query head the `quota`
     pages of the largest estimate, then exact scores. `named` are the pages with exact scores of the
-    last call, bool [kv_heads, n, pages]."""
+    last call, bool [kv_heads, n, pages], and `looks` how many of their tokens were looked at, int
+    [kv_heads, n]."""
 
     quota: int
     target: float = 0.9
     most: int = 32
     page_tokens: int = 16
     named: np.ndarray | None = field(default=None, init=False, repr=False)
+    looks: np.ndarray | None = field(default=None, init=False, repr=False)
 
     def chosen(self, q, k, positions, plans) -> np.ndarray:
         """With a plan of each KV head."""
         group, count = len(q) // len(k), len(positions)
         size = max(1, (1 << 21) // (k.shape[1] * group))
         both = np.zeros((2, len(k), count, -(-k.shape[1] // self.page_tokens)), bool)
+        self.looks = np.zeros((len(k), count), np.int64)
         for head in range(len(k)):
             keys = _blocks(k[head])
             pages = both.shape[3]
@@ -143,14 +146,14 @@ class Device:
             mine = q[head * group : (head + 1) * group]
             for n in range(0, count, size):
                 part = slice(n, n + size)
-                both[:, head, part] = self._rows(
+                both[0, head, part], both[1, head, part], self.looks[head, part] = self._rows(
                     mine[:, part], keys, codes, plans[head], positions[part]
                 )
         self.named = both[1]
         return both[0]
 
-    def _rows(self, q, keys, codes, plan, positions) -> tuple[np.ndarray, np.ndarray]:
-        """Chosen and named, bool [n, pages], of one KV head."""
+    def _rows(self, q, keys, codes, plan, positions) -> tuple[np.ndarray, ...]:
+        """Chosen and named, bool [n, pages], and tokens looked at [n], of one KV head."""
         group, count, _ = q.shape
         tokens, size, pages = len(keys.e), self.page_tokens, len(codes)
         newest = positions // size
@@ -195,7 +198,8 @@ class Device:
                 most=self.most,
             )
             chosen[row, choice.pages] = True
-        return chosen, counted
+        looks = (np.repeat(counted, size, axis=1)[:, :tokens] & ~hidden).sum(axis=1)
+        return chosen, counted, looks
 
 
 def _blocks(rows: np.ndarray) -> golden.Blocks:

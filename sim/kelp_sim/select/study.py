@@ -46,11 +46,12 @@ class Row:
     pages: float
     ideal_pages: float
     candidates: float  #: pages whose scores were exact, the first and the newest among them
+    looks: float  #: their tokens that were looked at
     recall: float  #: of the ideal reader's pages
 
 
 #: What a row has means of, in the order of the sums.
-_MEANS = ("mass", "mass_at_as_many", "ideal_mass", "pages", "ideal_pages", "candidates")
+_MEANS = ("mass", "mass_at_as_many", "ideal_mass", "pages", "ideal_pages", "candidates", "looks")
 
 
 class _Sparse:
@@ -58,7 +59,7 @@ class _Sparse:
 
     def __init__(self, reader, ideal: Ideal, first: int, moved: Moved):
         self.reader, self.ideal, self.first, self.moved = reader, ideal, first, moved
-        self.sums = np.zeros(8)
+        self.sums = np.zeros(9)
 
     def __call__(self, layer, q, k, v, positions) -> np.ndarray:
         first, rows = self.first, positions[self.first :]
@@ -87,7 +88,9 @@ class _Sparse:
                 q[head * group : (head + 1) * group], k[head], rows, self.ideal.page_tokens
             )
             best = self.ideal.of_masses(mass, rows // self.ideal.page_tokens)
-            named = self.reader.named[head] if isinstance(self.reader, Device) else best
+            device = isinstance(self.reader, Device)
+            named = self.reader.named[head] if device else best
+            looks = self.reader.looks[head] if device else best * self.ideal.page_tokens
             always = np.zeros(mass.shape, bool)
             always[:, 0] = always[np.arange(len(rows)), rows // self.ideal.page_tokens] = True
             # As many as the ideal reader takes beside those that both always do.
@@ -101,6 +104,7 @@ class _Sparse:
                 chosen[head].sum(),
                 best.sum(),
                 named.sum(),
+                looks.sum(),
                 (chosen[head] & best).sum(),
                 len(rows),
             ]
@@ -127,8 +131,8 @@ def measure(
         quota=reader.quota if isinstance(reader, Device) else 0,
         steps=len(tokens) - 1 - first,
         nats=float(nats),
-        recall=float(s[6] / s[4]),
-        **dict(zip(_MEANS, map(float, s[:6] / s[7]), strict=True)),
+        recall=float(s[7] / s[4]),
+        **dict(zip(_MEANS, map(float, s[:7] / s[8]), strict=True)),
     )
 
 
@@ -145,7 +149,7 @@ def loss(rows: Sequence[Row]) -> dict[int, dict]:
         worst = max(by, key=by.__getitem__)
         means = {
             name: float(np.mean([value[name] for value in map(asdict, mine)]))
-            for name in ("candidates", "pages", "ideal_pages", "recall")
+            for name in ("candidates", "looks", "pages", "ideal_pages", "recall")
         }
         share = [(row.mass / row.ideal_mass, row.mass_at_as_many / row.ideal_mass) for row in mine]
         out[quota] = means | {
