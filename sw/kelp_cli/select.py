@@ -215,7 +215,7 @@ def _show(found: dict, documents: int, steps: int) -> None:
         pad_edge=False,
     )
     for heading in (
-        *("quota", "scored", "tokens", "pages", "ideal", "recall"),
+        *("quota", "scored", "tokens", "pages (ideal)", "recall"),
         *("mass", "as many", "loss", "worst"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -224,8 +224,7 @@ def _show(found: dict, documents: int, steps: int) -> None:
             str(quota),
             f"{row['candidates']:.1f}",
             f"{row['looks']:.0f}",
-            f"{row['pages']:.1f}",
-            f"{row['ideal_pages']:.1f}",
+            f"{row['pages']:.1f} ({row['ideal_pages']:.1f})",
             f"{row['recall']:.3f}",
             f"{row['mass']:.3f}",
             f"{row['mass_at_as_many']:.3f}",

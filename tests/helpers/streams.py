@@ -5,7 +5,7 @@ as one likes, each with the cycles in which it was seen."""
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from amaranth.hdl import Module, Signal, Value
@@ -30,7 +30,8 @@ class Ends:
     sends : stream (`i`, `i.0`) → items, each an integer or a dict of fields; offered in turn, held
         until taken
     takes : the streams that the test takes from
-    offer, take : the shares of cycles in which it begins an offer, is ready
+    offer, take : the shares of cycles in which it begins an offer, is ready; `takes_of` of single
+        streams
     held : port → value, all the time
     answer : (stream, item) of what the block gives → (stream, item) to send, one after another
     sent : the same of what it has taken
@@ -42,6 +43,7 @@ class Ends:
     takes: tuple
     offer: float = 1.0
     take: float = 1.0
+    takes_of: dict = field(default_factory=dict)
     held: dict | None = None
     answer: Any = None
     sent: Any = None
@@ -67,16 +69,23 @@ def pump(dut, ends, *, cycles, seed=1):
     queues = {path: deque(items) for path, items in ends.sends.items()}
     streams = {path: _at(dut, path) for path in (*queues, *ends.takes)}
     seen, since, standing = {path: [] for path in streams}, {}, {}
+    left = set(queues)  # nothing is offered on them any more
 
     def drive(ctx, cycle):
         for path, queue in queues.items():
             if path not in since and queue and rng.random() < ends.offer:
                 since[path] = cycle
                 ctx.set(streams[path].payload, queue[0])
+            elif path in left:
+                # What is on a stream that offers nothing is nothing to anybody.
+                payload = Value.cast(streams[path].payload)
+                ctx.set(payload, (1 << len(payload)) - 1)
             ctx.set(streams[path].valid, path in since)
+        left.clear()
         for path in ends.takes:
             if not _fixed(streams[path]):
-                ctx.set(streams[path].ready, rng.random() < ends.take)
+                share = ends.takes_of.get(path, ends.take)
+                ctx.set(streams[path].ready, rng.random() < share)
 
     def follow(hook, path, item):
         for to, what in hook(path, item) if hook else ():
@@ -113,6 +122,7 @@ def pump(dut, ends, *, cycles, seed=1):
                 given(ctx, cycle, path)
             for path in taken:
                 seen[path].append(Transfer(since.pop(path), cycle, queues[path].popleft()))
+                left.add(path)
                 follow(ends.sent, path, seen[path][-1].item)
             await ctx.tick()
 

@@ -254,8 +254,8 @@ class SelectEngine(wiring.Component):
                 top.o.ready.eq(marks.i[k].ready),
             ]
             m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
-            # Before any page that is named comes again.
-            with m.If(top.o.valid & top.o.ready & top.o.p.last):
+            # The last one comes before any page that is named comes again.
+            with m.If(top.o.valid & top.o.ready):
                 m.d.sync += estimates.least[k].eq(top.o.p.score - less)
         again = taken & ~first_stage & (estimates.o.p.id != 0)
         has_place = first_stage | (estimates.o.p.id == 0) | names.w_rdy
@@ -265,6 +265,7 @@ class SelectEngine(wiring.Component):
             names.w_data.near.eq(estimates.o.p.near),
             names.w_data.last.eq(last),
         ]
+        m.d.sync += Assert(~names.w_en | names.w_rdy, "more is named than has a place")
         self._masses(m, estimates, unscored, last, has_place)
         page, found = Signal(self.page_bits), marks.o
         if self.estimates:

@@ -29,9 +29,10 @@ def requests(group, newest, *, most=4, target=1 << 24):
     return found
 
 
-def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None, lanes=1):
+def run(group, asked, *, quota=3, offer=1.0, take=1.0, keys=1.0, cycles=2500, absent=None, lanes=1):
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
-    one before was taken. With `absent` pages the engine estimates."""
+    one before was taken; `keys`: the share of cycles in which pages to look at are taken. With
+    `absent` pages the engine estimates."""
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
     sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
@@ -39,7 +40,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None,
     estimates, absent = absent is not None, absent or ()
     dut = SelectEngine(**sizes, sizes=KeySizes(lines, rows, lanes), estimates=estimates)
     tokens = group.scale.shape[1]
-    keys, summaries = group.key_lines(), group.summary_lines()
+    lines_of, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
     plans = [plan_items(group.plan_rows) for _ in asked]
     left = [request for _, request in asked]
@@ -56,7 +57,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None,
             for t, n in itertools.product(looked, range(lines)):
                 place = page | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
                 place |= 4 * PAGES * (page in absent and t == looked[-1])
-                yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
+                yield "i_key", lines_of[(page * tokens + t) * lines + n] | {"id": place}
 
     def after(path, item):
         if path == "i_query":
@@ -79,6 +80,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, cycles=2500, absent=None,
         takes=("o_summary", "o_key", "o"),
         offer=offer,
         take=take,
+        takes_of={"o_key": keys * take},
         answer=answer,
         sent=after,
     )
@@ -115,6 +117,14 @@ def test_choices_are_the_golden_ones(heads, lines):
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
     seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500)
     assert given(seen) == golden(group, asked)
+
+
+def test_names_wait_for_pages_that_are_not_looked_at_yet():
+    """Those of the next choice, where keys come slowly."""
+    group = Group(17, heads=2, lines=1, pages=24, tokens=2)
+    asked = requests(group, [23] * 3)
+    seen, _ = run(group, asked, quota=4, keys=0.04, lanes=16)
+    assert given(seen) == golden(group, asked, quota=4)
 
 
 def estimated(group, asked, *, quota, absent):
