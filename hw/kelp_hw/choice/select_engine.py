@@ -227,8 +227,6 @@ class SelectEngine(wiring.Component):
         first_stage, last, taken = Signal(), Signal(), Signal()
         #: the last page named, once it is known
         last_named, named = Signal(self.page_bits), Signal()
-        less = Signal(range((NEAR << 31 >> NEAR_PLACES) + 1))
-        m.d.comb += less.eq(NEAR << self.i.p.scale.sh >> NEAR_PLACES)
         m.d.comb += [
             taken.eq(estimates.o.valid & estimates.o.ready),
             last.eq(
@@ -239,24 +237,7 @@ class SelectEngine(wiring.Component):
                 )
             ),
         ]
-        for k in range(self.heads):
-            m.submodules[f"top_{k}"] = top = TopK(
-                depth=self.quota, score=self.layouts.token_sum, id_bits=self.page_bits
-            )
-            m.d.comb += [
-                top.i.valid.eq(taken & first_stage),
-                top.i.p.score.eq(estimates.o.p.best[k]),
-                top.i.p.id.eq(estimates.o.p.id),
-                top.i.p.last.eq(last),
-                marks.i[k].valid.eq(top.o.valid),
-                marks.i[k].p.page.eq(top.o.p.id),
-                marks.i[k].p.last.eq(top.o.p.last),
-                top.o.ready.eq(marks.i[k].ready),
-            ]
-            m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
-            # The last one comes before any page that is named comes again.
-            with m.If(top.o.valid & top.o.ready):
-                m.d.sync += estimates.least[k].eq(top.o.p.score - less)
+        self._lists(m, estimates, taken & first_stage, last)
         again = taken & ~first_stage & (estimates.o.p.id != 0)
         has_place = first_stage | (estimates.o.p.id == 0) | names.w_rdy
         m.d.comb += [
@@ -323,6 +304,30 @@ class SelectEngine(wiring.Component):
                 with m.If(handed & ~self.scores.bit_select(~bank, 1)):
                     m.d.comb += self.i.ready.eq(1)
                     m.next = "WAIT"
+
+    def _lists(self, m, estimates, enters, last):
+        """The best pages of each head, to the marks, and what tokens of it are near."""
+        marks = self.marks
+        less = Signal(range((NEAR << 31 >> NEAR_PLACES) + 1))
+        m.d.comb += less.eq(NEAR << self.i.p.scale.sh >> NEAR_PLACES)
+        for k in range(self.heads):
+            m.submodules[f"top_{k}"] = top = TopK(
+                depth=self.quota, score=self.layouts.token_sum, id_bits=self.page_bits
+            )
+            m.d.comb += [
+                top.i.valid.eq(enters),
+                top.i.p.score.eq(estimates.o.p.best[k]),
+                top.i.p.id.eq(estimates.o.p.id),
+                top.i.p.last.eq(last),
+                marks.i[k].valid.eq(top.o.valid),
+                marks.i[k].p.page.eq(top.o.p.id),
+                marks.i[k].p.last.eq(top.o.p.last),
+                top.o.ready.eq(marks.i[k].ready),
+            ]
+            m.d.sync += Assert(~top.i.valid | top.i.ready, "a list is still read out")
+            # The last one comes before any page that is named comes again.
+            with m.If(top.o.valid & top.o.ready):
+                m.d.sync += estimates.least[k].eq(top.o.p.score - less)
 
     def _masses(self, m, estimates, unscored, last, has_place):
         """The estimates' weights, summed: of all pages, kept; then of those named."""

@@ -29,10 +29,11 @@ def requests(group, newest, *, most=4, target=1 << 24):
     return found
 
 
-def run(group, asked, *, quota=3, offer=1.0, take=1.0, keys=1.0, cycles=2500, absent=None, lanes=1):
+def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, **pace):
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
-    one before was taken; `keys`: the share of cycles in which pages to look at are taken. With
-    `absent` pages the engine estimates."""
+    one before was taken. `pace`: `offer`, `take`, and `keys`, the share of cycles in which pages to
+    look at are taken. With `absent` pages the engine estimates."""
+    offer, take, slow = (pace.get(name, 1.0) for name in ("offer", "take", "keys"))
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
     sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
@@ -40,7 +41,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, keys=1.0, cycles=2500, ab
     estimates, absent = absent is not None, absent or ()
     dut = SelectEngine(**sizes, sizes=KeySizes(lines, rows, lanes), estimates=estimates)
     tokens = group.scale.shape[1]
-    lines_of, summaries = group.key_lines(), group.summary_lines()
+    keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
     plans = [plan_items(group.plan_rows) for _ in asked]
     left = [request for _, request in asked]
@@ -57,7 +58,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, keys=1.0, cycles=2500, ab
             for t, n in itertools.product(looked, range(lines)):
                 place = page | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
                 place |= 4 * PAGES * (page in absent and t == looked[-1])
-                yield "i_key", lines_of[(page * tokens + t) * lines + n] | {"id": place}
+                yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
 
     def after(path, item):
         if path == "i_query":
@@ -80,7 +81,7 @@ def run(group, asked, *, quota=3, offer=1.0, take=1.0, keys=1.0, cycles=2500, ab
         takes=("o_summary", "o_key", "o"),
         offer=offer,
         take=take,
-        takes_of={"o_key": keys * take},
+        takes_of={"o_key": slow * take},
         answer=answer,
         sent=after,
     )
