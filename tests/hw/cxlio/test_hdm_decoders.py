@@ -71,6 +71,8 @@ def test_random_commits(coherent):
                     w = dut.windows[j]
                     got = tuple(ctx.get(x) for x in (w.on, w.base, w.size, w.dpa))
                     assert got == (1, window.base >> 28, window.size >> 28, window.dpa >> 28)
+                    assert window.ways == 1 << ctx.get(w.ways)
+                    assert window.granule == 256 << ctx.get(w.granularity)
 
     simulate(dut, bench)
     assert min(seen.values()) > 15, seen

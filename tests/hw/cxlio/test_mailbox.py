@@ -4,6 +4,7 @@
 
 import random
 
+from flips import flip, simulate_memory
 from simulation import simulate
 from timing import changes
 
@@ -55,6 +56,44 @@ def test_random_accesses_of_both_sides():
 
     simulate(box, bench)
     assert min(seen.values()) > 300
+
+
+def test_who_meets_a_flip_is_told():
+    """Of a word that was read, or written in part, by whoever has the payload; nobody else."""
+    box, told = Mailbox(config=CONFIG), []
+
+    async def bench(ctx, memory):
+        async def step(**inputs):
+            port = box.access if not ctx.get(box.busy) else box
+            for name, value in inputs.items():
+                ctx.set(getattr(port, name), value)
+            await ctx.tick()
+            faults = (box.host_fault, box.fault)
+            told.append(tuple(ctx.get(f[n]) for f in faults for n in ("corrected", "uncorrected")))
+            for name in ("read", "write"):
+                ctx.set(getattr(port, name), 0)
+
+        flip(ctx, memory, 0, 3)
+        flip(ctx, memory, 1, 3, 9)
+        await step(lane=0)
+        await step(lane=0, read=1)
+        await step(lane=1, read=1)
+        await step(lane=1, write=1, strobe=1)
+        await step(lane=0, write=1, strobe=0xFF)
+        ctx.set(box.ring, 1)
+        await ctx.tick()
+        ctx.set(box.ring, 0)
+        ctx.set(box.access.read, 1)
+        flip(ctx, memory, 0, 3)
+        await step(address=0)
+        await step(address=0, read=1)
+        await step(address=2, read=1)
+        await step(address=2, write=1)
+        await step(address=2, write=15)
+
+    simulate_memory(box, bench)
+    none, host, device = (0, 0, 0, 0), [(1, 0, 0, 0), (0, 1, 0, 0)], [(0, 0, 1, 0), (0, 0, 0, 1)]
+    assert told == [none, *host, host[1], none, none, *device, device[1], none]
 
 
 def test_latency_and_interval():

@@ -10,7 +10,7 @@ from timing import check_pace
 from kelp_golden.cxlio.ras import Ras
 from kelp_golden.cxlio.registers import Registers
 from kelp_hw.cxlio.ras_log import RasLog
-from kelp_spec.cxlio.component import RAS, component_registers
+from kelp_spec.cxlio.component import RAS, Correctable, Uncorrectable, component_registers
 from kelp_spec.cxlio.config import named_cxlio
 
 CONFIG = named_cxlio("full")
@@ -35,9 +35,17 @@ def test_random_errors():
             for key in dut.values.shape().members:
                 ctx.set(dut.values[key], registers.values[key])
             header = rng.getrandbits(512)
-            ctx.set(dut.i.valid, uncorrectable | correctable != 0)
+            # What is not valid is no error.
+            valid = bool(uncorrectable or correctable) and rng.random() < 0.9
+            ctx.set(dut.i.valid, valid)
             ctx.set(dut.i.p.uncorrectable, uncorrectable)
             ctx.set(dut.i.p.correctable, correctable)
+            if not valid:
+                uncorrectable = correctable = 0
+            for kind, bits in ((Uncorrectable, uncorrectable), (Correctable, correctable)):
+                for e in kind:
+                    name = f"{kind.__name__}_{e.name}".lower()
+                    assert ctx.get(dut.sets[name]) == bits >> e & 1
             ctx.set(dut.i.p.header, header)
             messages = golden.report(uncorrectable, correctable, header)
             await ctx.tick()
