@@ -4,10 +4,12 @@
 host that caches is tests/verif/coherence's business."""
 
 import pytest
+from flips import opened
 from simulation import simulate
 from timing import check_pace, offers, shown
 
 from kelp_hw.coherence.host_port import CoherentHostPort
+from kelp_hw.coherence.lost_lines import LostLines
 from kelp_spec.coherence import MetaValue, sizes_of
 from kelp_spec.config import named
 from kelp_spec.formats import Format
@@ -46,6 +48,14 @@ def test_latency_and_interval(attribute, output, stimuli):
     check_pace(new_port(), attribute, output, stimuli, prepare=OPEN, settle=SETTLE)
 
 
+async def _opened(ctx, dut):
+    for name, value in OPEN.items():
+        port, _, field = name.partition(".")
+        ctx.set(getattr(getattr(dut, port), field) if field else dut.enable, value)
+    while not ctx.get(dut.ready):
+        await ctx.tick()
+
+
 async def _read(ctx, dut, value, snoop=1):
     """The completion of a MemRd of line 0 for `value`, and what the endpoint was asked."""
     ctx.set(dut.m2s_req.valid, 1)
@@ -76,11 +86,7 @@ def test_grants_are_given_to_usable_sessions_and_e_to_owners_alone():
     dut = new_port()
 
     async def bench(ctx):
-        for name, value in OPEN.items():
-            port, _, field = name.partition(".")
-            ctx.set(getattr(getattr(dut, port), field) if field else dut.enable, value)
-        while not ctx.get(dut.ready):
-            await ctx.tick()
+        await _opened(ctx, dut)
         none = (3, 0)
         assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP, none)
         ctx.set(dut.sessions[0].open, 1)
@@ -111,6 +117,8 @@ def test_a_session_rounds_once_a_queue_of_it_does_until_it_is_closed():
 
         await configure(0, Format.RAW16)
         assert rounds() == 0
+        await configure(CONFIG.queues, Format.INT4)
+        assert rounds() == 0b10
         await configure(CONFIG.queues + 1, Format.INT4)
         await configure(CONFIG.queues + 2, Format.RAW16)
         assert rounds() == 0b10
@@ -125,6 +133,77 @@ def test_a_session_rounds_once_a_queue_of_it_does_until_it_is_closed():
         assert rounds() == 0
 
     simulate(dut, bench)
+
+
+def test_a_line_that_does_not_come_back_is_written_as_poison_and_told():
+    """Behind a write that the endpoint was offered before it; the front is at rest when the
+    endpoint has confirmed it."""
+    dut, events = new_port(), []
+
+    async def bench(ctx):
+        async def until(what, steps=200):
+            for _ in range(steps):
+                if ctx.get(what):
+                    return
+                await step()
+            raise AssertionError("it does not come")
+
+        async def step():
+            if ctx.get(dut.o_event.valid):
+                p = dut.o_event.p
+                events.append((ctx.get(p.code), ctx.get(p.ld_id), ctx.get(dut.inner_rwd.ready)))
+            await ctx.tick()
+
+        def offered():
+            p = dut.inner_rwd.p
+            return tuple(ctx.get(x) for x in (dut.inner_rwd.valid, p.tag, p.address, p.poison))
+
+        await _opened(ctx, dut)
+        ctx.set(dut.sessions[0].open, 1)
+        ctx.set(dut.sessions[0].ld_id, 5)
+        ctx.set(dut.bi.timeout, 100)
+        assert (await _read(ctx, dut, MetaValue.ANY))[0] == S2MNDR.CMP_E
+        await until(dut.idle)
+        ctx.set(dut.inner_rwd.ready, 0)
+        ctx.set(dut.s2m_bisnp.ready, 1)
+        ctx.set(dut.i_ask.valid, 1)
+        await until(dut.i_ask.ready)
+        await step()
+        ctx.set(dut.i_ask.valid, 0)
+        await until(dut.s2m_bisnp.valid)
+        await step()
+        ctx.set(dut.m2s_rwd.valid, 1)
+        ctx.set(dut.m2s_rwd.p, {"opcode": M2SRwD.MEM_WR, "tag": 77, "address": 64})
+        await until(dut.m2s_rwd.ready)
+        await step()
+        ctx.set(dut.m2s_rwd.valid, 0)
+        await until(dut.inner_rwd.valid)
+        ctx.set(dut.now, 1000)
+        for _ in range(20):
+            assert offered()[:3] == (1, 77, 64) and not ctx.get(dut.idle)
+            await step()
+        ctx.set(dut.inner_rwd.ready, 1)
+        await step()
+        ctx.set(dut.inner_rwd.ready, 0)
+        for _ in range(3):
+            assert offered() == (1, LostLines.TAG, 0, 1)
+            await step()
+        assert not events
+        ctx.set(dut.inner_rwd.ready, 1)
+        await step()
+        for _ in range(30):
+            assert not ctx.get(dut.inner_rwd.valid) and not ctx.get(dut.idle)
+            await step()
+        ctx.set(dut.inner_ndr.valid, 1)
+        for fields in ({"tag": 77, "ld_id": 0}, {"tag": LostLines.TAG, "ld_id": 5}):
+            ctx.set(dut.inner_ndr.p, fields)
+            await until(dut.inner_ndr.ready)
+            await step()
+        ctx.set(dut.inner_ndr.valid, 0)
+        await until(dut.idle)
+
+    simulate(opened(dut)[0], bench)
+    assert events == [(Event.SNOOP_LOST, 5, 1)]
 
 
 def test_an_answer_to_no_snoop_is_an_event():

@@ -268,7 +268,7 @@ BENCHES = (
     _source("cxlio/pmu", "Pmu"),
     _source("media/ras_errors", "RasErrors"),
     _source("cxlio/ras_log", "RasLog"),
-    _source("cxlio/register_bank", "RegisterBank"),
+    _source("cxlio/register_bank", "RegisterBank", also=("pmu",)),
     _source("cxlio/register_port", "RegisterPort"),
     _source("cxlio/sequencer", "Sequencer"),
     _source("media/sanitizer", "Sanitizer"),
