@@ -35,6 +35,24 @@ def test_scores_are_the_golden_ones(fmt, heads, lines):
     assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
 
 
+@pytest.mark.parametrize("bank", [0, 1])
+def test_each_bank_has_queries_of_its_own(bank):
+    groups = [Group(seed, heads=2, lines=2, pages=1) for seed in (7, 8)]
+
+    async def put(ctx, dut):
+        for number, group in enumerate(groups):
+            ctx.set(dut.put_bank, number)
+            await put_queries(group.query)(ctx, dut)
+
+    sends = groups[bank].key_lines()
+    held = {"scale": SCALE, "bank": bank}
+    ends = Ends(sends={"i": sends}, takes=("o",), held=held, before=put)
+    dut = KeyScore(heads=2, lines=2, id_bits=8, banks=2)
+    seen = pump(dut, ends, cycles=len(sends) + 40, seed=1)["o"]
+    expected = groups[bank].scores(0).T
+    assert [list(each.item.score) for each in seen] == [list(each) for each in expected]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
