@@ -60,5 +60,6 @@ def memories(driver: Driver) -> dict[str, Memory]:
             (ctypes.c_uint8 * (a.depth * a.row_bytes)).from_address(a.rows)
         ).reshape(a.depth, a.row_bytes)
         name = memory_name(*a.scope.decode().split(".")[2:], a.name.decode())
+        assert name not in found, name
         found[name] = Memory(name, a.width, a.depth, rows)
     return dict(sorted(found.items()))

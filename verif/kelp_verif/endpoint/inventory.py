@@ -28,9 +28,10 @@ class Cells:
 
 
 def memory_name(*path: str) -> str:
-    """A memory's path in the endpoint, without what every one of `lib`'s memories has at its
-    end."""
-    return re.sub(r"(\.whole)?(\.macro\.words|\.memory)$", "", ".".join(path))
+    """A memory's path in the endpoint, without what every one of `lib`'s memories has at its end,
+    and without the numbers by which Verilog tells a part from a signal of its name."""
+    whole = re.sub(r"\$\d+(?=\.|$)", "", ".".join(path))
+    return re.sub(r"(\.whole)?(\.macro\.words|\.memory)$", "", whole)
 
 
 def inventory(block) -> dict[str, Cells]:
