@@ -40,7 +40,7 @@ class Opened(Elaboratable):
         return self._top
 
 
-def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None):
+def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=()):
     def answer(path, op):
         if path != "o_op":
             return
@@ -65,16 +65,27 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None):
             ],
             "i_result": [],
             "i_line": [],
+            "i_query": [
+                {"data": int.from_bytes(row.tobytes(), "little"), "place": place}
+                for row, place in queries
+            ],
         },
-        takes=("o_op", "o"),
+        takes=("o_op", "o", "o_query") if queries else ("o_op", "o"),
         offer=offer,
         take=take,
-        held={"token_lines": 1, "squeue": 6, "session": 1, "host_type": int(HostType.FP16)},
+        held={
+            "token_lines": 1,
+            "squeue": 6,
+            "session": 1,
+            "host_type": int(HostType.FP16),
+            "query_host_type": int(HostType.BF16),
+        },
         answer=answer,
         watch=watch,
     )
     lines = sum(page[1] for page in pages)
-    return pump(dut or PageReader(config=CONFIG), ends, cycles=int(lines / offer / take) + 60)
+    cycles = int((lines + len(queries)) / offer / take) + 60
+    return pump(dut or PageReader(config=CONFIG), ends, cycles=cycles)
 
 
 def test_lines():
@@ -107,6 +118,32 @@ def test_tokens_that_are_not_near_are_left_out():
     found = [(t.item.at.page, t.item.at.line, t.item.at.page_end) for t in seen["o"]]
     last = dict(looked)
     assert found == [(page, line % 2, line == last[page]) for page, line in looked]
+
+
+def test_queries_pass_between_lines():
+    """In their own host type, each with its place; `idle` is what is inside, of both kinds."""
+    dut, idle = PageReader(config=CONFIG), []
+    places = [{"head": k % CONFIG.select_heads, "line": k % 3 % 2} for k in range(12)]
+    queries = [(rows(100 + k)[0], place) for k, place in enumerate(places)]
+    seen = run(
+        PAGES * 2,
+        offer=0.5,
+        take=0.6,
+        dut=dut,
+        queries=queries,
+        watch=lambda ctx: idle.append(ctx.get(dut.idle)),
+    )
+    assert len(seen["o"]) == 2 * sum(count for _, count in PAGES)
+    for t, (row, place) in zip(seen["o_query"], queries, strict=True):
+        assert {name: t.item.place[name] for name in place} == place
+        payload, scale = codec.encode(row[None], HostType.BF16, Format.INT8)
+        assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
+        assert t.item.scale == scale[0]
+    inside = set()
+    for begins, ends in (("i_query", "o_query"), ("o_op", "o")):
+        for a, b in zip(seen[begins], seen[ends], strict=True):
+            inside.update(range(a.offered, b.taken + 1))
+    assert not any(idle[cycle] for cycle in inside) and idle[-1]
 
 
 def test_two_choices_are_inside_at_once():
