@@ -45,7 +45,7 @@ class PageReader(wiring.Component):
         Of `i_query`.
     i : in, stream
         A page, how many of its lines count, 1 and up, and `near`: bit by bit of the lines, whether
-        the token that ends there is looked at; one is.
+        the token that ends there is looked at; where none is, all are.
     i_query : in, stream
         A host line of a query.
     o_op : out, stream of op
@@ -233,8 +233,13 @@ class PageReader(wiring.Component):
             for n in range((c.select_lines - 1).bit_length() + 1):
                 with m.Case((1 << n) - 1):
                     m.d.comb += ends.eq(Cat(near[k | (1 << n) - 1] for k in range(len(near))))
+        # A summary that flipped since its page was named may have nothing near. Nobody would ever
+        # hear of that page, so then all of it is looked at.
+        every, some = Signal(len(near)), Signal(len(near))
         m.d.comb += [
-            lines.eq(ends & ((1 << self.i.p.count) - 1)),
+            every.eq((1 << self.i.p.count) - 1),
+            some.eq(ends & every),
+            lines.eq(Mux(some.any(), some, every)),
             self.i.ready.eq(~left.any() | (issues & ((left & (left - 1)) == 0))),
         ]
         with m.If(issues):

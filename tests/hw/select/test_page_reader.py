@@ -110,8 +110,9 @@ def test_lines():
 
 
 def test_tokens_that_are_not_near_are_left_out():
-    """A token's last line says whether it is; lines beyond the page's do not count."""
-    pages = [(3, 4, 0b0111), (5, 4, 0b11001000), (6, 2, 0b1010), (8, 4, 0b1010)]
+    """A token's last line says whether it is; lines beyond the page's do not count. A page of which
+    none is, as a flipped summary may say, is looked at as a whole."""
+    pages = [(3, 4, 0b0111), (5, 4, 0b11001000), (6, 2, 0b1000), (8, 4, 0b1010)]
     seen = run(pages, offer=0.6, take=0.6)
     looked = [(3, 0), (3, 1), (5, 2), (5, 3), (6, 0), (6, 1), (8, 0), (8, 1), (8, 2), (8, 3)]
     assert [(t.item.page, t.item.kv_line) for t in seen["o_op"]] == looked
