@@ -463,7 +463,7 @@ BACK_ENDS = {
     "serial": (machine("Serial", url="serial:", crowded=True), 10, 20),
     "cxl on golden": (machine("Cxl", url="cxl:golden:unit"), 10, 20),
     "unix to cxl": (machine("UnixCxl", url="cxl:golden:unit", served=True), 8, 20),
-    "rtl": (machine("Rtl", url=RTL), 4, 12),
+    "rtl": (machine("Rtl", url=RTL), 2, 12),
     "unix to rtl": (machine("UnixRtl", url=RTL, served=True), 3, 12),
 }
 
