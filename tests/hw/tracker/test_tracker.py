@@ -65,6 +65,7 @@ def test_random_ops_agree_with_golden():
         met |= set(records["outcomes"])
         faults = [a + b for a, b in zip(faults, records["faults"], strict=True)]
         hot += records["hot"]
+        assert records["paused"] > 20 and (records["fatal"] > 20 or flips)
         assert all(records["taken"].values())
         if wanted <= met and seed >= 4:
             break

@@ -56,7 +56,8 @@ _FIELDS = {
 _REQUEST = {"session", "squeue", "page", "refused", "no_memory"}
 
 #: Where an op that changes a session or no word at all is not to look at one.
-_WORDLESS = (Op.GRANT, Op.FREE, Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
+_SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
+_WORDLESS = (Op.GRANT, Op.FREE, *_SESSION_OPS)
 
 
 def _picked(able, hinted) -> Value:
@@ -243,21 +244,33 @@ class ArbiterContract(wiring.Component):
 
         told(request, r, _ORIGIN)
         told(request & ~a.hot, r, _REQUEST)
-        m.d.comb += Assert(
-            ~(request & ~a.hot) | (fields_of_op["kind"] == Mux(r.write, Op.WRITE, Op.READ))
-        )
+        cold = request & ~a.hot
+        m.d.comb += [
+            Assert(~cold | (fields_of_op["kind"] == Mux(r.write, Op.WRITE, Op.READ))),
+            Assert(~cold | ((a.o.reads == a.good) & a.o.takes & ~a.o.session)),
+            Assert(~cold | (a.o.queue == r.queue)),
+        ]
         streams = zip(cycle.streams.items(), cycle.enters, cycle.uses_frame, strict=True)
         for (name, s), enters, frame in streams:
             told(enters, s.p, _FIELDS[name] | {"kind"})
             if name == "miss":
                 told(enters & frame, s.p, _ORIGIN)
-            wordless = Signal(name=f"wordless_{name}")
+            wordless, session = Signal(name=f"wordless_{name}"), Signal(name=f"session_{name}")
             with m.Switch(s.p.kind):
                 with m.Case(*_WORDLESS):
                     m.d.comb += wordless.eq(1)
-            m.d.comb += Assert(
-                ~enters | ((a.o.reads == ~wordless) & (a.o.takes == (s.p.kind == Op.PREFETCH)))
-            )
+            with m.Switch(s.p.kind):
+                with m.Case(*_SESSION_OPS):
+                    m.d.comb += session.eq(1)
+            m.d.comb += [
+                Assert(
+                    ~enters | ((a.o.reads == ~wordless) & (a.o.takes == (s.p.kind == Op.PREFETCH)))
+                ),
+                Assert(~enters | (a.o.session == session)),
+                Assert(
+                    ~(enters & (s.p.kind == Op.PEEK)) | (a.o.frame_peek == int(name == "evict"))
+                ),
+            ]
 
     def _share(self, m: Module, cycle: _Cycle, shares: _Shares) -> None:
         """Nothing is wasted: without a request, an op that could go does. And who waits for how

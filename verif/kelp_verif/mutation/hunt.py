@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from importlib import import_module
@@ -35,14 +36,17 @@ __all__ = ["BAR", "hunt", "main", "markdown", "score"]
 BAR = 0.95
 
 
-def hunt(bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True) -> dict[str, dict]:
+def hunt(
+    bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True, minutes: float = 0
+) -> dict[str, dict]:
     """Block → its figures: `mutants` that were built, `killed`, `equivalent` (proved; none is where
-    not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they are.
+    not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they are. After
+    `minutes` of tests, if it is not 0, those that are left are not run.
 
     Raises
     ------
     ToolError
-        The tests fail without a mutant, or end too soon.
+        A test fails without a mutant, or none came to its end.
     """
     root = tools.build_root() / "mutate"
     root.mkdir(parents=True, exist_ok=True)
@@ -55,21 +59,26 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True) 
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         env.pop("KELP_SEED", None)  # a seed draws mutants; benches keep theirs
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "kelp_verif.mutation.plugin"]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "kelp_verif.mutation.plugin"]
         command += ["-p", "no:cacheprovider", "-m", "not slow", "-k", "not planted"]
         command += ["--timeout", "0", *bench.tests]
-        done = subprocess.run(
-            command,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=end_with_parent,
-        )
-        if done.returncode or not out.is_file():
-            raise tools.ToolError(
-                f"the tests of {bench.name} fail with no mutant:\n{done.stdout[-4000:]}"
+        log = root / f"{bench.name}.log"
+        with open(log, "w", encoding="utf-8") as handle, suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command,
+                env=env,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=minutes * 60 if minutes else None,
+                preexec_fn=end_with_parent,
             )
+            if done.returncode:
+                raise tools.ToolError(
+                    f"the tests of {bench.name} fail with no mutant:\n{log.read_text()[-4000:]}"
+                )
+        if not out.is_file():
+            raise tools.ToolError(f"no test of {bench.name} came to its end, see {log}")
         found = json.loads(out.read_text(encoding="utf-8"))
         for runs in root.glob("cocotb/*/runs"):
             shutil.rmtree(runs, ignore_errors=True)
@@ -158,6 +167,7 @@ def main(
     prove: bool = typer.Option(
         True, help="try to prove survivors equivalent; of a block with memories that takes minutes"
     ),
+    minutes: float = typer.Option(0, help="for the tests of each bench, at most; 0: all of them"),
     resume: bool = typer.Option(
         False, help="leave out blocks that are recorded with this seed and as many mutants"
     ),
@@ -191,7 +201,7 @@ def main(
             bench.sizes,
         )
         try:
-            found = hunt(chosen, count=count, seed=seed, jobs=jobs, prove=prove)
+            found = hunt(chosen, count=count, seed=seed, jobs=jobs, prove=prove, minutes=minutes)
         except tools.ToolError as error:
             failed = True
             console.print(str(error), markup=False)

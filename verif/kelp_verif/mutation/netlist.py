@@ -86,7 +86,7 @@ def listed(
     text: str, blocks: dict[str, list[str]], *, count: int, seed: int, first: int = 1
 ) -> list[Mutant]:
     """Up to `count` mutants of each of `blocks` (name → modules) in the RTLIL `text`, drawn by
-    `seed`. What feeds assertions alone is no site."""
+    `seed`. What feeds assertions alone is no site, nor is a port of the checker of streams."""
     mutants: list[Mutant] = []
     for block, modules in blocks.items():
         there = [module for module in modules if f"\nmodule \\{module}\n" in text]
@@ -94,7 +94,7 @@ def listed(
             continue
         chosen = " ".join(f"\\{module}" for module in there)
         clean = f"proc {chosen}; chformal -remove {chosen}; opt_clean {chosen}"
-        cells = f"{chosen}{' %u' * (len(there) - 1)} t:$meminit* %d"
+        cells = f"{chosen}{' %u' * (len(there) - 1)} t:$meminit* %d t:*stream_rule* %d"
         out = _yosys(text, f"{clean}; mutate -list {count} -seed {seed} -o @OUT@ {cells}")
         for line in out.splitlines():
             if match := re.search(r"-module (\S+)", line):

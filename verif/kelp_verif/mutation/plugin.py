@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 
 from kelp_rtl.build import passes, tools
+from kelp_spec.files import write_whole
 
 from . import netlist, source
 
@@ -114,6 +115,8 @@ class Hunt(passes.Passes):
         self._pending = self._sites.get(key, [])
         if not self._pending and self.child is None:
             pytest.skip("holds no mutant")
+        if self.child is None:
+            self._alive(self._pending)
         text = self._prepared.get(key, text)
         return netlist.mutated(text, [self.mutants[n] for n in self._pending])
 
@@ -170,6 +173,8 @@ class Hunt(passes.Passes):
         problem = self._fork([0], _WHOLE)
         if self.child is None and problem:
             pytest.fail(f"fails with no mutant: {problem}")
+        if self.child is None:
+            self.save()
         return round(max(_AT_LEAST, _SLOWER * (_cpu_seconds() - before)))
 
     def _simulated(self, numbers, seconds, simulate: Callable[..., int | None], folder: Path):
@@ -216,6 +221,7 @@ class Hunt(passes.Passes):
                 if code := os.waitstatus_to_exitcode(status):
                     problem = f"exit code {code}"
                     self._killed(number, code)
+                    self.save()  # the run may be ended
                 continue
             now = time.monotonic()
             for pid, (_, deadline) in list(running.items()):
@@ -241,8 +247,7 @@ class Hunt(passes.Passes):
             }
             for n, m in self.mutants.items()
         ]
-        with open(self.job.out, "w", encoding="utf-8") as handle:
-            json.dump({"mutants": rows, "texts": self.texts}, handle)
+        write_whole(Path(self.job.out), json.dumps({"mutants": rows, "texts": self.texts}))
 
 
 def end_with_parent() -> None:

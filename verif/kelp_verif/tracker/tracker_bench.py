@@ -61,6 +61,9 @@ async def random_ops(dut):
     busy = {"control": (0, 0.02, 0.1), "evict": (0.3, 0.6, 1.0), "miss": (0.3, 1.0)}
     for phase in range(params["phases"]):
         tb.tells = phase % 2
+        tb.pauses = 0.01 if phase % 5 == 1 else 0
+        # What is refused so has read its word, which golden does not say.
+        tb.fatals = 0.05 if phase % 5 == 3 and not tb.flips else 0
         for name in engines.p:
             engines.p[name] = rng.choice(busy.get(name, (0.05, 0.3, 1.0)))
         for name in engines.credits:
@@ -73,6 +76,8 @@ async def random_ops(dut):
         outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()},
         hot=tb.seen["hot"],
         faults=tb.seen["faults"],
+        fatal=tb.seen["fatal"],
+        paused=tb.seen["paused"],
         taken=tb.taken,
         scrub_cycles=tb.scrub_cycles,
     )

@@ -17,8 +17,8 @@ from kelp_hw.tracker.signatures import BACKGROUND, count_bits, credits_layout, s
 from kelp_hw.tracker.tracker import Tracker
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
+from kelp_spec.metadata import Event, Outcome, ScoreEvent
 from kelp_spec.metadata import Op as K
-from kelp_spec.metadata import Outcome, ScoreEvent
 
 from ..harness.clocking import start_clock
 
@@ -39,6 +39,21 @@ FRAME_OPS = (
     K.PEEK,
     K.RECOVER,
 )
+#: What an op needs downstream beside a place in the event log (docs/design.md §3).
+NEEDS = {
+    K.FILL: ("data",),
+    K.REPLAY: ("data",),
+    K.FREE: ("data",),
+    K.RECOVER: ("data",),
+    K.PEEK: ("data",),
+    K.FLIP: ("data", "queue"),
+    K.CLAIM: ("data", "queue"),
+    K.RELEASE: ("data", "queue"),
+    K.SCRUB: ("data", "queue", "score"),
+    K.SCAN: ("score",),
+    K.MASS: ("score",),
+    K.PREFETCH: ("miss",),
+}
 
 
 class TB:
@@ -81,14 +96,18 @@ class TB:
         self.tells = 0.0
         # the request that is shown a cycle ahead, behind the one in `held`
         self.coming = None
-        # (cycle of the handshake, request or None, op or None)
+        self.has = self.had = dict.fromkeys(_CREDITS, 1)  # credits of this cycle, of the one before
+        self.fatals, self.fatal, self.was_fatal = 0.0, 0, 0  # how often; in this cycle, before it
+        self.pauses, self.pausing = 0.0, 0  # how often one begins; for how many cycles it has stood
+        self.seen_paused, self.unpausing = 0, False
+        # (cycle of the handshake, request or None, op or None, credits that they had)
         self.entered = deque()
         self.expected = deque()  # (cycle, result or None, hot or None, free, used)
         self.planted = {}  # page → (cycle from which it can be read, bits)
         # page → cycle in which the last op that looked at its word entered
         self.looked = {}
         self.flip_at = {}  # cycle → mask
-        self.seen = {"hot": 0, "faults": [0, 0, 0], "outcomes": {}}
+        self.seen = {"hot": 0, "fatal": 0, "paused": 0, "faults": [0, 0, 0], "outcomes": {}}
         self.taken = dict.fromkeys(("request", *BACKGROUND), 0)
         self.ports = {
             name: [getattr(dut, f"{path}__{part}") for part in ("payload", "valid", "ready")]
@@ -239,7 +258,11 @@ class TB:
             if name in self.behind:
                 behind |= (1 | int(self.behind[name].kind) << 1) << 6 * k
         dut.ops__behind.value = behind
-        dut.credits.value = sum(self.credit(name) << n for n, name in enumerate(_CREDITS))
+        self.had, self.has = self.has, {name: self.credit(name) for name in _CREDITS}
+        dut.credits.value = sum(self.has[name] << n for n, name in enumerate(_CREDITS))
+        self.was_fatal, self.fatal = self.fatal, int(self.noise.random() < self.fatals)
+        dut.fatal.value = self.fatal
+        self._pause()
         self._offer_id()
         dut.ecc_flip.value = self.flip_at.pop(self.cycle, 0)
         await ReadOnly()
@@ -248,9 +271,36 @@ class TB:
         await RisingEdge(dut.clk)
         self.cycle += 1
 
+    def _pause(self):
+        """One that stands ends some cycles after the pipeline is said to be empty."""
+        ends = self.seen_paused and self.noise.random() < 0.3
+        begins = not self.pausing and self.noise.random() < self.pauses
+        self.unpausing = self.pausing and ends
+        self.pausing = self.pausing + 1 if (self.pausing and not ends) or begins else 0
+        if not self.pausing:
+            self.seen_paused = 0
+        self.dut.hold__pause.value = int(self.pausing > 0)
+
+    def _check_pause(self, taken):
+        """From its second cycle on nothing enters; `paused` stands from a cycle after the last op
+        has left until the pause ends."""
+        busy = bool(self.entered or self.expected)
+        assert self.dut.idle.value != busy, f"cycle {self.cycle}: idle is wrong"
+        paused = bool(self.dut.hold__paused.value)
+        if self.pausing < 2:
+            assert not paused or (self.unpausing and not taken), "paused without a pause"
+            return
+        assert not taken, f"an op enters in cycle {self.pausing} of a pause"
+        assert not (paused and busy), "paused with an op inside"
+        assert paused or self.pausing <= Tracker.RESULT_LATENCY + 1, "a pause has no end"
+        assert paused or not self.seen_paused, "paused ends before the pause"
+        self.seen_paused |= paused
+        self.seen["paused"] += paused
+
     async def quiet_cycle(self):
         """One cycle in which nothing new is offered, only a miss id still waits; `idle` in it."""
         self.dut.i_miss_free__valid.value = int(self.id_waits)
+        self.pausing = self.seen_paused = self.dut.hold__pause.value = 0
         await ReadOnly()
         self._take_id()
         idle = bool(self.dut.idle.value)
@@ -274,6 +324,7 @@ class TB:
     def _observe(self):
         now = self.cycle
         request = op = None
+        self._check_pause([name for name in self.held if self.ports[name][2].value])
         for name in list(self.held):
             if self.ports[name][2].value:
                 taken = self.held.pop(name)
@@ -283,8 +334,11 @@ class TB:
                 else:
                     assert op is None, "two background ops in one cycle"
                     op = taken
+        if op:
+            lacks = [need for need in ("event", *NEEDS.get(op.kind, ())) if not self.had[need]]
+            assert not lacks, f"{op} enters without a credit: {lacks}"
         if request or op:
-            self.entered.append((now, request, op))
+            self.entered.append((now, request, op, self.had))
         self._check_m3(now)
         self._check_results(now)
 
@@ -294,12 +348,13 @@ class TB:
         if not self.entered or self.entered[0][0] != now - Tracker.LATENCY:
             assert not valid, f"cycle {now}: frame op out of nothing"
             return
-        entered, request, op = self.entered.popleft()
+        entered, request, op, had = self.entered.popleft()
         if request and op:
             assert hot, "a request that was not hot shared its cycle"
         hot_result = result = None
         if hot:
             assert request, "hot lane without a request"
+            assert had["data"], f"{request} enters without a credit"
             hot_result = self._golden(request, entered, sees_word=False)
             assert (hot_result.outcome, hot_result.first, hot_result.changed) == (
                 Outcome.HIT,
@@ -309,6 +364,11 @@ class TB:
             self.seen["hot"] += 1
             self._check_frame_op(hot_result)
         lane = op or (request if not hot else None)
+        if lane is request and lane:
+            assert all(had.values()), f"{request} enters without a credit: {had}"
+            if self.was_fatal:
+                lane.refused = Event.FATAL
+                self.seen["fatal"] += 1
         if lane:
             result = self._golden(lane, entered)
             if not hot and lane.kind in FRAME_OPS:
