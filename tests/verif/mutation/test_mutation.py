@@ -86,16 +86,17 @@ class Counting(wiring.Component):
 
 
 class Both(wiring.Component):
-    """Two blocks with processes."""
+    """Two blocks with processes; one is called as a port is, so that its module gets a number."""
 
     def __init__(self):
-        super().__init__({"a": In(1), "b": In(1), "o": Out(8)})
+        super().__init__({"a": In(1), "b": In(1), "o": Out(8), "turns": Out(1)})
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.sums, m.submodules.turns = sums, turns = Counting(), Counting()
         m.d.comb += [part.a.eq(self.a) for part in (sums, turns)]
         m.d.comb += [sums.b.eq(self.b), turns.b.eq(sums.o[1]), self.o.eq(Cat(sums.o, turns.o))]
+        m.d.comb += self.turns.eq(turns.o.any())
         return m
 
 
@@ -190,7 +191,7 @@ def test_mutants_of_several_blocks_are_in_one_design():
     found = {"Turns": ["top.turns"], "Sums": ["top.sums"]}
     text = netlist.prepared(to_rtlil(Both(), name="top"), found)
     mutants = netlist.listed(text, found, count=20, seed=1)
-    assert {m.block for m in mutants} == set(found)
+    assert "module \\top.turns$" in text and {m.block for m in mutants} == set(found)
     assert any("procmux" in m.command for m in mutants if m.block == "Turns")
     assert netlist.SELECT in netlist.mutated(text, mutants)
 

@@ -77,9 +77,17 @@ def prepared(text: str, blocks: dict[str, list[str]]) -> str:
     """The RTLIL `text`, with cells in place of the processes of all of `blocks` (name → modules):
     yosys numbers them, so that their names are the same in what is listed and in what is mutated.
     """
-    modules = sorted({module for modules in blocks.values() for module in modules})
-    there = " ".join(f"\\{m}" for m in modules if f"\nmodule \\{m}\n" in text)
+    modules = sorted({module for modules in blocks.values() for module in _there(text, modules)})
+    there = " ".join(f"\\{module}" for module in modules)
     return _yosys(text, f"proc {there}; opt_clean {there}; write_rtlil @OUT@") if there else text
+
+
+def _there(text: str, modules: list[str]) -> list[str]:
+    """Those of `modules` that the RTLIL `text` has, as they are called there: a block that has the
+    name of a signal beside it got a number."""
+    found = re.findall(r"^module \\(\S+)$", text, re.MULTILINE)
+    given = {*modules}
+    return [name for name in found if {name, re.sub(r"\$\d+(?=\.|$)", "", name)} & given]
 
 
 def listed(
@@ -89,8 +97,7 @@ def listed(
     `seed`. What feeds assertions alone is no site, nor is a port of the checker of streams."""
     mutants: list[Mutant] = []
     for block, modules in blocks.items():
-        there = [module for module in modules if f"\nmodule \\{module}\n" in text]
-        if not there:
+        if not (there := _there(text, modules)):
             continue
         chosen = " ".join(f"\\{module}" for module in there)
         clean = f"proc {chosen}; chformal -remove {chosen}; opt_clean {chosen}"

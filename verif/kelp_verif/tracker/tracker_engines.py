@@ -169,13 +169,17 @@ class Engines:
 
     def descriptor(self, s):
         rng, c = self.rng, self.config
+
+        def used(most):
+            return rng.choice((most, most, most - 1, rng.randint(1, most)))
+
         return Session(
             ld_id=rng.randrange(16),
             host_type=rng.getrandbits(1),
-            used_queues=rng.choice((c.queues, c.queues - 1)),
-            used_lines=rng.choice((c.half_lines, c.half_lines - 1)),
+            used_queues=used(c.queues),
+            used_lines=used(c.half_lines),
             k_only=int(rng.random() < 0.2),
-            used_pages=rng.choice((c.pages, c.pages - 1)),
+            used_pages=used(c.pages),
             kv_heads=1,
             step=rng.choice((0, (1 << 24) - 2)),
         )
