@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
 from kelp_spec.config import NAMED, POOLS, Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
 
-from .output import console, write_json
+from .output import show, write_json
 
 __all__ = ["describe", "register"]
 
@@ -73,11 +74,11 @@ def register(app: typer.Typer) -> None:
             write_json(json, "config", {"configurations": [describe(c) for c in chosen]})
             if str(json) == "-":
                 return
-        console.print(_one(chosen[0]) if name else _all(chosen))
+        show(_one(chosen[0]) if name else _all(chosen))
 
 
 def _all(configs: list[Config]) -> Table:
-    table = Table(title="Configurations", title_justify="left")
+    table = Table(title="Configurations", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in (
         "name",
         "sessions × queues × pages",

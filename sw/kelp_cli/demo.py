@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from .output import UserError, console, progress_bar
+from .output import UserError, console, progress_bar, show
 from .replay.choices import Choices, parse_policy
 from .replay.engines import lockstep_part, measured, resident, run_rtl
 
@@ -131,7 +131,7 @@ def demo(
             ),
         )
         files = report.write(result, output, on_start=lambda name: bar.update(task, advance=1))
-    console.print(report.table(result))
+    show(report.table(result))
     for path in files:
         console.print(f"  {path}")
     short = [

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
 from kelp_rtl.build import tools
 
 from .install import in_checkout, setup
-from .output import console, write_json
+from .output import console, show, write_json
 
 __all__ = ["Check", "checks", "register"]
 
@@ -65,14 +66,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _show(found: list[Check], missing: list[Check]) -> None:
-    table = Table(title="KELP's tools", title_justify="left")
+    table = Table(title="KELP's tools", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("what", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for column in ("version", "for", "what to type"):
         table.add_column(column, overflow="fold")
     for check in found:
         table.add_row(check.name, _SHOWN[check.status], check.version, check.purpose, check.remedy)
-    console.print(table)
+    show(table)
     if missing:
         console.print(
             f"[bold red]{len(missing)} missing:[/] {', '.join(check.name for check in missing)}"

@@ -12,7 +12,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, progress_bar, writable, write_json
+from .output import UserError, progress_bar, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -117,7 +117,7 @@ def lab(
     entries = _write(rows, reads, json=json, csv_file=csv_file, html=html)
     if json is None or str(json) != "-":
         for table in _tables(entries, len(traces)):
-            console.print(table)
+            show(table)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, write_json
+from .output import UserError, console, show, write_json
 
 __all__ = ["register"]
 
@@ -107,9 +107,9 @@ def model(
         if str(json) == "-":
             return
     for table in shown:
-        console.print(_table(table))
+        show(_table(table))
     if found:
-        console.print(_verdicts(found, arithmetic))
+        show(_verdicts(found, arithmetic))
 
 
 def _write_inputs(path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from kelp_rtl.build.tools import build_root, commit
 from kelp_spec.files import write_whole
 
-from .output import UserError, console
+from .output import UserError, console, show
 
 __all__ = ["PARTS", "register", "runs_markdown"]
 
@@ -141,4 +141,4 @@ def _show(runs: list[dict]) -> None:
         result = f"[{style[run['result']]}]{run['result']}[/]"
         log = "" if run["result"] == _NOT_THERE else f"build/nightly/{run['part']}.log"
         table.add_row(run["part"], result, run["said"], f"{run['cpu_s'] / 60:.1f}", log)
-    console.print(table)
+    show(table)

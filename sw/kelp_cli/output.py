@@ -5,12 +5,14 @@ how far it is, and the JSON files."""
 
 import contextlib
 import json
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -30,6 +32,7 @@ __all__ = [
     "complain",
     "console",
     "progress_bar",
+    "show",
     "writable",
     "write_json",
 ]
@@ -40,6 +43,35 @@ SCHEMA_VERSION = 1
 # Tables and results go to stdout; progress and complaints go to stderr, so that a pipe sees results
 # alone.
 console = Console(highlight=False)
+
+# No table of ours needs as many columns; and what is longer than this may be folded.
+_WIDEST, _WORD = 1000, 14
+
+
+def show(table: RenderableType) -> None:
+    """Print a table of which nothing is cut: where the terminal, or the 80 columns of a pipe, are
+    too narrow for its figures, its lines are longer than that."""
+    Console(highlight=False, width=_needed(table)).print(table)
+
+
+def _needed(table: RenderableType) -> int:
+    """The narrowest width, from the console's on, at which every character of the table is there
+    and every word in one piece, paths and the like apart. It may be three too wide."""
+
+    def said(width: int) -> tuple[Counter, Counter]:
+        lines = Console(width=width).render_lines(table, pad=False)
+        rows = ("".join(segment.text for segment in line) for line in lines)
+        words = re.sub(r"[\u2500-\u257f]", " ", "\n".join(rows)).split()
+        return Counter("".join(words)), Counter(word for word in words if len(word) <= _WORD)
+
+    characters, words = said(max(_WIDEST, console.width))
+    width = console.width
+    while width < _WIDEST:
+        these, whole = said(width)
+        if these == characters and words <= whole:
+            break
+        width += 4
+    return width
 
 
 class UserError(Exception):

@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, progress_bar, writable, write_json
+from .output import UserError, progress_bar, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -245,7 +245,7 @@ def _show_channels(rows: list[dict]) -> None:
     )
     for name in rows[0]["snr_db"]:
         table.add_row(name, *(_decibels([r["snr_db"][name] for r in of[kv]]) for kv in "KV"))
-    console.print(table)
+    show(table)
 
 
 def _decibels(values: list[float]) -> str:
@@ -266,7 +266,7 @@ def _show_noise(names: list[str], heads: list[dict]) -> None:
         snr = [_decibels([r[key] for r in rows]) for key in ("k_snr_db", "v_snr_db")]
         errors = [r["attention_error"] for r in rows]
         table.add_row(name, *snr, f"{sum(errors) / len(errors):.2e} ({max(errors):.2e})")
-    console.print(table)
+    show(table)
 
 
 def _show_perplexity(done) -> None:
@@ -280,7 +280,7 @@ def _show_perplexity(done) -> None:
     )
     for row in done.formats:
         table.add_row(row["label"], f"{row['bits']:.2f}", *_figures(row))
-    console.print(table)
+    show(table)
     if done.units:
         table = _table(
             f"One key or value head in int4 ({len(done.tuned_on)} texts): perplexity",
@@ -292,7 +292,7 @@ def _show_perplexity(done) -> None:
                 (u for u in done.units if u["layer"] == layer), key=lambda u: (u["kv"], u["head"])
             )
             table.add_row(str(layer), *(f"{u['increase']:+.3%}" for u in mine))
-        console.print(table)
+        show(table)
     if done.plans:
         legend = "\n".join(
             [
@@ -308,7 +308,7 @@ def _show_perplexity(done) -> None:
             table.add_row(
                 row["label"], f"{row['bits']:.2f}", f"{row['foreseen']:+.3%}", *_figures(row)
             )
-        console.print(table)
+        show(table)
 
 
 def _digits(names) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .output import UserError, console, progress_bar, writable, write_json
+from .output import UserError, progress_bar, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -231,4 +231,4 @@ def _show(found: dict, documents: int, steps: int) -> None:
             f"{row['loss']:+.2%}",
             f"{row['worst']:+.2%}",
         )
-    console.print(table)
+    show(table)

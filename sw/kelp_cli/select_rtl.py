@@ -14,7 +14,7 @@ from kelp_sim.select.readers import scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, Timing
 from kelp_spec.config import Config, ConfigError, named
 
-from .output import UserError, console, progress_bar, write_json
+from .output import UserError, progress_bar, show, write_json
 
 __all__ = ["BAR", "CONFIG", "Held", "hold", "rtl"]
 
@@ -236,7 +236,7 @@ def _show(rows: list[dict], config: str) -> None:
             f"{row['wrong']} of {row['answer_lines'] + row['gathered_lines']}",
             f"{row['as_decoded']:.1%}",
         )
-    console.print(table)
+    show(table)
     phases = Table(
         title="Cycles of a layer by what they go to",
         title_justify="left",
@@ -251,4 +251,4 @@ def _show(rows: list[dict], config: str) -> None:
         phases.add_column(row["document"], justify="right")
     for name in PHASES:
         phases.add_row(name, *(f"{row['phases'][name]:.0f}" for row in rows))
-    console.print(phases)
+    show(phases)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kelp_spec.files import whole_file, write_whole
 
-from .output import UserError, console, progress_bar, write_json
+from .output import UserError, console, progress_bar, show, write_json
 
 __all__ = ["Asked", "worth"]
 
@@ -179,4 +179,4 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['flash_over_lru']:.2f}",
             f"{row['link_over_chosen']:.2f}",
         )
-    console.print(table)
+    show(table)

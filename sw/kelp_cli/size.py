@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kelp_spec.config import Config
 
-from .output import UserError, console
+from .output import UserError, console, show
 
 __all__ = ["register"]
 
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
             table.add_row(name, value)
         for column, policy in enumerate(_POLICIES, 1):
             table.add_row(f"hit rate, {policy}", _rate(share, column))
-        console.print(table)
+        show(table)
         if needed < frames[pool]:
             console.print(
                 f"A page stored as {formats} is {needed * LINE_BYTES:,} bytes and takes a whole "

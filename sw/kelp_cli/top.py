@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from .output import UserError, console
+from .output import UserError, console, show
 
 __all__ = ["register"]
 
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
             ) as device:
                 before, events = device.counters(), []
                 if once:
-                    console.print(_screen(url, device, before, None, events))
+                    show(_screen(url, device, before, None, events))
                     return
                 with Live(console=console, refresh_per_second=8) as live:
                     while True:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .install import missing_package
-from .output import UserError, console, progress_bar, writable
+from .output import UserError, console, progress_bar, show, writable
 
 __all__ = ["register"]
 
@@ -218,7 +218,7 @@ def blocks(
             name, *(f"{1 - run_keys(found.block, make, size).mean():.1%}" for size in sizes)
         )
     table.add_row("infinite", f"{1 - found.blocks / len(found.block):.1%}")
-    console.print(table)
+    show(table)
 
 
 _STREAM = ("lru", "fifo", "clock", "lfu", "arc", "s3fifo", "sieve", "wtinylfu", "belady")

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""kelp_cli.output: what could not be written at the end of long work is refused before it."""
+"""kelp_cli.output: what could not be written at the end of long work is refused before it;
+tables are shown whole."""
 
 import os
 from pathlib import Path
 
 import pytest
+from rich import box
+from rich.table import Table
+from typer.testing import CliRunner
 
 from kelp_cli.bench.commands import _others
-from kelp_cli.output import UserError, writable
+from kelp_cli.main import build_app
+from kelp_cli.output import UserError, show, writable
 
 
 def test_what_can_be_written_gets_its_directories_and_stays_as_it_is(tmp_path):
@@ -42,3 +47,23 @@ def test_rows_of_something_else_are_refused(tmp_path):
     other.write_text("# words\n")
     with pytest.raises(UserError, match="holds no rows of kelp bench"):
         _others(other, set())
+
+
+@pytest.mark.parametrize("columns", [24, 40, 80])
+def test_no_table_is_cut_in_a_narrow_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = Table(*("reader", "tokens that wait", "what it depends on"), box=box.SIMPLE_HEAD)
+    table.columns[1].no_wrap = True
+    table.add_row("infinigen", "1,048,576", "frames " * 9 + "of/a/path/that/may/be/folded.npz")
+    show(table)
+    shown = capsys.readouterr().out
+    assert "…" not in shown and max(len(line) for line in shown.splitlines()) <= max(columns, 72)
+    words = shown.split()
+    assert {"reader", "infinigen", "1,048,576", "depends"} <= {*words} and "wait" in words
+    assert words.count("frames") == 9
+
+
+def test_commands_show_tables_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    found = CliRunner().invoke(build_app(), ["config"])
+    assert found.exit_code == 0 and "1,048,576" in found.stdout.split()

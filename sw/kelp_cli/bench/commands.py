@@ -15,7 +15,7 @@ from rich.table import Table
 from kelp_spec.files import write_whole
 
 from ..install import missing_package
-from ..output import UserError, console, writable
+from ..output import UserError, console, show, writable
 from .bars import NOT_BUILT, meet_bars
 
 __all__ = ["GROUPS", "register"]
@@ -173,4 +173,4 @@ def _show(rows, *, whole: bool) -> None:
         )
     for name, unit, goal in NOT_BUILT if whole else ():
         table.add_row(name, "", unit, goal, "not built", "", "")
-    console.print(table)
+    show(table)

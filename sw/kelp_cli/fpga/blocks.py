@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kelp_spec.files import write_whole
 
-from ..output import UserError, console
+from ..output import UserError, console, show
 
 __all__ = ["REFERENCE", "blocks", "show_blocks"]
 
@@ -100,5 +100,5 @@ def show_blocks(config: str, only: list[str], seed: int, path: Path) -> bool:
             f"{latest['ns']} ns: {latest['from']} … {latest['to']}",
         )
         slow |= figures["fmax_mhz"] < figures["target_mhz"]
-    console.print(table)
+    show(table)
     return slow

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..output import UserError, console
+from ..output import UserError, console, show
 from .shared import BoardName, Built, directory_of
 
 __all__ = ["estimate", "paths"]
@@ -44,7 +44,7 @@ def estimate(
     table = Table("ns", "MHz", "ends", "pin", "group")
     for end in slow[:paths]:
         table.add_row(f"{end.ns:.2f}", f"{1000 / end.ns:.1f}", str(end.ends), end.pin, end.end)
-    console.print(table)
+    show(table)
     for arrival, loads, name in slow[0].nets if slow else ():
         console.print(f"{arrival:8.2f} ns, {loads:4} loads  {name}", markup=False, highlight=False)
     memories = design.memories()
@@ -93,7 +93,7 @@ def paths(
         table.add_row(
             f"{group.ns:.2f}", str(group.ends), str(len(group.wires)), group.begin, group.end
         )
-    console.print(table)
+    show(table)
     for group in groups if wires else ():
         console.print(f"{group.begin} → {group.end}", markup=False, highlight=False, soft_wrap=True)
         for wire in group.wires:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ..output import UserError, console
+from ..output import UserError, console, show
 
 __all__ = ["show_seeds"]
 
@@ -28,7 +28,7 @@ def show_seeds(board: str, directory: Path) -> None:
         figures = json.loads(path.read_text(encoding="utf-8"))
         if figures["seed"] not in slowest["stale"]:
             table.add_row(*(str(figures.get(name, "")) for name in names))
-    console.print(table)
+    show(table)
     console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
     if stale := slowest["stale"]:
         console.print(
@@ -47,4 +47,4 @@ def show_seeds(board: str, directory: Path) -> None:
         parts.add_row(
             part, *("" if (figure := figures.get(name)) is None else str(figure) for name in names)
         )
-    console.print(parts)
+    show(parts)

@@ -8,7 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from ..output import console, write_json
+from ..output import show as show_table
+from ..output import write_json
 
 __all__ = ["Baud", "BoardName", "Built", "Json", "directory_of", "finish", "show"]
 
@@ -60,4 +61,4 @@ def show(result: dict) -> None:
             if isinstance(value, dict)
             else str(value),
         )
-    console.print(table)
+    show_table(table)

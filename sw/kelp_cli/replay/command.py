@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, console, progress_bar, writable, write_json
+from ..output import UserError, progress_bar, show, writable, write_json
 from . import engines
 from .choices import FORMATS, Choices, Source
 
@@ -183,5 +183,5 @@ def replay(
     if report is not None:
         reports.write(result, report)
     if json is None or str(json) != "-":
-        console.print(reports.table(result))
+        show(reports.table(result))
     raise typer.Exit(1 if result.mismatches else 0)
