@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from .output import UserError, console, progress_bar, show
+from .output import UserError, console, progress_bar, show, writable
 from .replay.choices import Choices, parse_policy
 from .replay.engines import lockstep_part, measured, resident, run_rtl
 
@@ -81,7 +81,6 @@ def demo(
     from kelp_spec.policy import Policy
 
     command = shlex.join(["kelp", *sys.argv[1:]])
-    output.mkdir(parents=True, exist_ok=True)  # before the minutes that come, if it cannot be
     ours = layers is None and trace == RECORDING
     chosen = Choices(
         trace=trace,
@@ -102,7 +101,8 @@ def demo(
         accesses=lockstep_accesses,
         layers=LOCKSTEP_LAYERS if ours else layers,
     )
-    begun.plan()  # what is wrong with it is said now
+    begun.plan()  # what is wrong with it, or with the folder, is said now
+    writable(folder=output)
     context = multiprocessing.get_context("spawn")
     with progress_bar() as bar, ProcessPoolExecutor(1, mp_context=context) as beside:
         waiting = beside.submit(_lockstep, begun)

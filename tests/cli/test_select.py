@@ -78,7 +78,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
     small = str(ROOT / "data" / "traces" / "attn_3.npz")
     for options, said in (
         (("nowhere.npz",), "nowhere.npz: no such file"),
-        ((str(text),), "leaves none to judge by"),
+        ((str(text),), "text.txt has 3 tokens; legal: two pages, 32 tokens, or more"),
         ((real,), "is of 30 layers"),
         ((small, "--residency", "0,2"), "--residency '0,2' is not shares"),
         ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),

@@ -218,9 +218,11 @@ def load(folder: Path) -> Llama:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         data = (folder / "model.safetensors").read_bytes()
     except OSError as error:
+        ours = folder.parts[:2] == ("data", "model")
+        where = "; the small model is no part of the package: it lies in a checkout of KELP"
         raise ModelError(
             f"{error.filename}: {error.strerror}; a folder with config.json, "
-            + "model.safetensors and tokenizer.json is expected"
+            + f"model.safetensors and tokenizer.json is expected{where if ours else ''}"
         ) from None
     except ValueError as error:
         raise ModelError(f"{folder}/config.json: {error}") from None

@@ -28,6 +28,7 @@ KEYS = (
 )
 HOST = 100_000  #: cycles of a host that computes, a layer
 HOSTS = (0, HOST)
+_PAGE = 16  #: tokens
 #: of bins of missing mass
 _EDGES = (0, 1e-9, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
@@ -78,9 +79,13 @@ def given(
                 text = one.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"{one} is no text: {error}") from None
-            limit = tokens or 2048
-            ids = np.array(tokenizer.encode(text)[:limit], np.int64)
-            start = limit // 4 // 16 * 16 if first < 0 else first
+            ids = np.array(tokenizer.encode(text)[: tokens or 2048], np.int64)
+            quarter = max(len(ids) // 4 // _PAGE, 1) * _PAGE
+            start = quarter if first < 0 else first
+        if len(ids) < 2 * _PAGE:
+            raise ValueError(
+                f"{one} has {len(ids)} tokens; legal: two pages, {2 * _PAGE} tokens, or more"
+            )
         if not 0 < start < len(ids) - 1:
             raise ValueError(
                 f"{one} has {len(ids)} tokens: decoding from token {start} on leaves none to "
