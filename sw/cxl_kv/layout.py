@@ -32,7 +32,7 @@ def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
     """Elements as uint16 bit patterns; ValueError for what is not the session's type.
 
     Taken as they are: any two-byte type (uint16, bfloat16 of another package), float16 only where
-    the session is fp16.
+    the session is fp16. What has the other byte order is turned round.
     """
     array = np.asarray(array)
     if array.dtype.itemsize != 2 or array.dtype == np.float16 and host_type != HostType.FP16:
@@ -42,7 +42,7 @@ def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
             else "uint16 bit patterns or a bfloat16 type (cxl_kv.float32_to_bf16 makes them)"
         )
         raise ValueError(f"{name} of dtype {array.dtype} is refused; this session takes {legal}")
-    return np.ascontiguousarray(array).view(np.uint16)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view(np.uint16)
 
 
 def to_float32(bits, host_type: HostType) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kelp_spec.address import AddressMap, Region
-from kelp_spec.formats import ELEMENTS, LINE_BYTES
+from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -23,7 +23,7 @@ from kelp_spec.select import (
     record_bytes,
 )
 
-from .arguments import integer, real
+from .arguments import instance, integer, real
 from .errors import TransportError, UnsupportedError
 from .layout import to_bits, to_float32
 from .plans import plan_of_keys, plan_of_sample
@@ -39,6 +39,8 @@ class Chosen:
 
     Attributes
     ----------
+    session : int
+        Whose choice it is: `Session.serial`. Another session does not gather it.
     layer, tokens : int
     pages : list of int64 arrays
         Of each KV head, in the order of choice: the first page, the newest, then the best.
@@ -53,6 +55,7 @@ class Chosen:
         estimate.
     """
 
+    session: int
     layer: int
     tokens: int
     pages: list[np.ndarray]
@@ -75,8 +78,6 @@ def scale_of(factor: float) -> tuple[int, int]:
     m = round(wanted * 2.0**sh)
     if m == 1 << 16:
         m, sh = m >> 1, sh - 1
-    if not 0 <= sh < 32:
-        raise ValueError(f"scale = {factor!r} is refused; legal: 0.000016 … 22000")
     return m, sh
 
 
@@ -86,7 +87,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
     real("mass", mass, 0.0, 1.0)
-    factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1e-5, 2e4)
+    factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1.1e-5, 2e4)
     near = session.device.transport.hints
     places = _places(session) if near else None
     queries = _grouped(session, queries, c.select_heads if near else None)
@@ -224,7 +225,10 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
     Nothing is held, since nothing is evicted."""
     shape, size = session.shape, session.page_tokens
     keys = to_float32(session.read(layer, stop=tokens, dtype=np.uint16)[0], shape.dtype)
-    scores = queries @ keys.transpose(0, 2, 1) * np.float32(factor)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = queries @ keys.transpose(0, 2, 1) * np.float32(factor)
+    if not np.isfinite(scores).all():
+        scores = _scores_of_any(queries, keys, factor, shape.dtype)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     shares = np.add.reduceat(weights, range(0, tokens, size), axis=-1).mean(axis=1)
@@ -238,7 +242,19 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
         masses.append(share[pages[-1]].astype(np.float64))
     nothing = [0] * len(pages)
     held = [np.zeros(len(chosen), bool) for chosen in pages]
-    return Chosen(layer, tokens, pages, masses, held, nothing, [0.0] * len(pages), nothing)
+    return Chosen(
+        session.serial, layer, tokens, pages, masses, held, nothing, [0.0] * len(pages), nothing
+    )
+
+
+def _scores_of_any(queries, keys, factor: float, dtype) -> np.ndarray:
+    """Scores as a device defines them: ±Inf is the largest finite value, a key with a NaN has the
+    least."""
+    largest = [0x7BFF if dtype == HostType.FP16 else 0x7F7F]
+    most = to_float32(largest, dtype)[0].astype(np.float64)
+    q, k = (np.nan_to_num(x.astype(np.float64), posinf=most, neginf=-most) for x in (queries, keys))
+    scores = q @ k.transpose(0, 2, 1) * factor
+    return np.where(np.isnan(keys).any(axis=-1)[:, None], -1e300, scores)
 
 
 def _nothing(chosen: Chosen) -> Chosen:
@@ -302,6 +318,7 @@ def _refused(refusal: Refusal):
 def _chosen(session, layer, tokens, answers) -> Chosen:
     whole = 65536.0 * session.device.config.select_heads
     return Chosen(
+        session=session.serial,
         layer=layer,
         tokens=tokens,
         pages=[np.array([page["page"] for page in pages], np.int64) for _, pages in answers],
@@ -320,6 +337,9 @@ def gather(session, chosen: Chosen) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """(addresses, the pages' own addresses, positions) of what was chosen: uint64 [kv_heads,
     halves, positions, token_lines] by the GATHER window where it is held, and int64 [kv_heads,
     positions]. Heads with fewer pages have position −1 at the end, and page 0's addresses there."""
+    instance("chosen", chosen, Chosen, "what Session.select returned")
+    if chosen.session != session.serial:
+        raise ValueError("chosen is another session's choice; legal: this one's")
     c, tokens = session.device.config, session.page_tokens
     most = max(map(len, chosen.pages))
     heads = session.shape.kv_heads

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +33,8 @@ from .shape import ModelShape
 
 __all__ = ["Session"]
 
+_SERIALS = itertools.count(1)
+
 #: axes of [layers, kv_heads] that telemetry sums over
 _SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
 
@@ -47,6 +51,8 @@ class Session:
     ----------
     number : int
         The device's number of the session.
+    serial : int
+        No other session of this process has the same, open or closed.
     shape : ModelShape
     page_tokens, max_tokens, pages : int
         Tokens per page; positions that may be used; pages of each queue.
@@ -75,8 +81,10 @@ class Session:
         self.hints = Hints(self)
         self.wait_above: float | None = None
         self.plans: dict[int, np.ndarray] = {}
+        self.serial = next(_SERIALS)
         self.closed = False
         self._sequence = 0
+        self._choosing = threading.Lock()
         self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # - data ---------------------------------------------------------------------------------------
@@ -320,16 +328,18 @@ class Session:
             The doorbell or the plan did not arrive as it was written.
         """
         self._usable()
-        return select(
-            self,
-            layer,
-            queries,
-            tokens=tokens,
-            pages=pages,
-            mass=mass,
-            scale=scale,
-            flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
-        )
+        self.device.transport.home.check()  # a child's lock may be a lost thread's
+        with self._choosing:  # the device has one place for queries and answers
+            return select(
+                self,
+                layer,
+                queries,
+                tokens=tokens,
+                pages=pages,
+                mass=mass,
+                scale=scale,
+                flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
+            )
 
     def plan(self, layer: int, keys, queries) -> None:
         """Name what a layer's pages are summarised by, from keys and queries at hand: better than
@@ -600,9 +610,10 @@ class Session:
             found = np.dtype(dtype)
         except TypeError:
             found = None
-        if found is None or found.itemsize != 2:
+        if found is None or found.itemsize != 2 or not found.isnative:
             raise ValueError(
-                f"dtype = {dtype!r} is refused; legal: a type of two bytes, as float16 or uint16"
+                f"dtype = {dtype!r} is refused; legal: a type of two bytes in this machine's "
+                + "order, as float16 or uint16"
             )
         return found
 

@@ -3,6 +3,7 @@
 """session.select and session.gather: what the device chooses is what attention asks for, and comes
 back as it was written."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -295,6 +296,68 @@ def test_bad_input():
         plain = other.open_session(shape, max_tokens=8)
         with pytest.raises(cxl_kv.UnsupportedError, match="chooses no pages near memory"):
             plain.select(0, q, tokens=8)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_plain_memory_takes_what_is_no_number_as_a_device_does(tmp_path, dtype):
+    """±Inf is the largest finite value, a key with a NaN has the least score."""
+    url = f"dax:{tmp_path}/kv?config=unit_select&create=1"
+    device, session, k, _ = filled(url, dtype=dtype)
+    infinite, nan, largest = (
+        (0x7C00, 0x7E00, 0x7BFF) if dtype == "fp16" else (0x7F80, 0x7FC0, 0x7F7F)
+    )
+    size = session.page_tokens
+    with device:
+        bits = k[0].view(np.uint16).copy()
+        bits[:, 5 * size : 6 * size] = 0  # alone in asking for nothing …
+        q = np.ones((2 * HEADS, DIM), np.float32)
+        q = q.astype(np.float16) if dtype == "fp16" else cxl_kv.float32_to_bf16(q)
+        bits[:, 5 * size, 0] = nan  # … and here a NaN, there the most that there can be
+        bits[:, 7 * size] = infinite
+        session.write(0, bits, bits)
+        chosen = session.select(0, q, tokens=TOKENS, pages=3)
+        assert [pages[2] for pages in chosen.pages] == [7, 7]
+        assert all(np.isfinite(masses).all() and masses[2] == 1 for masses in chosen.masses)
+        wild = q.view(np.uint16).copy()
+        wild[:, 3] = infinite
+        tame = np.where(wild == infinite, largest, wild).astype(np.uint16)
+        a, b = (session.select(0, x, tokens=TOKENS, mass=1.0) for x in (wild, tame))
+        for pages, others, masses in zip(a.pages, b.pages, a.masses, strict=True):
+            assert pages.tolist() == others.tolist() and masses.sum() == pytest.approx(1)
+        bits[:] = nan
+        session.write(0, bits, bits)
+        nothing = session.select(0, q, tokens=TOKENS, mass=1.0)
+        assert all(masses.sum() == pytest.approx(1) for masses in nothing.masses)
+
+
+def test_threads_share_a_session():
+    device, session, _, _ = filled()
+    with device, ThreadPoolExecutor(4) as pool:
+        q = queries(np.random.default_rng(5))
+        alone = [session.select(layer, q, tokens=TOKENS).pages for layer in range(LAYERS)]
+        session.select(0, q, tokens=TOKENS)
+
+        def several(layer):
+            return [session.select(layer, q, tokens=TOKENS).pages for _ in range(4)]
+
+        for layer, found in zip((0, 1, 0, 1), pool.map(several, (0, 1, 0, 1)), strict=True):
+            for pages in found:
+                assert [sorted(p) for p in pages] == [sorted(p) for p in alone[layer]]
+
+
+def test_another_sessions_choice_is_not_gathered():
+    device, session, k, v = filled()
+    with device:
+        q = queries(np.random.default_rng(6))
+        chosen = session.select(0, q, tokens=TOKENS)
+        for what in (None, chosen.pages):
+            with pytest.raises(ValueError, match="legal: what Session.select returned"):
+                session.gather(what)
+        other = device.open_session(session.shape, max_tokens=TOKENS)
+        other.write(range(LAYERS), v, k)
+        other.select(0, q, tokens=TOKENS)
+        with pytest.raises(ValueError, match="another session's choice"):
+            other.gather(chosen)
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.125, 0.1767, 1.0, 37.0])

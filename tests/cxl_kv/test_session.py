@@ -142,6 +142,20 @@ def test_keys_alone_and_odd_sizes(device):
             session.write(0, k[0], k[0])
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_the_other_byte_order_is_turned_round(dtype):
+    with cxl_kv.open("golden:unit") as device:
+        session = device.open_session(small(formats="raw16", dtype=dtype))
+        k, v = tensors(session.shape, 8)
+        kind = np.uint16 if dtype == "bf16" else np.float16
+        swapped = (x.view(kind).astype(np.dtype(kind).newbyteorder(">")) for x in (k, v))
+        session.write([0, 1], *swapped)
+        got_k, got_v = session.read([0, 1], stop=8, dtype=np.uint16)
+        assert (got_k == k).all() and (got_v == v).all()
+        with pytest.raises(ValueError, match="in this machine's order"):
+            session.read(0, stop=8, dtype=">u2")
+
+
 @pytest.mark.timeout(1800)
 def test_two_sessions_do_not_meet(device):
     first, second = (device.open_session(small()) for _ in range(2))
