@@ -40,7 +40,7 @@ def check(control, m, s):
     with m.State("BELL"):
         m.d.sync += [bell.eq(p.window.bell), broken.eq(p.window.broken)]
         if c.select_estimates:
-            m.d.sync += s.rung.eq(s.wait.rung)
+            m.d.sync += s.taken.eq(s.wait.taken)
         m.d.sync += [left.eq(held.used_lines), steps.eq(0), rest.eq(0)]
         m.d.sync += [s.used_lines.eq(held.used_lines), s.host_type.eq(held.host_type)]
         m.d.sync += s.queue.eq(p.window.bell.queue)

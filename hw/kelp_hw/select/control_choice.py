@@ -132,7 +132,7 @@ def _estimate(control, m, s, squeue):
     m.d.comb += [
         *(own[name].eq(bell[name]) for name in ("waits", "wait_above")),
         own.patience.eq(_time(bell.patience)),
-        own.rung.eq(s.rung),
+        own.taken.eq(s.taken),
     ]
     with m.If(s.wants & s.wants_ready):
         m.d.sync += [

@@ -19,8 +19,8 @@ _TIME_BITS = HOLD_MOST + 2  #: of a time that is over after 2^HOLD_MOST cycles a
 
 class _Waits:
     """Of each block: whether its SELECT waits, and has waited; until when, for how many pages of
-    which queue. `rung` counts the block's doorbells: a SELECT whose doorbell is not the last one
-    waits no more."""
+    which queue. `taken` counts the block's doorbells that were taken, of which no more are under
+    way than it tells apart: a SELECT whose doorbell is not the last one waits no more."""
 
     def __init__(self, control):
         c, blocks = control.config, range(control.parts.window.blocks)
@@ -28,35 +28,36 @@ class _Waits:
         self.until = [Signal(_TIME_BITS, name=f"until_{b}") for b in blocks]
         self.left = [Signal(_COUNT_BITS, name=f"left_{b}") for b in blocks]
         self.queue = [Signal(c.queue_bits, name=f"queue_{b}") for b in blocks]
-        self.rung = [Signal(2, name=f"rung_{b}") for b in blocks]
+        self.taken = [Signal(2, name=f"taken_{b}") for b in blocks]
 
 
 def wait(control, m, s):
-    """Says in `s.ripe` whether the doorbell at `s.block` may be served, in `s.wait.rung` which one
-    of its block it is; of the SELECT that chooses, whether more is missing than it puts up with
-    (`above`), and whether it waits (`begins`). Is told that a page is wanted (`wants`), and that it
-    waits from now on (`parks`)."""
+    """Says in `s.ripe` whether the doorbell at `s.block` may be served, in `s.wait.taken` which one
+    of its block was taken last; of the SELECT that chooses, whether more is missing than it puts up
+    with (`above`), and whether it waits (`begins`). Is told that a page is wanted (`wants`), and
+    that it waits from now on (`parks`)."""
     window, engine = control.parts.window, control.parts.engine
     of = engine.chosen
     each = _Waits(control)
     w = s.wait
     time, landed = control.now[:_TIME_BITS], _landed(control, m)
-    wanted, own_rung, own_waited = Signal(_COUNT_BITS), Signal(2), Signal()
+    wanted, own_taken, own_waited = Signal(_COUNT_BITS), Signal(2), Signal()
     until = Signal(_TIME_BITS)
     for b in range(window.blocks):
         with m.If(s.block == b):
             m.d.comb += [
-                w.rung.eq(each.rung[b]),
+                w.taken.eq(each.taken[b]),
                 s.ripe.eq(~each.waits[b] | (each.left[b] == 0) | _over(time, each.until[b])),
             ]
         with m.If(of.block == b):
             m.d.comb += [
-                own_rung.eq(each.rung[b]),
+                own_taken.eq(each.taken[b]),
                 own_waited.eq(each.waited[b]),
                 until.eq(each.until[b]),
             ]
     session = of.block >> window.map.group_bits
-    last = (of.rung == own_rung) & ~(window.rung >> of.block)[0] & ~s.ended(session)
+    later = ((window.pending | window.rung) >> of.block)[0]
+    last = (of.taken == own_taken) & ~later & ~s.ended(session)
     m.d.comb += [
         w.above.eq(of.waits & ~of.speculative & (engine.o.p.missing > of.wait_above)),
         w.begins.eq(w.above & (wanted != 0) & last & ~(own_waited & _over(time, until))),
@@ -79,14 +80,10 @@ def wait(control, m, s):
             with m.If(~own_waited):
                 m.d.sync += each.until[b].eq(time + (1 << of.patience))
         with m.If(window.take & (s.block == b)):
-            m.d.sync += each.waits[b].eq(0)
+            m.d.sync += [each.waits[b].eq(0), each.taken[b].eq(each.taken[b] + 1)]
         # When the session ends the block is no more pending; its next doorbell begins anew.
         with m.If(window.rung[b]):
-            m.d.sync += [
-                each.rung[b].eq(each.rung[b] + 1),
-                each.waits[b].eq(0),
-                each.waited[b].eq(0),
-            ]
+            m.d.sync += [each.waits[b].eq(0), each.waited[b].eq(0)]
 
 
 def _over(time, until):

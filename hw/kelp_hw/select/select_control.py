@@ -32,7 +32,7 @@ __all__ = ["SelectControl", "SelectParts", "engine_of"]
 def _context_of(config: Config) -> data.StructLayout:
     """What of a SELECT is still asked for when it is in the engine."""
     c = config
-    waiting = {"waits": 1, "wait_above": 32, "patience": range(HOLD_MOST + 1), "rung": 2}
+    waiting = {"waits": 1, "wait_above": 32, "patience": range(HOLD_MOST + 1), "taken": 2}
     return data.StructLayout(
         {
             "block": c.session_bits + SelectMap(c).group_bits,
@@ -143,7 +143,7 @@ class SelectControl(wiring.Component):
         s.block = Signal(p.window.block_bits)
         s.session = Signal(c.session_bits)
         s.bell = Signal(bell_layout(c))
-        s.rung = Signal(2)  # which doorbell of its block it is, with estimates
+        s.taken = Signal(2)  # which of its block's that were taken it is, with estimates
         s.held = Signal(Layouts(c).session)  # the session's registers, as they are
         s.squeue = Signal(c.squeue_bits)
         s.refusal = Signal(Refusal)
@@ -187,7 +187,7 @@ class SelectControl(wiring.Component):
         m.d.sync += s.gone.eq(s.gone | self.ended)
         s.ripe = Signal(init=1)  # the block's doorbell may be served
         names = ("above", "begins", "wants", "parks")
-        s.wait = SimpleNamespace(**{name: Signal(name=name) for name in names}, rung=Signal(2))
+        s.wait = SimpleNamespace(**{name: Signal(name=name) for name in names}, taken=Signal(2))
         # Each part builds what its states stand on, then, when it goes on, the states.
         parts = [
             self._scan(m, s),

@@ -4,12 +4,12 @@
 something else comes of them; nobody else waits for that."""
 
 import pytest
-from select_room import OWNER, SHAPE, Room, device, logged, pins, queries
+from select_room import BELL, OWNER, SHAPE, Room, device, logged, pins, queries
 
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.select_region import SelectRegion
 from kelp_spec.metadata import Op, PageState
-from kelp_spec.select import ANSWER_FIELDS, SelectStatus, record
+from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, SelectStatus, record, record_bytes
 
 GONE = (0, 3, 5, 7)
 WAITS = {"waits": 1, "wait_above": 0, "patience": 24}
@@ -206,8 +206,10 @@ def test_others_are_served_meanwhile():
     room.run(host)
 
 
-def test_a_doorbell_that_was_taken_meanwhile_is_served_once():
-    """It comes while the one before it in its block is under way, which then does not wait."""
+@pytest.mark.parametrize("rings", [1, 2, 4])
+def test_a_doorbell_that_was_taken_meanwhile_is_served_once(rings):
+    """It comes while the one before it in its block is under way, which then does not wait; with
+    several that take one another's place, the last."""
     room = Waiting(lands=False)
 
     async def host(room):
@@ -215,6 +217,9 @@ def test_a_doorbell_that_was_taken_meanwhile_is_served_once():
         await room.begin()
         while room.ops.count(("LOOK", 0, 0, 0)) < 3:  # summarised, scored, scored again
             await room.cycle()
+        data = record_bytes(BELL_FIELDS, BELL | {"sequence": 9}).ljust(64, b"\0")
+        for _ in range(rings - 1):
+            await room.access(room.region.map.bell(0, 0), data)
         await room.ring(room.region, {"sequence": 3})
         await room.agree(3)
         for _ in range(600):

@@ -29,6 +29,7 @@ from .some_plan import no_plan, some_plan
 __all__ = ["Choices"]
 
 _POLLS = 400  #: reads of an answer until it counts as missing
+_LONG = 0, 24, 25, 255  #: a doorbell's `hold` that is longer than a storm lasts
 
 
 @dataclass
@@ -95,6 +96,13 @@ class Choices:
                     )
         if rng.random() < 0.9:
             asks += self._plan(tenant, group)
+        # Now and then several doorbells of a group, each in the place of the one before.
+        times = 1 if rng.random() < 0.8 else int(rng.integers(2, 7))
+        return asks + [self._ring(tenant, group) for _ in range(times)]
+
+    def _ring(self, tenant, group):
+        """A doorbell."""
+        rng = self.storm.rng
         bell = self._bell(tenant)
         data = record_bytes(BELL_FIELDS, bell).ljust(LINE_BYTES, b"\0")
         ring = self._line(self.map.bell(tenant.session, group), tenant, data)
@@ -107,7 +115,7 @@ class Choices:
         if refusals == {Refusal.NONE} and not bell["release"]:
             refusals |= {Refusal.QUERY_NAN, Refusal.PLAN}
         ring.accepted = lambda: self._rung(group, _Bell(tenant, bell, refusals))
-        return [*asks, ring]
+        return ring
 
     def _plan(self, tenant, group):
         """A plan, mostly; now and then it does not arrive whole."""
@@ -136,17 +144,20 @@ class Choices:
             "tokens": int(rng.integers(1, tokens + 1)),
             "lines": lines,
             "most": int(rng.integers(c.select - 1)),
-            "hold": 24 if rng.random() < 0.8 else int(rng.integers(1, 12)),
+            "hold": int(rng.choice(_LONG)) if rng.random() < 0.8 else int(rng.integers(1, 12)),
             "release": int(rng.random() < 0.08),
             "fetch": int(rng.integers(2)),
             "speculative": int(rng.random() < 0.15),
+            "waits": int(rng.random() < 0.4),
+            "wait_above": int(rng.choice([0, 1 << 10, 1 << 15, (1 << 32) - 1])),
+            "patience": int(rng.integers(1, 13)),
             "target": int(rng.choice([0, 1 << 15, c.select_heads << 16, (1 << 32) - 1])),
             "m": int(rng.choice([47274, 0, 65535])),
             "sh": int(rng.choice([18, 0, 31])),
         }
         if rng.random() < 0.15:
             wrong = [("queue", 65535), ("newest", 65535), ("tokens", 0), ("tokens", 65535)]
-            wrong += [("lines", 0), ("lines", 255), ("most", 255), ("hold", 255), ("layer", 65535)]
+            wrong += [("lines", 0), ("lines", 255), ("most", 255), ("layer", 65535)]
             bell |= dict([wrong[rng.integers(len(wrong))]])
         return bell
 
@@ -183,7 +194,7 @@ class Choices:
         return (
             len({fields["layer"] for _, fields in rung}) == 1
             and len(groups) == 1
-            and not any(fields["release"] or fields["hold"] not in (24, 255) for _, fields in rung)
+            and not any(fields["release"] or fields["hold"] not in _LONG for _, fields in rung)
         )
 
     def _gathers(self, tenant):
@@ -316,7 +327,7 @@ class Choices:
             wrong.append(f"refusal {header['refusal']}, not one of {bell.refusals}")
         storm._count("selects_refused" if header["refusal"] else "selects")
         storm._count(f"refused_{Refusal(header['refusal']).name.lower()}")
-        for name in ("release", "speculative", "fetch"):
+        for name in ("release", "speculative", "fetch", "waits"):
             storm._count(name, bool(fields[name] and not header["refusal"]))
         if header["status"] != (SelectStatus.REFUSED if header["refusal"] else SelectStatus.DONE):
             wrong.append("status")
