@@ -132,7 +132,8 @@ def query(control, m, s):
     m.d.comb += [
         stored.payload.eq(got.p.payload),
         stored.scale.eq(got.p.scale),
-        p.window.query_line.eq(
+        p.window.i_look.valid.eq(~asked | taken),
+        p.window.i_look.p.eq(
             Mux(taken, next_head, head) * c.select_lines + Mux(taken, next_line, line)
         ),
         p.reader.i_query.p.data.eq(p.window.query),
@@ -157,6 +158,7 @@ def query(control, m, s):
     yield
     with m.State("QUERY"):
         # A row is there in the cycle after it is addressed: the next one's is, when one is taken.
+        # It stays until then, also where its session ends meanwhile, or its owner writes it.
         m.d.sync += asked.eq(1)
         m.d.comb += [
             taken.eq(p.reader.i_query.valid & p.reader.i_query.ready),

@@ -55,8 +55,10 @@ class SelectWindow(wiring.Component):
         Bit s: what session s wrote and was answered is no more.
     block : in
         Whose rows are meant: `session | group`.
-    query_line, query, query_used : in, out, in
-        A line of the block's queries, and that it is used in this cycle.
+    i_look : in, always-ready stream
+        Which line of the block's queries is to be at `query` from the next cycle on.
+    query, query_used : out, in
+        It stays as it was read, whatever is written; and that it is used in this cycle.
     bell, broken : out
         The block's doorbell, and whether it is no good.
     pending, rung : out
@@ -88,7 +90,7 @@ class SelectWindow(wiring.Component):
                 "sessions": In(data.ArrayLayout(layouts.session, c.sessions)),
                 "forget": In(c.sessions),
                 "block": In(self.block_bits),
-                "query_line": In(range(self.map.query_lines)),
+                "i_look": In(stream.Signature(range(self.map.query_lines), always_ready=True)),
                 "query": Out(LINE_BITS),
                 "query_used": In(1),
                 "bell": Out(self.bell_layout),
@@ -143,8 +145,8 @@ class SelectWindow(wiring.Component):
             queries.write_en.eq(wipes | (writes & ~at.upper)),
             queries.write_address.eq(Mux(wipes, wiped_row, Cat(at.line, at.block))),
             queries.write_data.eq(Mux(wipes, 0, Mux(whole, side.data, ~0))),
-            queries.read_en.eq(1),
-            queries.read_address.eq((self.block << half) | self.query_line),
+            queries.read_en.eq(self.i_look.valid),
+            queries.read_address.eq((self.block << half) | self.i_look.p),
             self.query.eq(Mux(queries.fault.uncorrected, ~0, queries.read_data)),
             bells.write_en.eq(rings),
             bells.write_address.eq(at.block),

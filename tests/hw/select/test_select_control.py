@@ -279,7 +279,7 @@ def test_what_may_not_overlap_does_not():
 
 def test_a_session_ends_amid_two_selects():
     """Nobody is answered, no slot is left, and the next owner finds nothing."""
-    for wait in (20, 120, 200, 320):
+    for wait in (2, 8, 20, 120, 200, 320):
         made = device(queues=(0, 1))
         room, region = Room(made), SelectRegion(device(queues=(0, 1)))
 

@@ -105,7 +105,8 @@ def test_queries_and_doorbells():
     def watch(ctx):
         dut = duts[0]
         ctx.set(dut.block, 1 << MAP.group_bits)
-        ctx.set(dut.query_line, 3)
+        ctx.set(dut.i_look.p, 3)
+        ctx.set(dut.i_look.valid, 1)
         read.update(
             query=ctx.get(dut.query),
             sequence=ctx.get(dut.bell.sequence),
@@ -172,7 +173,8 @@ def test_a_session_that_ends_leaves_no_query():
     def watch(ctx):
         dut = duts[0]
         ctx.set(dut.block, 1 << MAP.group_bits | 1)
-        ctx.set(dut.query_line, 2)
+        ctx.set(dut.i_look.p, 2)
+        ctx.set(dut.i_look.valid, 1)
         found = ctx.get(dut.query)
         ctx.set(dut.forget, 2 if read.get("was") and not read.get("told") else 0)
         read["told"] = bool(read.get("was"))
