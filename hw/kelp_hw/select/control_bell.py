@@ -95,7 +95,7 @@ def check(control, m, s):
                     m.next = "SUMMARISE"
     with m.State("REFUSE"):
         m.d.comb += [
-            control.o_event.valid.eq(1),
+            control.o_event.valid.eq(~s.ended(s.session)),
             control.o_event.p.code.eq(Event.SELECT_REFUSED),
             control.o_event.p.ld_id.eq(held.ld_id),
             control.o_event.p.squeue.eq(s.squeue),
