@@ -465,7 +465,9 @@ class SelectEngine(wiring.Component):
 
     def _choose(self, m, chosen, taken, request):
         """The shares' pages to the choice."""
-        share, choice = self.share, self.choice
+        share, choice, first = self.share, self.choice, Signal(init=1)
+        with m.If(share.o.valid & share.o.ready):
+            m.d.sync += first.eq(share.o.p.last)
         with m.If(taken):
             m.d.sync += [self.chooses.eq(1), chosen.eq(request)]
         with m.If(self.o.valid & self.o.ready & self.o.p.none):
@@ -479,6 +481,7 @@ class SelectEngine(wiring.Component):
             choice.i.p.mass.eq(share.o.p.mass),
             choice.i.p.last.eq(share.o.p.last),
             choice.i.p.present.eq(~share.o.p.id[self.page_bits : self.id_bits].any()),
-            choice.i.p.always.eq((choice.i.p.id == 0) | (choice.i.p.id == chosen.newest)),
+            # By its place: no bit that flips in a name makes these more than two.
+            choice.i.p.always.eq(first | share.o.p.last),
         ]
         connect(m, choice.o, flipped(self.o))

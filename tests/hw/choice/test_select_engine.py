@@ -29,10 +29,11 @@ def requests(group, newest, *, most=4, target=1 << 24):
     return found
 
 
-def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, **pace):
+def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None, **pace):
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
     one before was taken. `pace`: `offer`, `take`, and `keys`, the share of cycles in which pages to
-    look at are taken. With `absent` pages the engine estimates."""
+    look at are taken. With `absent` pages the engine estimates. `named`: what pages their keys say
+    that they are of, where that is wrong."""
     offer, take, slow = (pace.get(name, 1.0) for name in ("offer", "take", "keys"))
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
@@ -56,7 +57,7 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, **pace):
             page = item.page
             looked = [t for t in range(tokens) if item.near >> (t + 1) * lines - 1 & 1]
             for t, n in itertools.product(looked, range(lines)):
-                place = page | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
+                place = (named or {}).get(page, page) | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
                 place |= 4 * PAGES * (page in absent and t == looked[-1])
                 yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
 
@@ -191,6 +192,15 @@ def test_estimates_cost_a_choice_no_cycle_where_all_pages_are_there():
         for absent in (None, set())
     ]
     assert [(t - none, none) for t, none in times[1]] == times[0]
+
+
+def test_no_more_pages_are_chosen_than_there_are_slots():
+    """Also where a bit flips in what names them: so there are several first pages."""
+    group = Group(9, heads=2, lines=1, pages=20, tokens=4)
+    asked = requests(group, [12, 12], most=2)
+    seen, _ = run(group, asked, quota=6, named=dict.fromkeys(range(1, 12), 0))
+    ends = [n for n, (_, _, none) in enumerate(given(seen)) if none]
+    assert ends == [4, 9] and len(seen["o_key"]) > 2 * 5
 
 
 @pytest.mark.parametrize("target", [0, 1 << 15, 1 << 16])
