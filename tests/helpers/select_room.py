@@ -87,6 +87,7 @@ class Room:
         self.ops, self.events, self.fetched = [], [], []
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
+        self.written = None  # (squeue, page) whose key is written in every cycle that may have it
 
     def run(self, host):
         """`host(room)` is a coroutine that awaits `access`, `read`, `gather` and `cycle`."""
@@ -112,8 +113,14 @@ class Room:
         ready = rng.random() < self.take
         ctx.set(dut.o_op.ready, ready)
         ctx.set(dut.i_result.valid, bool(self.results))
+        hot = self.written is not None
         if self.results:
+            hot &= self.results[0]["op"]["kind"] != Op.LOOK  # they share a stage
             ctx.set(dut.i_result.p, self.results.popleft())
+        ctx.set(dut.i_hot.valid, hot)
+        if hot:
+            squeue, page = self.written
+            ctx.set(dut.i_hot.p, {"squeue": squeue, "page": page, "write": 1})
         offered = getattr(self, "offered", False) or (
             bool(self.answers) and rng.random() < self.offer
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Cat, Const, Signal
 
-from kelp_spec.metadata import Op
+from kelp_spec.metadata import Op, Outcome
 
 from ..choice.summary_build import SummaryBuild
 
@@ -31,7 +31,10 @@ def summarise(control, m, s):
     #: a SELECT begins; pages are looked for; `page` has no summary
     s.begins, s.scans, found = Signal(), Signal(), Signal()
     looked = control.i_result
+    #: a LOOK of the page was decided, the last one; all so far found it there
+    asks, last, there = Signal(), Signal(), Signal()
     m.d.comb += [
+        asks.eq(s.building & looked.valid & (looked.p.op.kind == Op.LOOK)),
         s.build_ready.eq(build.i.ready),
         build.i_plan.valid.eq(s.plans),
         build.i_plan.p.eq(p.engine.i_plan.p),
@@ -46,6 +49,11 @@ def summarise(control, m, s):
         store.i_line.p.eq(build.o.p),
         store.look_row.eq(at[row:]),
         store.set_page.eq(page),
+        # Keys are written by ops that use the frame stage, as a LOOK does, so none is in this
+        # cycle, and it waits for nobody. The lines come later, and are not looked at before.
+        last.eq(asks & (looked.p.op.kv_line == s.used_lines - 1)),
+        there.eq(complete & (looked.p.outcome == Outcome.DONE)),
+        store.set.eq(last & there & ~(touched & (looked.p.op.kv_line != 0)) & ~s.ended(s.session)),
     ]
     for k in reversed(range(store.ROW)):
         each = Cat(Const(k, row), low[row : c.page_bits])
@@ -55,10 +63,10 @@ def summarise(control, m, s):
     # What M3 decided before it saw the page's first line is in the line.
     with m.If(clear.valid & (clear.p.squeue == s.squeue) & (clear.p.page == page)):
         m.d.sync += touched.eq(1)
-    with m.If(looked.valid & (looked.p.op.kind == Op.LOOK) & (looked.p.op.kv_line == 0)):
-        m.d.sync += touched.eq(0)
-    with m.If(keys.valid & keys.ready & s.building):
-        m.d.sync += complete.eq(complete & keys.p.there)
+    with m.If(asks):
+        m.d.sync += complete.eq(there)
+        with m.If(looked.p.op.kv_line == 0):
+            m.d.sync += touched.eq(0)
     m.d.comb += store.look.eq(s.scans)
     with m.If(s.scans & ~found):
         with m.If(lacks.any()):
@@ -92,8 +100,4 @@ def summarise(control, m, s):
     with m.State("BUILDING"):
         m.d.comb += s.building.eq(1)
         with m.If(build.o.valid & build.o.p.last):
-            m.next = "BUILT"
-    with m.State("BUILT"):
-        m.d.comb += store.set.eq(complete & ~touched & ~s.ended(s.session))
-        with m.If(store.set_done | ~store.set):
             m.next = "SUMMARISE"

@@ -24,8 +24,8 @@ class SummaryStore(wiring.Component):
     is looked at, nor a line of one that was made of fewer.
 
     Latency: `LATENCY` cycles from a page at `i` to its first line at `o`; one line in each cycle
-    (`INTERVAL`). A look is answered in the next cycle, of `ROW` pages. Clearing goes first: `set`
-    waits for a cycle without it. After reset `ready` rises when no summary holds,
+    (`INTERVAL`). A look is answered in the next cycle, of `ROW` pages. A summary is set and cleared
+    in a cycle each, never in the same one. After reset `ready` rises when no summary holds,
     `config.page_words / ROW` cycles later.
     No error cases; a summary only advises, and has no check bits.
 
@@ -42,9 +42,8 @@ class SummaryStore(wiring.Component):
     look, look_row, holds : in, in, out
         `holds` says of each page whose number's upper bits were looked at in the cycle before
         whether its summary does, for tokens of `token_lines`; bit k of page `ROW · look_row + k`.
-    set, set_page, set_done : in, in, out
-        The summary of `set_page` holds for them; `set_done` says in the same cycle that it was
-        noted.
+    set, set_page : in
+        The summary of `set_page` holds for them; in a cycle without a page at `i_clear`.
     i_line : in, always-ready stream of summary_line
         Lines of a summary; `id` is the page.
     i : in, stream of pages
@@ -72,7 +71,6 @@ class SummaryStore(wiring.Component):
                 "holds": Out(self.ROW),
                 "set": In(1),
                 "set_page": In(c.page_bits),
-                "set_done": Out(1),
                 "i_line": In(stream.Signature(line, always_ready=True)),
                 "i": In(stream.Signature(c.page_bits)),
                 "o": Out(stream.Signature(line)),
@@ -96,16 +94,13 @@ class SummaryStore(wiring.Component):
         scrub = Signal(range(c.page_words // self.ROW))
         clear = self.i_clear
         word = Signal(range(c.page_words))
-        m.d.comb += [
-            self.set_done.eq(self.ready & ~clear.valid),
-            word.eq(
-                Mux(
-                    clear.valid,
-                    page_word(clear.p.squeue, clear.p.page),
-                    page_word(self.squeue, self.set_page),
-                )
-            ),
-        ]
+        m.d.comb += word.eq(
+            Mux(
+                clear.valid,
+                page_word(clear.p.squeue, clear.p.page),
+                page_word(self.squeue, self.set_page),
+            )
+        )
         for k, lines in enumerate(held):
             m.submodules[f"lines_{k}"] = lines
             own = (clear.valid | self.set) & (word[: self.row_bits] == k)
@@ -114,14 +109,17 @@ class SummaryStore(wiring.Component):
                 lines.read_address.eq(Cat(self.look_row, self.squeue)),
                 self.holds[k].eq(lines.read_data == self.token_lines + 1),
                 lines.write_en.eq(~self.ready | own),
-                lines.write_data.eq(Mux(self.set_done, self.token_lines + 1, 0)),
+                lines.write_data.eq(Mux(self.set, self.token_lines + 1, 0)),
                 lines.write_address.eq(Mux(self.ready, word[self.row_bits :], scrub)),
             ]
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
             with m.If(scrub == c.page_words // self.ROW - 1):
                 m.d.sync += self.ready.eq(1)
-        m.d.sync += Assert(self.ready | ~clear.valid, "a key is written before the scrub is over")
+        m.d.sync += [
+            Assert(self.ready | ~clear.valid, "a key is written before the scrub is over"),
+            Assert(~self.set | (self.ready & ~clear.valid), "two changes of summaries at once"),
+        ]
 
         # - summaries ------------------------------------------------------------------------------
         def row(page, line):

@@ -57,7 +57,11 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
             page = item.page
             looked = [t for t in range(tokens) if item.near >> (t + 1) * lines - 1 & 1]
             for t, n in itertools.product(looked, range(lines)):
-                place = (named or {}).get(page, page) | PAGES * (t == looked[-1]) | 2 * PAGES * item.bank
+                place = (
+                    (named or {}).get(page, page)
+                    | PAGES * (t == looked[-1])
+                    | 2 * PAGES * item.bank
+                )
                 place |= 4 * PAGES * (page in absent and t == looked[-1])
                 yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
 

@@ -145,6 +145,22 @@ def test_time_is_over_and_sessions_end():
     room.run(host)
 
 
+def test_nobody_waits_for_a_neighbour_who_writes_in_every_cycle():
+    """Not even where pages are summarised: this one's lie in the same row of that memory."""
+    room, region = Room(device()), SelectRegion(device())
+
+    async def host(room):
+        room.written = 5, 1
+        found, wanted = await room.select(region, {"sequence": 1}, queries(1))
+        assert found == wanted
+        ops = len(room.ops)
+        found, wanted = await room.select(region, {"sequence": 2}, queries(1))
+        assert found == wanted
+        assert len(room.ops) - ops < ops - 4 * 5, "summaries are made once"
+
+    room.run(host)
+
+
 def test_queries_and_doorbells_that_are_no_good():
     """NaN is refused, Inf is not; a doorbell in part is refused; the later of two is served."""
     made, twin = device(), device()
