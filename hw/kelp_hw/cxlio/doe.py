@@ -136,6 +136,6 @@ class Doe(wiring.Component):
             m.d.sync += at.eq(at + 1)
         with m.If(self.abort):
             m.d.sync += [wrong.eq(0), void.eq(1), at.eq(0)]
-            with m.If(~working):
+            with m.If(~working | self.send):
                 m.d.sync += [count.eq(0), length.eq(0)]
         return m

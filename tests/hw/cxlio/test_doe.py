@@ -63,6 +63,9 @@ def test_abort_of_what_is_worked_on():
     assert seen[7] == QUIET and seen[-1] == (0, 0, 1, 5, None)
     assert run([*ASK, *TOLD, {"abort": 1}, {"take": 1}])[-1] == QUIET
     assert run([{"word": 1}, {"abort": 1}, *ASK])[-1][4] == (5, 9, 3)
+    # In the very cycle in which it is sent.
+    seen = run([*ASK, {"answer": 5}, {"send": 1, "abort": 1}, {}, *ASK, *TOLD])
+    assert seen[5:7] == [QUIET] * 2 and seen[-1] == (0, 0, 1, 5, None)
 
 
 def test_flips_of_an_answer_are_told_once():
