@@ -47,6 +47,7 @@ def run(protect, flips, seed, steps=150):
             ctx.set(dut.set_bytes, chosen)
             ctx.set(dut.look_slot, look)
             ctx.set(dut.read_slot, look)
+            assert ctx.get(dut.look_set) == (sets and slot == look)
             if look in expected:
                 assert ctx.get(dut.look_mask) == expected[look]
                 after = expected[look] | (chosen if sets and slot == look else 0)
