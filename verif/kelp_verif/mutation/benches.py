@@ -147,6 +147,8 @@ BENCHES = (
     Bench(
         "eviction",
         {
+            "eviction/slots": ("EvictionSlots",),
+            "eviction/residency_map": ("ResidencyMap",),
             "eviction/orphans": ("Orphans",),
             "eviction/excess_tree": ("ExcessTree",),
             "eviction/closer": ("Closer",),
@@ -167,9 +169,7 @@ BENCHES = (
             "tests/hw/eviction/test_sweep.py",
         ),
     ),
-    _source("eviction/slots", "EvictionSlots"),
     _source("eviction/candidates", "CandidateList"),
-    _source("eviction/residency_map", "ResidencyMap"),
     _source("eviction/pool_need", "PoolNeed"),
     _source("eviction/plain_search", "PlainSearch"),
     _source("eviction/kelp_search", "KelpSearch"),
