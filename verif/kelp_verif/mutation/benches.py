@@ -203,7 +203,6 @@ BENCHES = (
             "datapath/slot_table": ("SlotTable",),
             "datapath/write_store": ("WriteStore",),
             "datapath/front": ("DataFront",),
-            "datapath/line_buffer": ("LineBuffer",),
             "datapath/line_slots": ("LineSlots",),
             "datapath/scale_slots": ("ScaleSlots",),
             "datapath/write_out": ("WriteOut",),
@@ -281,6 +280,7 @@ BENCHES = (
 
 #: Blocks without state and arithmetic of their own, and why.
 NO_STATE = {
+    "LineBuffer": "what LineSlots and ScaleSlots are made of: its mutants are theirs",
     "Sram": "a macro, or a memory of Amaranth's",
     "WideMemory": "memories side by side, or a macro",
     "NoSlots": "what stands in for slots where no stored format has scales: constants",

@@ -59,7 +59,7 @@ def hunt(
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         env.pop("KELP_SEED", None)  # a seed draws mutants; benches keep theirs
-        command = [sys.executable, "-m", "pytest", "-v", "-p", "kelp_verif.mutation.plugin"]
+        command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "kelp_verif.mutation.plugin"]
         command += ["-p", "no:cacheprovider", "-m", "not slow", "-k", "not planted"]
         command += ["--timeout", "0", *bench.tests]
         log = root / f"{bench.name}.log"

@@ -106,7 +106,10 @@ def listed(
         for line in out.splitlines():
             if match := re.search(r"-module (\S+)", line):
                 number = first + len(mutants)
-                mutants.append(Mutant(number, block, match[1], line))
+                # A register whose output goes through a mutant has lost its initial value; the
+                # same is done to its input.
+                command = line.replace(" -port Q ", " -port D ")
+                mutants.append(Mutant(number, block, match[1], command))
     if mutants and mutants[-1].number >> _BITS:
         raise ValueError(f"{len(mutants)} mutants are too many for {_BITS} select bits")
     return mutants

@@ -174,7 +174,9 @@ class Hunt(passes.Passes):
         before = _cpu_seconds()
         problem = self._fork([0], _WHOLE)
         if self.child is None and problem:
-            pytest.fail(f"fails with no mutant: {problem}")
+            why = Path(f"{self.job.out}.why")
+            told = why.read_text(encoding="utf-8") if why.is_file() else ""
+            pytest.fail(f"fails with no mutant: {problem}\n{told}")
         if self.child is None:
             self.save()
         return round(max(_AT_LEAST, _SLOWER * (_cpu_seconds() - before)))
@@ -313,6 +315,9 @@ pytest_runtest_call = pytest.hookimpl(tryfirst=True)(pytest_runtest_call)
 def pytest_runtest_makereport(item, call):
     """A child ends with its test."""
     if _hunt.child is not None and call.when == "call":
+        if _hunt.child == 0 and call.excinfo:
+            why = Path(f"{_hunt.job.out}.why")
+            why.write_text(str(call.excinfo.getrepr(style="short")), encoding="utf-8")
         os._exit(_code(call.excinfo))
 
 
