@@ -4,17 +4,20 @@ what pages and code refer to is there; the architecture page has a row for every
 for nothing that is not there."""
 
 import ast
+import itertools
 import re
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from amaranth.lib import wiring
 from paths import DOCS, ROOT
 from source_tree import ALLOWED, ALSO, tracked
 
 from kelp_cli.docs import DOCUMENTED, generated
+from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
@@ -189,6 +192,61 @@ def test_every_source_file_that_a_page_names_exists():
             ):
                 bad.append(f"{page}: {name}")
     assert not bad, "\n".join(bad)
+
+
+def commands(text):
+    """What a page says to type: ``kelp …`` and ``make …``, in code alone."""
+    typed = r"(?:^|(?<=[\s/;(]))((?:kelp|make) [a-z][a-z-]*(?: [^|;#&`\n]*)?)"
+    for block, inline in re.findall(r"```[a-z]*\n(.*?)```|`([^`]+)`", text, re.DOTALL):
+        if block:
+            yield from re.findall(typed, re.sub(r"\\\n\s*", " ", block), re.MULTILINE)
+        elif re.match(r"(\S*/)?(kelp|make) ", inline):
+            yield from re.findall(typed, inline.replace("\n", " "))
+
+
+@cache
+def application():
+    return typer.main.get_command(build_app())
+
+
+def untypable(command):
+    """Why there is no such command, None where there is."""
+    tool, *words = command.split()
+    if tool == "make":
+        made = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        goals = itertools.takewhile(re.compile(r"[a-z][a-z0-9-]*$").match, words)
+        return next((f"no target {goal}" for goal in goals if goal not in made), None)
+    at = application()
+    while words and hasattr(at, "commands"):
+        word = words.pop(0).rstrip(",.:)")
+        if word not in at.commands:
+            return f"no command {word}"
+        at = at.commands[word]
+    legal = {o for p in at.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+    asked = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(words))
+    return next((f"no option {option}" for option in asked if option not in legal), None)
+
+
+def test_every_command_that_a_page_says_to_type_is_there():
+    bad = [
+        f"{page}: {command}: {fault}"
+        for page in PAGES
+        for command in commands((ROOT / page).read_text(encoding="utf-8"))
+        if (fault := untypable(command))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("`kelp lab FILE --polcy lru`", "no option --polcy"),
+        ("```sh\n.venv/bin/kelp fpga biuld\n```", "no command biuld"),
+        ("`make dmo`", "no target dmo"),
+    ],
+)
+def test_a_planted_command_is_seen(text, fault):
+    assert [untypable(command) for command in commands(text)] == [fault]
 
 
 def test_no_page_names_a_commit():
