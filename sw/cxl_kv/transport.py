@@ -240,6 +240,7 @@ class LocalTransport(Transport):
 
     def exclusive(self):
         self.home.check()
+        self._usable()
         return self.core.exclusive()
 
     def view(self, offset, size):

@@ -169,6 +169,17 @@ def test_a_file_with_something_else_is_left_alone(path, size):
         assert file.read() == content
 
 
+def test_a_closed_device_says_that_it_was_closed(path):
+    device = opened(path)
+    session = device.open_session(SHAPE)
+    device.close()
+    device.close()
+    session.close()
+    for call in (lambda: device.open_session(SHAPE), lambda: device.registers.read("s0_state")):
+        with pytest.raises(cxl_kv.TransportError, match="the device was closed; open it again"):
+            call()
+
+
 def test_a_device_that_nobody_closed_leaves_nothing(path):
     """No session that others could not have, and no open file, once its last reference is gone."""
     files = len(os.listdir("/proc/self/fd"))
