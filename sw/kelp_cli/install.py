@@ -43,7 +43,9 @@ def remedy(package: str) -> str:
     extra = _EXTRAS.get(package.partition(".")[0])
     if extra == "hf" and in_checkout():
         return "make test-engines ENGINES=hf, then .venv.hf/bin/kelp"
-    if in_checkout() and extra != "cluster":
+    if extra == "cluster" and in_checkout():
+        return ".venv/bin/pip install -e '.[cluster]'"
+    if in_checkout():
         return setup()
     return f"pip install 'kelp-cxl[{extra}]'" if extra else f"pip install {package}"
 

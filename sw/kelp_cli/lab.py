@@ -109,6 +109,8 @@ def lab(
         accesses=accesses,
         first_step=first_step,
     )
+    if jobs != -1 and jobs < 1:
+        raise UserError(f"--jobs {jobs} is refused; legal: 1 and up, or -1 for all cores")
     writable(json, csv_file, html)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)

@@ -188,6 +188,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(package, command, tm
 
 def test_what_to_type_depends_on_how_it_was_installed(monkeypatch):
     assert install.in_checkout() and install.remedy("numba") == "make distclean setup"
+    assert install.remedy("dask.distributed") == ".venv/bin/pip install -e '.[cluster]'"
     monkeypatch.setattr(install, "in_checkout", lambda: False)
     assert install.remedy("amaranth.hdl") == "pip install 'kelp-cxl[rtl]'"
     assert install.remedy("torch") == "pip install 'kelp-cxl[hf]'"

@@ -86,12 +86,8 @@ def _run(left: Sequence[Cell], jobs: int, cluster: str | None, stack: contextlib
         return
     import joblib
 
-    try:
-        from dask.distributed import Client
-    except ModuleNotFoundError:
-        raise ClusterError(
-            "--cluster needs the package 'distributed': pip install -e '.[cluster]'"
-        ) from None
+    from dask.distributed import Client
+
     try:
         client = stack.enter_context(Client(cluster, timeout="10s"))
     except (OSError, TimeoutError, ValueError) as error:
