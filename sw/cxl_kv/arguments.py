@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-__all__ = ["instance", "integer", "real", "seconds", "switch", "whole"]
+__all__ = ["instance", "integer", "real", "seconds", "short", "switch", "whole"]
 
 
 def integer(
@@ -17,7 +17,7 @@ def integer(
     whole = type(value) is int or isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < low or high is not None and value > high:
         legal = f"{low} and up" if high is None else f"{low} … {high}"
-        raise error(f"{name} = {value!r} is refused; legal: {legal}")
+        raise error(f"{name} = {short(value)} is refused; legal: {legal}")
     return int(value)
 
 
@@ -25,15 +25,21 @@ def real(name: str, value, low: float, high: float) -> float:
     """`value`, a number of low … high; ValueError otherwise, for NaN too."""
     number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
     if not number or not low <= value <= high:
-        raise ValueError(f"{name} = {value!r} is refused; legal: {low} … {high}")
+        raise ValueError(f"{name} = {short(value)} is refused; legal: {low} … {high}")
     return value
 
 
 def instance(name: str, value, kind: type, legal: str):
     """`value`, which is a `kind`; ValueError otherwise."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name} = {value!r} is refused; legal: {legal}")
+        raise ValueError(f"{name} = {short(value)} is refused; legal: {legal}")
     return value
+
+
+def short(value) -> str:
+    """A value on one line: of a model or an array, what it is."""
+    said = repr(value)
+    return said if len(said) <= 100 and "\n" not in said else f"an object of {type(value).__name__}"
 
 
 # - options of a URL: texts, each taken out of the others, so that what is left is unknown

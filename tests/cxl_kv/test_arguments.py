@@ -205,3 +205,8 @@ def test_a_closed_device_ends_its_sessions_and_takes_no_batches():
         with pytest.raises(cxl_kv.TransportError, match="the device was closed; open it again"):
             late.submit()
     session.close()
+
+
+def test_a_large_value_is_named_by_its_type(device):
+    with pytest.raises(ValueError, match="^shape = an object of ndarray is refused; legal: .*$"):
+        device.open_session(np.zeros((40, 40)))

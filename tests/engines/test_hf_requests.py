@@ -271,10 +271,12 @@ def test_a_closed_cache_says_so(device):
         {"max_tokens": 0},
         {"max_tokens": "8"},
         {"policy": "kelp"},
+        {"sparse": True},
+        {"device": np.zeros((40, 40))},  # what it is, not what it holds
     ],
 )
 def test_a_wrong_argument_is_named(device, wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .* is refused; legal: "):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} = .* is refused; legal: .*$"):
         EndpointCache(**({"device": device, "config": LlamaConfig(**SIZES)} | wrong))
 
 

@@ -85,7 +85,6 @@ def _run(left: Sequence[Cell], jobs: int, cluster: str | None, stack: contextlib
         )
         return
     import joblib
-
     from dask.distributed import Client
 
     try:

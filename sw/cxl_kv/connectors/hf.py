@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from ..arguments import instance, integer
+from ..arguments import instance, integer, short
 from ..device import Device
 from ..errors import DeviceFullError, SessionClosedError, UnsupportedError
 from ..policy import Policy
@@ -176,7 +176,9 @@ class EndpointCache(Cache):
         if max_tokens is not None:
             integer("max_tokens", max_tokens, 1)
         if not hasattr(config, "get_text_config"):
-            raise ValueError(f"config = {config!r} is refused; legal: a model's (model.config)")
+            raise ValueError(f"config = {short(config)} is refused; legal: model.config")
+        if sparse is not None and not hasattr(sparse, "fits"):
+            raise ValueError(f"sparse = {short(sparse)} is refused; legal: a Sparse, or None")
         text = config.get_text_config(decoder=True)
         windows = _sliding_windows(text)
         super().__init__(

@@ -19,13 +19,14 @@ missing from the others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from ..arguments import integer, real
+from ..arguments import instance, integer, real
 from ..errors import UnsupportedError
 from ..plans import turned
 from .hf import _HOST, EndpointCache, _eager_of, _to_numpy, _to_torch, given_by
@@ -69,6 +70,8 @@ class Sparse:
         real("mass", self.mass, 0.0, 1.0)
         if self.pages is not None:
             integer("pages", self.pages, 0)
+        for layer in instance("dense", self.dense, Iterable, "layers, as (0, 1)"):
+            integer("dense", layer, 0)
 
     def fits(self, layer: int, implementation: str | None) -> bool:
         """Whether a layer's next token is attended to by choice. UnsupportedError where the model
