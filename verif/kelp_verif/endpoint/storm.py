@@ -149,7 +149,9 @@ class Storm:
             ),
         )
         self._settings()
-        self.pools = {f"pool_limit_{pool}": int(rng.integers(2, 9)) for pool in POOLS}
+        # Where there are slots to fill, larger ones in every other storm.
+        most = 20 if config.select and seed % 2 else 8
+        self.pools = {f"pool_limit_{pool}": int(rng.integers(2, most + 1)) for pool in POOLS}
         self.device.write_registers(self.pools)
         self.tenants = [self._open(session) for session in range(config.sessions)]
         self.choices = Choices(self, Ask, LOST) if config.select else None

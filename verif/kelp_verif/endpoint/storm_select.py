@@ -65,6 +65,7 @@ class Choices:
         self.last: dict[tuple[int, int], _Bell] = {}  # by (session, group)
         #: by (session, queue): generation and pages of slots that stay until the next SELECT
         self.chosen: dict[tuple[int, int], tuple] = {}
+        self.generations: dict[tuple[int, int], int] = {}  # of the last choice that was answered
         self.rung: dict[int, list[tuple]] = {}  # by session, since `check`: (group, fields)
 
     # - what is asked ------------------------------------------------------------------------------
@@ -202,8 +203,9 @@ class Choices:
         rng, c, d = self.storm.rng, self.storm.config, self.storm.device
         queue = int(rng.integers(tenant.queues))
         generation = int(rng.integers(1 << c.generation_bits))
-        if (tenant.session, queue) in self.chosen and rng.random() < 0.8:
-            generation = self.chosen[tenant.session, queue][0]
+        if rng.random() < 0.8:  # of the last choice, or of one that is under way by now
+            known = self.generations.get((tenant.session, queue), 0)
+            generation = known + int(rng.choice([0, 0, 1, 2])) & (1 << c.generation_bits) - 1
         owner = tenant.owner if rng.random() < 0.95 else 15
         asks = []
         for _ in range(int(rng.integers(1, 8))):
@@ -344,6 +346,7 @@ class Choices:
                 wrong.append(f"pages {names}")
             if masses != sorted(masses, reverse=True) or 0 in masses:
                 wrong.append(f"masses {masses}")
+            self.generations[tenant.session, fields["queue"]] = header["generation"]
             storm._count("held", sum(page["state"] == SlotState.HELD for page in pages))
             if self._stays(tenant.session, fields["queue"]):
                 self.chosen[tenant.session, fields["queue"]] = header["generation"], pages
@@ -377,6 +380,6 @@ class Choices:
 
     def forget(self, session: int | None = None) -> None:
         """A session, or every one, begins anew."""
-        for known in (self.chosen, self.last):
+        for known in (self.chosen, self.last, self.generations):
             for key in [key for key in known if session in (None, key[0])]:
                 del known[key]
