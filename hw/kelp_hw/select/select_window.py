@@ -37,9 +37,9 @@ class SelectWindow(wiring.Component):
     until it is, no access is taken.
 
     Latency: an access is answered after `LATENCY` cycle, one in `INTERVAL` cycles; what is read
-    for the choice is there in the next cycle. A session's end and a reset take a cycle for each of
-    its, or of all, queries' lines. Errors: a line that could not be corrected is a NaN, a `broken`
-    doorbell, or zeros.
+    or taken for the choice is there in the next cycle. A session's end and a reset take a cycle for
+    each of its, or of all, queries' lines. Errors: a line that could not be corrected is a NaN, a
+    `broken` doorbell, or zeros.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class SelectWindow(wiring.Component):
     query, query_used : out, in
         It stays as it was read, whatever is written; and that it is used in this cycle.
     bell, broken : out
-        The block's doorbell, and whether it is no good.
+        The doorbell that was taken last, and whether it is no good.
     pending, rung : out
         A bit for each block; in the cycle in which a doorbell comes, in which it becomes pending.
     take : in
@@ -151,7 +151,7 @@ class SelectWindow(wiring.Component):
             bells.write_en.eq(rings),
             bells.write_address.eq(at.block),
             bells.write_data.eq(Cat(side.data[: self.bell_layout.size - 1], ~whole)),
-            bells.read_en.eq(1),
+            bells.read_en.eq(self.take),
             bells.read_address.eq(self.block),
             self.bell.eq(bells.read_data),
             self.broken.eq(self.bell.broken | bells.fault.uncorrected),
