@@ -39,9 +39,10 @@ BAR = 0.95
 def hunt(
     bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True, minutes: float = 0
 ) -> dict[str, dict]:
-    """Block → its figures: `mutants` that were built, `killed`, `equivalent` (proved; none is where
-    not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they are. After
-    `minutes` of tests, if it is not 0, those that are left are not run.
+    """Block → its figures: `mutants` that a test was run with, `killed`, `equivalent` (proved; none
+    is where not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they
+    are. After `minutes` of tests, if it is not 0, those that are left are not run. A block without
+    such mutants is left out.
 
     Raises
     ------
@@ -82,11 +83,14 @@ def hunt(
         found = json.loads(out.read_text(encoding="utf-8"))
         for runs in root.glob("cocotb/*/runs"):
             shutil.rmtree(runs, ignore_errors=True)
-    return {block: _figures(block, bench, found, prove) for block in bench.classes}
+    figures = {block: _figures(block, bench, found, prove) for block in bench.classes}
+    return {block: each for block, each in figures.items() if each["mutants"]}
 
 
 def _figures(block: str, bench: Bench, found: dict, prove: bool) -> dict:
-    mine = [m for m in found["mutants"] if m["block"] == block and not m["stillborn"]]
+    mine = [
+        m for m in found["mutants"] if m["block"] == block and m["tried"] and not m["stillborn"]
+    ]
     alive = [m for m in mine if not m["killer"]]
     proved: set[int] = set()
     if prove and alive and block in found["texts"]:

@@ -63,6 +63,7 @@ class Hunt(passes.Passes):
         self.mutants: dict[int, object] = {}
         self.killers: dict[int, str] = {}
         self.stillborn: set[int] = set()
+        self.tried: set[int] = set()  #: some test has come to its end with them
         self.designs: dict[str, list[int]] = {}  #: digest of Verilog → the mutants in it
         self.texts: dict[str, str] = {}  #: block → RTLIL that its mutants are in
         self.child: int | None = None
@@ -222,6 +223,7 @@ class Hunt(passes.Passes):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in running:
                 number, _ = running.pop(pid)
+                self.tried.add(number)
                 if code := os.waitstatus_to_exitcode(status):
                     problem = f"exit code {code}"
                     self._killed(number, code)
@@ -248,6 +250,7 @@ class Hunt(passes.Passes):
                 "site": m.site,
                 "killer": self.killers.get(n),
                 "stillborn": n in self.stillborn,
+                "tried": n in self.tried,
             }
             for n, m in self.mutants.items()
         ]
