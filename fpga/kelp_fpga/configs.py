@@ -10,6 +10,8 @@ __all__ = ["BOARD_CONFIGS", "FIRST_LIGHT", "board_config"]
 FIRST_LIGHT = "first_light"
 
 #: `board_small`: the engines of `unit` with pages as the recordings have them; quick to simulate.
+#: `ulx3s_select` chooses pages near memory, for two query heads a KV head and keys of one line
+#: (head_dim 32), in raw16 alone: 12 queues of 64 pages, each with a frame.
 #: `ulx3s_block` is `ulx3s` with as many frames as block RAM holds, for an 85F without our memory
 #: chip; `unit` the smallest of the named ones, `small` that with every slot at its least, `versa`
 #: the same with raw16 alone, for the 45F. `first_light` has no endpoint
@@ -71,6 +73,35 @@ BOARD_CONFIGS: dict[str, Config] = {
             candidates=2,
             codecs=False,
             wide_counters=False,
+        ),
+        Config(
+            name="ulx3s_select",
+            sessions=1,
+            queues=12,
+            pages=64,
+            half_lines=16,
+            frames=(768, 4, 4, 4),
+            misses=16,
+            parked=16,
+            write_backs=2,
+            line_slots=8,
+            scale_slots=4,
+            write_slots=16,
+            hot_pages=2,
+            hint_lines=2,
+            prefetch_slots=4,
+            candidates=2,
+            codec_lanes=8,
+            codecs=False,
+            wide_counters=False,
+            protect=False,
+            select=8,
+            select_heads=2,
+            select_lines=1,
+            select_quota=4,
+            select_lanes=1,
+            select_groups=2,
+            select_looks=64,
         ),
         NAMED["unit"].with_(name=FIRST_LIGHT, sessions=1),
     )

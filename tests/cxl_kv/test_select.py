@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from serial_board import SerialBoard
 from simulated_window import SimulatedWindow
 
 import cxl_kv
@@ -33,7 +34,7 @@ GOLDEN = "golden:unit_select?frames=256,256,256,256"
 def filled(url=GOLDEN, *, seed=1, formats="raw16", dtype="fp16", dim=DIM, tokens=TOKENS):
     """A session with `tokens` tokens in every queue, its keys and its values as written."""
     rng = np.random.default_rng(seed)
-    device = cxl_kv.open(url)
+    device = cxl_kv.open(url) if isinstance(url, str) else url
     shape = cxl_kv.ModelShape(
         layers=LAYERS, kv_heads=HEADS, head_dim=dim, formats=formats, dtype=dtype
     )
@@ -85,6 +86,23 @@ def test_what_attention_asks_for():
                 assert (k_out[head][real] == k[layer, head][positions[head][real]]).all()
                 assert (v_out[head][real] == v[layer, head][positions[head][real]]).all()
             assert (session.gather(chosen, dtype=np.uint16)[0] == k_out.view(np.uint16)).all()
+
+
+def test_a_board_at_a_serial_port_chooses_as_the_golden_model_does():
+    """By its UART: frames, messages and the map of its configuration, which has raw16 alone."""
+    found = []
+    with SerialBoard("ulx3s_select") as board:
+        for core in (None, GoldenCore(board.config)):
+            made = Device(LocalTransport(core)) if core else cxl_kv.open(f"serial:{board.port}")
+            device, session, k, _ = filled(made)
+            with device:
+                q = queries(np.random.default_rng(3))
+                chosen = session.select(1, q, tokens=TOKENS, mass=1.0)
+                found.append((chosen.pages, chosen.masses, session.gather(chosen)))
+                for head, share in enumerate(exact(q, k[1], session.page_tokens)):
+                    assert share[chosen.pages[head]].sum() > 0.9
+    for one, other in zip(*found, strict=True):
+        assert all((a == b).all() for a, b in zip(one, other, strict=True))
 
 
 def test_mass_and_pages_end_a_choice():

@@ -39,6 +39,17 @@ from kelp_verif.harness.runner import leave_figures
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
 CONFIG = named("unit_select")
+#: what a board's configuration has of its own: one session, raw16 alone, and a quarter of a line a
+#: cycle
+BOARD = CONFIG.with_(
+    name="unit_select_board",
+    sessions=1,
+    codecs=False,
+    codec_lanes=8,
+    select_lanes=1,
+    select_estimates=False,
+    protect=False,
+)
 OWNER, HEADS, LINES, TOKENS = 5, CONFIG.select_heads, 2, 2
 POOLS = {Format.RAW16: 0, Format.FP8_E4M3: 1, Format.INT8: 2, Format.INT4: 3}
 BELL = {"newest": 11, "tokens": TOKENS, "lines": LINES, "most": 4, "target": HEADS << 16}
@@ -50,13 +61,21 @@ class Both:
     """The endpoint, and a golden one beside it that is told what was written."""
 
     def __init__(
-        self, *, fmt=Format.RAW16, host_type=HostType.FP16, pressure=0.3, latency=64, seed=1
+        self,
+        *,
+        fmt=Format.RAW16,
+        host_type=HostType.FP16,
+        pressure=0.3,
+        latency=64,
+        seed=1,
+        config=CONFIG,
     ):
         print("seed", seed)
+        self.config = config
         self.rng = np.random.default_rng(seed)
         self.fmt, self.host_type = fmt, host_type
         self.driver = Driver(
-            CONFIG,
+            config,
             seed=seed,
             flash=FlashTiming(latency=2000, write_latency=1500),
             memory=MemoryTiming(latency=latency),
@@ -64,15 +83,15 @@ class Both:
             pressure=Pressure.everywhere(pressure),
         )
         self.open(0)
-        self.golden = Endpoint(CONFIG)
+        self.golden = Endpoint(config)
         self.region = SelectRegion(self.golden)
-        for squeue in range(CONFIG.squeues):
-            config = QueueConfig(format_k=fmt, format_v=fmt, pool=POOLS[fmt])
-            self.golden.configure(squeue, config, QueuePolicy())
+        for squeue in range(config.squeues):
+            stored = QueueConfig(format_k=fmt, format_v=fmt, pool=POOLS[fmt])
+            self.golden.configure(squeue, stored, QueuePolicy())
         self.shape = Session(
             used_queues=4,
             used_lines=4,
-            used_pages=CONFIG.pages,
+            used_pages=config.pages,
             kv_heads=2,
             ld_id=OWNER,
             host_type=host_type,
@@ -215,7 +234,7 @@ class Both:
         """The golden endpoint's words are the device's."""
         for page in pages:
             word = self.driver.page_word(0, queue, page)
-            key = queue * CONFIG.pages + page
+            key = queue * self.config.pages + page
             mine = self.golden.tracker.words[key]
             self.golden.tracker.words[key] = Word(
                 word["state"], mine.place, *mine[2:4], word["last_step"], mine.pinned
@@ -249,8 +268,9 @@ def test_choices_and_gathered_lines(fmt, host_type):
     assert result.response[0] == Response.NXM
 
 
-def test_the_heads_of_a_layer_and_the_next_layer():
-    both = Both(seed=4)
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(BOARD, marks=pytest.mark.slow)])
+def test_the_heads_of_a_layer_and_the_next_layer(config):
+    both = Both(seed=4, config=config)
     for queue in range(4):
         both.write(range(6), queue)
     asked = {}

@@ -181,12 +181,11 @@ class CodeWeights(wiring.Component):
         #: places that a product goes up, bounded so that it is nothing or the most beyond
         up = Signal(signed(BLOCK_EXPONENT_BITS + 2), name=f"up_{head}")
         kept = Signal(signed(6), name=f"kept_{head}")
-        m.d.comb += [
-            up.eq(own + exponent - (12 + PLANNED_FRACTION + 1 - ALIGNED_FRACTION)),
-            kept.eq(
-                Mux(up > ALIGNED_BITS, ALIGNED_BITS, Mux(up < -ALIGNED_BITS, -ALIGNED_BITS, up))
-            ),
-        ]
+        # It is read a cycle before its first use, and stays for the line.
+        m.d.comb += up.eq(own + exponent - (12 + PLANNED_FRACTION + 1 - ALIGNED_FRACTION))
+        m.d.sync += kept.eq(
+            Mux(up > ALIGNED_BITS, ALIGNED_BITS, Mux(up < -ALIGNED_BITS, -ALIGNED_BITS, up))
+        )
         x = Signal(signed(8), name=f"x_{head}")
         x2, up2 = Signal.like(x, name=f"x2_{head}"), Signal(signed(7), name=f"up2_{head}")
         product = Signal(signed(25), name=f"product_{head}")
@@ -196,9 +195,12 @@ class CodeWeights(wiring.Component):
             up2.eq(kept + now["by"]),
             product.eq(x * now["factor"]),
         ]
-        weight = _aligned(m, x2, up2, f"weight_{head}")
+        weight = _clamped(_aligned(m, x2, up2, f"weight_{head}"))
         total = Signal(signed(_BASE_BITS), name=f"total_{head}")
-        base = _aligned(m, total, kept, f"base_{head}")
+        # The sum is whole two cycles before `ends`.
+        aligned = _aligned(m, total, kept, f"base_{head}")
+        base = Signal.like(aligned, name=f"base_{head}")
+        m.d.sync += base.eq(aligned)
         with m.If(valid & first):
             m.d.sync += total.eq(total + product)
         with m.If(begins):
@@ -211,11 +213,11 @@ class CodeWeights(wiring.Component):
                     with m.Elif(valid & put & (at == each)):
                         m.d.sync += self.weight[head][k][each].eq(weight)
                 with m.If(now["ends"]):
-                    m.d.sync += self.base[head][k].eq(base)
+                    m.d.sync += self.base[head][k].eq(_clamped(base))
 
 
 def _aligned(m, value, up, name):
-    """value · 2^up, rounded down and clamped."""
+    """value · 2^up, rounded down."""
     left = Signal(range(ALIGNED_BITS + 1), name=f"{name}_left")
     right = Signal(range(ALIGNED_BITS + 1), name=f"{name}_right")
     shifted = Signal(signed(len(value) + ALIGNED_BITS), name=f"{name}_shifted")
@@ -224,4 +226,8 @@ def _aligned(m, value, up, name):
         right.eq(Mux(up < -ALIGNED_BITS, ALIGNED_BITS, -up)),
         shifted.eq(Mux(up < 0, value >> right, value << left)),
     ]
-    return Mux(shifted > _MOST, _MOST, Mux(shifted < -_MOST, -_MOST, shifted))
+    return shifted
+
+
+def _clamped(value):
+    return Mux(value > _MOST, _MOST, Mux(value < -_MOST, -_MOST, value))

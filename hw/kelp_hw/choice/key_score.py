@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Exact scores of stored keys (docs/select.md, "Scores"). One line a cycle; a token's scores 11
-cycles after its last line."""
+"""Exact scores of stored keys (docs/select.md, "Scores"). With a product for each
+element one line a cycle; a token's scores 11 cycles after its last line."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -34,19 +34,23 @@ class KeyScore(wiring.Component):
     to ALIGNED_FRACTION bits after the point and clamped. A token's lines are summed, and the sum is
     scaled and clamped. A token with a NaN has the least score.
 
-    Latency: `LATENCY` cycles from a token's last line to `o`. One line in each cycle (`INTERVAL`).
+    Latency: `LATENCY` cycles from a token's last line to `o`, one line in `INTERVAL` cycles: 11 and
+    1 with 32 products. With fewer a line stays for `32 // products` cycles.
     While `o` waits, one line is taken where there is room for it, and all behind stands still.
     Errors: none; a line out of order is an assertion.
 
     Parameters
     ----------
     heads : int
-        Query heads of a group; each has 32 multipliers of 8 × 8 bits.
+        Query heads of a group.
     lines : int
         Lines of a token at most.
     id_bits : int
     banks : int, optional
         Groups whose queries have a place, 1 or 2.
+    products : int, optional
+        Elements that are multiplied in a cycle, 8, 16 or 32: each head has as many multipliers of
+        8 × 8 bits.
 
     Members
     -------
@@ -63,13 +67,15 @@ class KeyScore(wiring.Component):
         No line is inside.
     """
 
-    LATENCY = 11
-    INTERVAL = 1
-
-    def __init__(self, *, heads: int, lines: int, id_bits: int, banks: int = 1):
+    def __init__(
+        self, *, heads: int, lines: int, id_bits: int, banks: int = 1, products: int = ELEMENTS
+    ):
         layouts = self.layouts = SelectLayouts(heads=heads, lines=lines, id_bits=id_bits)
         self.heads, self.lines, self.id_bits = heads, lines, id_bits
         self.banks = checked("banks", banks, 1, 2)
+        if products not in (8, 16, ELEMENTS):
+            raise ValueError(f"products = {products!r} is refused; legal: 8, 16, {ELEMENTS}")
+        self.products, self._beats = products, ELEMENTS // products
         super().__init__(
             {
                 "i_query": In(stream.Signature(layouts.query_line, always_ready=True)),
@@ -82,30 +88,51 @@ class KeyScore(wiring.Component):
             }
         )
 
+    @property
+    def LATENCY(self) -> int:
+        """Cycles from a token's last line to its scores at `o`."""
+        return 10 + self._beats
+
+    @property
+    def INTERVAL(self) -> int:
+        """Cycles from one line to the next at full rate."""
+        return self._beats
+
     def elaborate(self, platform):
         m = Module()
         moves = Signal()
         # Stages 1 … 7 hold lines, 8 … 10 tokens; `o` is stage 11. Lines stay in stage 1 or come
-        # into it while the others stand still.
+        # into it while the others stand still; from there a part of the line goes on in each cycle,
+        # and beyond stage 4, where parts are summed, the last one for all.
         valid = {k: Signal(name=f"valid{k}") for k in range(1, 11)}
-        line, bank, scale = self._block_form(m, moves, valid[1])
+        beat, ends = Signal(range(max(2, self._beats))), Signal()
+        line, bank, scale = self._block_form(m, moves & ends, valid[1])
         inside = self.o.valid
         for each in valid.values():
             inside |= each
         m.d.comb += [
             moves.eq(self.o.ready | ~self.o.valid),
+            ends.eq(beat == self._beats - 1 if self._beats > 1 else 1),
             self.idle.eq(~(inside | self.i.valid)),
         ]
+        if self._beats > 1:
+            with m.If(valid[1] & moves):
+                m.d.sync += beat.eq(beat + 1)
         used = Signal.like(bank)
         with m.If(valid[1]):
             m.d.sync += used.eq(bank)
         own = Mux(valid[1], bank, used) == self.put_bank
         m.d.sync += Assert(~self.i_query.valid | ~inside | ~own, "a query changes under a line")
-        self._check_order(m, valid[1] & moves, line)
+        self._check_order(m, valid[1] & moves & ends, line)
 
         first = Signal()
         m.d.comb += first.eq(line.line == 0)
         ids = self._later(m, moves, line.id, "id", 10)
+        if self._beats == 1:
+            begins, ended = Const(1, 1), Const(1, 1)
+        else:
+            begins = self._later(m, moves, beat == 0, "begins", 4)[4]
+            ended = self._later(m, moves, ends, "ended", 4)[4]
         lasts = self._later(m, moves, line.last, "last", 7)
         firsts = self._later(m, moves, first, "first", 7)
         nans = self._later(m, moves, line.nan, "nan", 7)
@@ -113,7 +140,8 @@ class KeyScore(wiring.Component):
         by = self._later(m, moves, scale.sh, "by", 9)[9]
         with m.If(moves):
             m.d.sync += [
-                *(valid[k + 1].eq(valid[k]) for k in range(1, 10) if k != 7),
+                *(valid[k + 1].eq(valid[k]) for k in range(1, 10) if k not in (4, 7)),
+                valid[5].eq(valid[4] & ended),
                 valid[8].eq(valid[7] & lasts[7]),
                 self.o.valid.eq(valid[10]),
                 self.o.p.id.eq(ids[10]),
@@ -124,13 +152,17 @@ class KeyScore(wiring.Component):
             m.d.sync += none.eq(nans[7] | (none & ~firsts[7]))
         nones = self._later(m, moves, none, "none", 10, first=8)
 
-        element = self._later(m, moves, line.element, "element", 2)[2]
+        elements = [
+            _part(line.element.as_value(), beat, self._beats)[8 * k : 8 * k + 8].as_signed()
+            for k in range(self.products)
+        ]
+        element = [self._later(m, moves, each, "element", 2)[2] for each in elements]
         exponent = self._later(m, moves, line.exponent, "exponent", 2)[2]
         for head in range(self.heads):
-            query, query_exponent = self._query(m, head, moves, line, bank)
+            query, query_exponent = self._query(m, head, moves, line, bank, beat)
             up = Signal(signed(BLOCK_EXPONENT_BITS + 2), name=f"up_{head}")
             m.d.comb += up.eq(exponent + query_exponent - (12 - ALIGNED_FRACTION))
-            product = self._product(m, head, moves, query, element)
+            product = self._product(m, head, moves, query, element, begins)
             aligned = self._aligned(m, head, moves, product, up)
             raw = Signal(
                 signed(ALIGNED_BITS + (self.lines - 1).bit_length()),
@@ -180,8 +212,8 @@ class KeyScore(wiring.Component):
                 Assert(line.line == expected, "a token's lines are out of order"),
             ]
 
-    def _query(self, m, head, moves, line, bank):
-        """Elements and exponent of the head's line, in stage 2."""
+    def _query(self, m, head, moves, line, bank, beat):
+        """Elements that are multiplied, and the exponent, of the head's line, in stage 2."""
         put, width = self.i_query.p, 8 * ELEMENTS
         line_bits = (self.lines - 1).bit_length()
         depth = self.lines if self.banks == 1 else self.banks << line_bits
@@ -195,17 +227,19 @@ class KeyScore(wiring.Component):
             read.en.eq(moves),
             read.addr.eq(Cat(line.line[:line_bits], bank)),
         ]
-        elements = [read.data[8 * k : 8 * k + 8].as_signed() for k in range(ELEMENTS)]
+        beat2 = Const(0) if self._beats == 1 else self._later(m, moves, beat, f"beat_{head}_", 2)[2]
+        part = _part(read.data[:width], beat2, self._beats)
+        elements = [part[8 * k : 8 * k + 8].as_signed() for k in range(self.products)]
         return elements, read.data[width:].as_signed()
 
-    def _product(self, m, head, moves, query, element):
-        """Stages 2 … 4: the line's product with the query, in stage 5."""
+    def _product(self, m, head, moves, query, element, begins):
+        """Stages 2 … 4: the line's product with the query, in stage 5; `begins` in stage 4."""
 
         def register(bits, name):
             return Signal(signed(bits), name=f"{name}_{head}", reset_less=True)
 
-        products = [register(16, f"product{k}") for k in range(ELEMENTS)]
-        fours = [register(18, f"four{k}") for k in range(ELEMENTS // 4)]
+        products = [register(16, f"product{k}") for k in range(self.products)]
+        fours = [register(18, f"four{k}") for k in range(self.products // 4)]
         whole = register(_PRODUCT_BITS, "whole")
         with m.If(moves):
             for k, (q, product) in enumerate(zip(query, products, strict=True)):
@@ -213,8 +247,13 @@ class KeyScore(wiring.Component):
             for k, four in enumerate(fours):
                 a, b, c, d = products[4 * k : 4 * k + 4]
                 m.d.sync += four.eq((a + b) + (c + d))
-            pairs = [a + b for a, b in zip(fours[::2], fours[1::2], strict=True)]
-            m.d.sync += whole.eq((pairs[0] + pairs[1]) + (pairs[2] + pairs[3]))
+            sums = fours
+            while len(sums) > 1:
+                sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+            if self._beats == 1:
+                m.d.sync += whole.eq(sums[0])
+            else:
+                m.d.sync += whole.eq(Mux(begins, 0, whole) + sums[0])
         return whole
 
     def _aligned(self, m, head, moves, whole, up):
@@ -250,6 +289,11 @@ class KeyScore(wiring.Component):
                     Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))
                 ),
             ]
+
+
+def _part(whole, beat, beats):
+    """Of `whole` the part whose turn it is."""
+    return whole.word_select(beat, len(whole) // beats) if beats > 1 else whole
 
 
 def _clamped(value, least, most):

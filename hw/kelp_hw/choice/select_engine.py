@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One choice of pages, from a group's queries to the chosen pages, with summaries and keys at hand
-(docs/select.md, "Passes and rates"). One line a cycle in either stage, three requests inside."""
+(docs/select.md, "Passes and rates"). One line a cycle in either stage, in stage two fewer where
+there are fewer products; three requests inside."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.formats import ELEMENTS
 from kelp_spec.select import (
     ABSENT_MORE,
     CODED_LINES,
@@ -40,6 +42,7 @@ class KeySizes(NamedTuple):
     lines: int  #: of a token at most, a power of two
     rows: int  #: lines of a summary at most
     lanes: int  #: codes that are scored in a cycle
+    products: int = ELEMENTS  #: elements of a key that are multiplied in a cycle
 
 
 class SelectEngine(wiring.Component):
@@ -170,11 +173,16 @@ class SelectEngine(wiring.Component):
         bits = self.page_bits
         m.submodules.marks, m.submodules.share = self.marks, self.share
         m.submodules.choice = self.choice
+        lines, rows, lanes, products = self.sizes
         m.submodules.found = found = SummaryScore(
-            heads=self.heads, **self.sizes._asdict(), id_bits=bits
+            heads=self.heads, lines=lines, rows=rows, lanes=lanes, id_bits=bits
         )
         m.submodules.key_scores = scores = KeyScore(
-            heads=self.heads, lines=self.sizes.lines, id_bits=bits + 2 + self.estimates, banks=2
+            heads=self.heads,
+            lines=lines,
+            id_bits=bits + 2 + self.estimates,
+            banks=2,
+            products=products,
         )
         m.submodules.unscored = unscored = Unscored(heads=self.heads)
         # The pages named, until stage two comes to them.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The summary of a page from its stored keys (docs/select.md, "Summaries"). One line of a key a
-cycle; 16 of them are a line of the summary, 7 cycles after the last."""
+"""The summary of a page from its stored keys (docs/select.md, "Summaries"). With all elements at
+once one line of a key a cycle; 16 of them are a line of the summary, 7 cycles after the last."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal, signed
-from amaranth.lib import memory, stream, wiring
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import ELEMENTS
@@ -14,8 +14,10 @@ from kelp_spec.select import (
     CODE_BITS,
     CODED_LINES,
     COUNT_BITS,
+    MEAN_BITS,
     PLANNED_BITS,
     PLANNED_FRACTION,
+    STEP_BITS,
 )
 
 from .block_form import unpack
@@ -30,8 +32,9 @@ _END = 1 << PLANNED_BITS - 1
 class SummaryBuild(wiring.Component):
     """Makes a code of each line of a key by the plan, and a page's summary of its codes.
 
-    Latency: `LATENCY` cycles from the last line of a key in a line of the summary to that. One line
-    in each cycle (`INTERVAL`). Errors: none; a line with a NaN counts as zeros.
+    Latency: `LATENCY` cycles from the last line of a key in a line of the summary to that, one line
+    in `INTERVAL` cycles: 7 and 1 with 32 elements. With fewer a line stays for `32 // elements`
+    cycles. Errors: none; a line with a NaN counts as zeros.
 
     Parameters
     ----------
@@ -40,6 +43,8 @@ class SummaryBuild(wiring.Component):
     rows : int
         Lines of a summary at most.
     id_bits : int
+    elements : int, optional
+        Of a line that get their codes in a cycle, 8, 16 or 32.
 
     Members
     -------
@@ -52,12 +57,15 @@ class SummaryBuild(wiring.Component):
         `id` is that of its last line.
     """
 
-    LATENCY = 7
-    INTERVAL = 1
-
-    def __init__(self, *, lines: int, rows: int, id_bits: int):
+    def __init__(self, *, lines: int, rows: int, id_bits: int, elements: int = ELEMENTS):
         layouts = self.layouts = SelectLayouts(lines=lines, rows=rows, id_bits=id_bits)
         self.lines, self.rows, self.id_bits = lines, rows, id_bits
+        if elements not in (8, 16, ELEMENTS):
+            raise ValueError(f"elements = {elements!r} is refused; legal: 8, 16, {ELEMENTS}")
+        self.elements, self._beats = elements, ELEMENTS // elements
+        #: the stage in which a line's code is whole: one more where it is summed of parts, and one
+        #: less for eight elements
+        self._whole = {1: 6, 2: 7, 4: 6}[self._beats]
         super().__init__(
             {
                 "i_plan": In(stream.Signature(layouts.plan_line, always_ready=True)),
@@ -66,42 +74,92 @@ class SummaryBuild(wiring.Component):
             }
         )
 
+    @property
+    def LATENCY(self) -> int:
+        """Cycles from the last line of a key in a line of the summary to that at `o`."""
+        return self._whole + self._beats
+
+    @property
+    def INTERVAL(self) -> int:
+        """Cycles from one line to the next at full rate."""
+        return self._beats
+
     def elaborate(self, platform):
         m = Module()
         m.submodules.plans = plans = memory.Memory(shape=PLAN, depth=self.lines, init=())
         write, read = plans.write_port(), plans.read_port()
-        moves = Signal()
+        moves, loads = Signal(), Signal()
+        beat, ends = Signal(range(max(2, self._beats))), Signal()
         m.d.comb += [
             moves.eq(self.o.ready | ~self.o.valid),
-            self.i.ready.eq(moves),
+            self.i.ready.eq(loads),
             write.en.eq(self.i_plan.valid),
             write.addr.eq(self.i_plan.p.line),
             write.data.eq(self.i_plan.p.plan),
             read.addr.eq(self.i.p.line),
-            read.en.eq(moves),
+            read.en.eq(loads),
         ]
-        # 1: elements, 2: as the plan sees them, 3: their codes, 4 … 6: behind one another; the row.
-        valid = [self.i.valid, *(Signal(name=f"valid{k}") for k in range(1, 7))]
+        # 1: elements, 2: as the plan sees them, 3: their codes, then behind one another; the row.
+        # From stage 1 a part of the line goes on in each cycle.
+        whole = self._whole
+        valid = [self.i.valid, *(Signal(name=f"valid{k}") for k in range(1, whole + 1))]
         last, id_ = [self.i.p.last], [self.i.p.id]
-        with m.If(moves):
-            for k in range(6):
-                last.append(Signal(name=f"last{k + 1}", reset_less=True))
-                id_.append(Signal(self.id_bits, name=f"id{k + 1}", reset_less=True))
+        if self._beats == 1:
+            m.d.comb += [loads.eq(moves), ends.eq(1)]
+        else:
+            m.d.comb += [
+                ends.eq(beat == self._beats - 1),
+                loads.eq(moves & (~valid[1] | ends)),
+            ]
+            with m.If(moves & valid[1]):
+                m.d.sync += beat.eq(beat + 1)
+        for k in range(whole):
+            last.append(Signal(name=f"last{k + 1}", reset_less=True))
+            id_.append(Signal(self.id_bits, name=f"id{k + 1}", reset_less=True))
+            with m.If(loads if k == 0 else moves):
                 m.d.sync += [valid[k + 1].eq(valid[k]), last[k + 1].eq(last[k])]
                 m.d.sync += id_[k + 1].eq(id_[k])
-        codes = self._codes(m, moves, read.data)
+        codes = self._codes(m, loads, moves, read.data, beat)
         while len(codes) > 1:
             codes = self._joined(m, moves, codes, registered=len(codes) in (16, 4, 2))
-        self._row(m, moves, codes[0][0], valid[6], last[6], id_[6])
+        code = codes[0][0]
+        if self._beats > 1:
+            begins, ended = beat == 0, ends
+            for k in range(2, whole):
+                flags = [Signal(name=f"{name}{k}", reset_less=True) for name in ("begins", "ended")]
+                with m.If(moves):
+                    m.d.sync += [
+                        flag.eq(was) for flag, was in zip(flags, (begins, ended), strict=True)
+                    ]
+                begins, ended = flags
+            code = self._summed(m, moves, codes[0], begins)
+            with m.If(moves):
+                m.d.sync += valid[whole].eq(valid[whole - 1] & ended)
+        self._row(m, moves, code, valid[whole], last[whole], id_[whole])
         return m
 
-    def _codes(self, m, moves, plan):
-        """[(code, how many bits)] of the elements, in stage 3."""
+    def _summed(self, m, moves, part, begins):
+        """The codes of a line's parts behind one another, when the last of them is in."""
+        code, count = part
+        kept = Signal(CODE_BITS, reset_less=True)
+        places = Signal(range(ELEMENTS * _MOST_COUNT + 1), reset_less=True)
+        shift = places[: CODE_BITS.bit_length() - 1]
+        with m.If(moves):
+            m.d.sync += [kept.eq(code), places.eq(count)]
+            with m.If(~begins):
+                m.d.sync += [
+                    kept.eq(kept | Mux(places < CODE_BITS, (code << shift)[:CODE_BITS], 0)),
+                    places.eq(places + count),
+                ]
+        return kept
+
+    def _codes(self, m, loads, moves, plan, beat):
+        """[(code, how many bits)] of the elements whose turn it is, in stage 3."""
         block = Signal(self.layouts.line)
         unpack(m, self.i.p, block.element, block.exponent, block.nan)
         elements = [Signal(ELEMENT, name=f"element{k}", reset_less=True) for k in range(ELEMENTS)]
         exponent = Signal(signed(BLOCK_EXPONENT_BITS), reset_less=True)
-        with m.If(moves):
+        with m.If(loads):
             m.d.sync += exponent.eq(block.exponent)
             m.d.sync += [
                 each.eq(Mux(block.nan, 0, found))
@@ -114,14 +172,29 @@ class SummaryBuild(wiring.Component):
             left.eq(_bounded(by, PLANNED_BITS)),
             right.eq(_bounded(-by, PLANNED_BITS)),
         ]
+
+        def part(array):
+            bits = len(Value.cast(array)) // self._beats
+            return Value.cast(array).word_select(beat, bits) if self._beats > 1 else array
+
         means, steps, counts = (
-            Signal.like(plan[name], name=f"{name}s", reset_less=True)
-            for name in ("mean", "step", "count")
+            Signal(data.ArrayLayout(shape, self.elements), name=f"{name}s", reset_less=True)
+            for name, shape in (
+                ("mean", signed(MEAN_BITS)),
+                ("step", STEP_BITS),
+                ("count", COUNT_BITS),
+            )
         )
         with m.If(moves):
-            m.d.sync += [means.eq(plan.mean), steps.eq(plan.step), counts.eq(plan.count)]
+            m.d.sync += [
+                means.eq(part(plan.mean)),
+                steps.eq(part(plan.step)),
+                counts.eq(part(plan.count)),
+            ]
+        mine = part(Cat(elements))
         found = []
-        for k, element in enumerate(elements):
+        for k in range(self.elements):
+            element = mine[8 * k : 8 * k + 8].as_signed()
             shifted = Signal(signed(8 + PLANNED_BITS), name=f"shifted{k}")
             planned = Signal(signed(PLANNED_BITS), name=f"planned{k}", reset_less=True)
             off = Signal(signed(PLANNED_BITS + 1), name=f"off{k}")
@@ -155,7 +228,8 @@ class SummaryBuild(wiring.Component):
             width = min(CODE_BITS, 2 * len(low))
             name = f"{len(codes) // 2}_{k}"
             joined = Signal(width, name=f"joined_{name}")
-            count = Signal(range(2 * _MOST_COUNT * (ELEMENTS // len(codes)) + 1), name=f"n_{name}")
+            most = 2 * _MOST_COUNT * (self.elements // len(codes))
+            count = Signal(range(most + 1), name=f"n_{name}")
             shift = few[: CODE_BITS.bit_length() - 1]
             fits = few < CODE_BITS if len(few) > len(shift) else 1
             m.d.comb += [

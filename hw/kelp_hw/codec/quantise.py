@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
-from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, C, Cat, Module, Mux, Shape, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -65,7 +65,8 @@ class Quantiser(wiring.Component):
     line stays at ``i`` for ``32 // lanes`` cycles, in which its largest element is found, and as
     many more go by until the last of its elements has followed. The pipeline moves as a whole
     (:class:`.rigid_pipeline.RigidPipeline`). Every 16-bit pattern is a legal element with the
-    answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
+    answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion, as
+    does another one than ``only``.
 
     Parameters
     ----------
@@ -73,6 +74,8 @@ class Quantiser(wiring.Component):
         Whatever has to stay beside a line; it leaves with it, unchanged.
     lanes : int
         Elements that go through a stage at a time: 32, 16 or 8.
+    only : Format, optional
+        The one format that lines are stored in, where there are no others.
 
     Members
     -------
@@ -81,9 +84,9 @@ class Quantiser(wiring.Component):
     formats without), ``format`` 3, ``meta``
     """
 
-    def __init__(self, *, meta_shape, lanes: int = ELEMENTS):
+    def __init__(self, *, meta_shape, lanes: int = ELEMENTS, only: Format | None = None):
         Shape.cast(meta_shape)
-        self.meta_shape, self.lanes = meta_shape, lanes
+        self.meta_shape, self.lanes, self.only = meta_shape, lanes, only
         self._beats = ELEMENTS // lanes
         self.i_layout = data.StructLayout(
             {"line": LINE_BITS, "host_type": 1, "format": FORMAT_BITS, "meta": meta_shape}
@@ -114,16 +117,22 @@ class Quantiser(wiring.Component):
             2, 9, pipe.register(1, pipe.part(1, pipe.accepted(i.line, "line")), "line"), "line"
         )
         host_type = pipe.carry(1, 3, pipe.accepted(i.host_type, "host_type"), "host_type")
-        format_code = pipe.carry(1, 9, pipe.accepted(i.format, "format"), "format")
+        if self.only is None:
+            format_code = pipe.carry(1, 9, pipe.accepted(i.format, "format"), "format")
+        else:
+            format_code = dict.fromkeys(range(1, 10), C(self.only, FORMAT_BITS))
+            m.d.sync += Assert(~self.i.valid | (i.format == self.only))
         meta = pipe.carry(1, 9, pipe.accepted(Value.cast(i.meta), "meta"), "meta")
         # One bit per format, ready when a stage begins: each of them steers all lanes.
-        fmt = {
-            k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format}
-            for k in range(3, 10)
-        }
-        is_fp8 = pipe.register(
-            4, (format_code[4] == Format.FP8_E4M3) | (format_code[4] == Format.FP8_E5M2), "is_fp8_"
-        )
+
+        def is_one_of(k: int, name: str, *formats: Format) -> Value:
+            if self.only is not None:
+                return C(self.only in formats, 1)
+            each = (format_code[k] == f for f in formats)
+            return pipe.register(k, reduce(or_, each), f"is_{name}_")
+
+        fmt = {k: {f: is_one_of(k - 1, f.label, f) for f in Format} for k in range(3, 10)}
+        is_fp8 = is_one_of(4, "fp8", Format.FP8_E4M3, Format.FP8_E5M2)
         amax = _two_largest(pipe, i.line, self.lanes)
         # A bit of its own: the lanes' host type has hundreds of loads.
         block = _Block(

@@ -3,7 +3,7 @@
 """A pipeline that moves as a whole, through which a line goes at once or in several beats. One beat
 a cycle and stage."""
 
-from amaranth.hdl import Assert, C, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, C, Const, Module, Mux, Shape, Signal, Value
 
 from kelp_spec.formats import Format
 
@@ -98,8 +98,11 @@ class RigidPipeline:
         with self._m.If(self._moves if when is None else self._moves & when):
             self._m.d.sync += register.eq(value)
 
-    def register(self, k: int, value: Value, name: str, when: Value | None = None) -> Signal:
-        """``value`` of the beat in stage k, as it is known in stage k + 1."""
+    def register(self, k: int, value: Value, name: str, when: Value | None = None) -> Value:
+        """``value`` of the beat in stage k, as it is known in stage k + 1; a constant is known in
+        all of them."""
+        if isinstance(value, Const):
+            return value
         register = Signal(Shape.cast(value.shape()), name=f"{name}{k + 1}", reset_less=True)
         self.load(register, value, when)
         return register

@@ -64,6 +64,9 @@ class Sram(wiring.Component):
         A macro for each so many bits of a row, instead of one for all of it: where synthesis would
         make a wider one of shallower block RAMs and choose between their outputs.
 
+    block : bool
+        A `lib.memory` is block RAM on an FPGA, also where synthesis would make small RAMs of it.
+
     Members
     -------
     read_en, read_address : in
@@ -88,6 +91,7 @@ class Sram(wiring.Component):
         macro: bool | None = None,
         transparent: bool = True,
         slice_bits: int | None = None,
+        block: bool = False,
     ):
         self.depth = depth
         self.shape = shape
@@ -97,7 +101,7 @@ class Sram(wiring.Component):
             if macro is None
             else bool(macro)
         )
-        self.transparent = transparent
+        self.transparent, self.block = transparent, bool(block)
         self.slice_bits = self.width if slice_bits is None else slice_bits
         super().__init__(members)
 
@@ -121,7 +125,12 @@ class Sram(wiring.Component):
                     i_write_data=Value.cast(self.write_data)[bits],
                 )
             return m
-        m.submodules.memory = rows = memory.Memory(shape=self.width, depth=self.depth, init=())
+        m.submodules.memory = rows = memory.Memory(
+            shape=self.width,
+            depth=self.depth,
+            init=(),
+            attrs={"ram_style": "block"} if self.block else None,
+        )
         write = rows.write_port()
         read = rows.read_port(transparent_for=(write,) if self.transparent else ())
         m.d.comb += [

@@ -18,7 +18,7 @@ def summarise(control, m, s):
     queries are loaded on, and made when slots are given back."""
     c, p, newest = control.config, control.parts, s.bell.newest
     m.submodules.build = build = SummaryBuild(
-        lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits
+        lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits, elements=c.codec_lanes
     )
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
     page, complete, touched = Signal(c.page_bits), Signal(), Signal()

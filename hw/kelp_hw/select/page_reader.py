@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Keys of pages as a choice sees them: lines looked at through the tracker and the data path, then
-as int8 would store them (docs/select.md, "Block form"). One line a cycle."""
+as int8 would store them (docs/select.md, "Block form"). With 32 codec lanes one line a cycle."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class PageReader(wiring.Component):
     Lines of a query it brings into the same form, before lines of keys that wait.
 
     Latency: a LOOK a cycle after its page was taken, a line's way through M0, memory and the data
-    path, and `LATENCY` cycles more. One line in each cycle (`INTERVAL`) while `config.select_looks`
-    lines cover that way and hits leave the cycles. Errors: a line beyond correction has a NaN;
+    path, and `LATENCY` cycles more. One line in `INTERVAL` cycles, those of the quantiser, while
+    `config.select_looks` lines cover that way and hits leave the cycles: with 32 codec lanes 12 and
+    1. Errors: a line beyond correction has a NaN;
     where what is known of it cannot be corrected, which line comes next is not known, and that is
     fatal.
 
@@ -64,9 +65,6 @@ class PageReader(wiring.Component):
     fault : out, BlockFault
     """
 
-    LATENCY = 12
-    INTERVAL = 1
-
     def __init__(self, *, config: Config):
         self.config = c = config
         layouts = Layouts(c)
@@ -83,6 +81,8 @@ class PageReader(wiring.Component):
         self.place = data.StructLayout(
             {"head": range(c.select_heads), "line": range(c.select_lines)}
         )
+        carried = data.StructLayout({"query": 1, "place": self.place, "at": self.at, "there": 1})
+        self._quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes, only=Format.INT8)
         stored = {"payload": 8 * ELEMENTS, "scale": 16}
         super().__init__(
             {
@@ -117,6 +117,16 @@ class PageReader(wiring.Component):
             }
         )
 
+    @property
+    def LATENCY(self) -> int:
+        """Cycles from a line to its first cycle at `o`."""
+        return 1 + self._quantiser.INTERVAL + self._quantiser.LATENCY
+
+    @property
+    def INTERVAL(self) -> int:
+        """Cycles from one line to the next at full rate."""
+        return self._quantiser.INTERVAL
+
     def elaborate(self, platform):
         m = Module()
         c = self.config
@@ -127,8 +137,7 @@ class PageReader(wiring.Component):
 
         m.submodules.asked, m.submodules.found = asked, found = queue(self.asked), queue(1)
         m.submodules.lines = lines = queue(LINE_BITS)
-        carried = data.StructLayout({"query": 1, "place": self.place, "at": self.at, "there": 1})
-        m.submodules.quantiser = quantiser = Quantiser(meta_shape=carried, lanes=c.codec_lanes)
+        m.submodules.quantiser = quantiser = self._quantiser
 
         # What is asked for: as many lines as there are places for.
         inside, issues, leaves = Signal(range(depth + 1)), Signal(), Signal()

@@ -57,7 +57,10 @@ def engine_of(*, config: Config) -> SelectEngine:
     """A configuration's engine."""
     return SelectEngine(
         heads=config.select_heads,
-        sizes=KeySizes(config.select_lines, config.select_rows, config.select_lanes),
+        # The reader's quantiser gives no more of a line in a cycle.
+        sizes=KeySizes(
+            config.select_lines, config.select_rows, config.select_lanes, config.codec_lanes
+        ),
         pages=config.pages,
         quota=config.select_quota,
         most=config.select - 2,

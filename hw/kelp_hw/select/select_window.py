@@ -82,7 +82,7 @@ class SelectWindow(wiring.Component):
         self.map, self.bell_layout = SelectMap(c), bell_layout(c)
         layouts = self.layouts = Layouts(c)
         self.block_bits = c.session_bits + self.map.group_bits
-        self.blocks = 1 << self.block_bits
+        self.blocks = c.sessions << self.map.group_bits
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.register_access)),
@@ -113,11 +113,11 @@ class SelectWindow(wiring.Component):
         m = Module()
         c, half = self.config, self.map.half_bits
 
-        def memory(depth, shape):
-            return ProtectedMemory(depth=depth, shape=shape, protect=c.protect)
+        def memory(depth, shape, block=True):
+            return ProtectedMemory(depth=depth, shape=shape, protect=c.protect, block=block)
 
         m.submodules.queries = queries = memory(self.blocks << half, LINE_BITS)
-        m.submodules.bells = bells = memory(self.blocks, self.bell_layout)
+        m.submodules.bells = bells = memory(self.blocks, self.bell_layout, block=False)
         m.submodules.answers = answers = memory(self.blocks << half, LINE_BITS)
         side = self.i.p
         place = data.StructLayout({"line": half, "upper": 1, "block": self.block_bits})

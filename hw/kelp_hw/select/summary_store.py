@@ -83,7 +83,7 @@ class SummaryStore(wiring.Component):
         c, bits = self.config, self.config.page_bits
         m.submodules.rows = rows = Sram(depth=c.page_words * c.select_rows, shape=LINE_BITS)
         held = [
-            Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1))
+            Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1), block=True)
             for _ in range(self.ROW)
         ]
 

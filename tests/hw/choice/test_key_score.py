@@ -10,9 +10,10 @@ from kelp_hw.choice.key_score import KeyScore
 from kelp_spec.formats import Format
 
 
-def scored(group, *, heads, lines, seed=1, offer=1.0, take=1.0):
+def scored(group, *, heads, lines, seed=1, offer=1.0, take=1.0, products=32):
     """The transfers of all tokens' scores."""
-    dut, sends = KeyScore(heads=heads, lines=lines, id_bits=8), group.key_lines()
+    dut = KeyScore(heads=heads, lines=lines, id_bits=8, products=products)
+    sends = group.key_lines()
     ends = Ends(
         sends={"i": sends},
         takes=("o",),
@@ -21,15 +22,17 @@ def scored(group, *, heads, lines, seed=1, offer=1.0, take=1.0):
         held={"scale": SCALE},
         before=put_queries(group.query),
     )
-    cycles = int((len(sends) + 40) / offer / take * 1.5)
+    cycles = int((len(sends) * dut.INTERVAL + 40) / offer / take * 1.5)
     return pump(dut, ends, cycles=cycles, seed=seed)
 
 
 @pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4])
-@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (3, 2), (2, 4)])
-def test_scores_are_the_golden_ones(fmt, heads, lines):
+@pytest.mark.parametrize(
+    ("heads", "lines", "products"), [(1, 1, 32), (3, 2, 32), (2, 4, 32), (2, 2, 8), (1, 1, 16)]
+)
+def test_scores_are_the_golden_ones(fmt, heads, lines, products):
     group = Group(heads, heads=heads, lines=lines, pages=4, fmt=fmt)
-    seen = scored(group, heads=heads, lines=lines, offer=0.7, take=0.6)["o"]
+    seen = scored(group, heads=heads, lines=lines, offer=0.7, take=0.6, products=products)["o"]
     expected = [group.scores(page)[:, token] for page in range(4) for token in range(16)]
     assert [item.item.id for item in seen] == list(range(64))
     assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
@@ -59,6 +62,7 @@ def test_each_bank_has_queries_of_its_own(bank):
         ({"heads": 0}, "heads = 0 .*1 … 64"),
         ({"lines": 33}, "lines = 33 .*1 … 32"),
         ({"banks": 3}, "banks = 3 .*1 … 2"),
+        ({"products": 4}, "products = 4 .*8, 16, 32"),
     ],
 )
 def test_sizes_are_checked(wrong, said):
@@ -66,12 +70,17 @@ def test_sizes_are_checked(wrong, said):
         KeyScore(**{"heads": 1, "lines": 1, "id_bits": 1} | wrong)
 
 
-def test_latency_and_interval():
-    group = Group(5, heads=2, lines=2, pages=2)
-    seen = scored(group, heads=2, lines=2)
+@pytest.mark.parametrize(("products", "beats"), [(32, 1), (16, 2), (8, 4)])
+def test_latency_and_interval(products, beats):
+    group, dut = (
+        Group(5, heads=2, lines=2, pages=2),
+        KeyScore(heads=2, lines=2, id_bits=8, products=products),
+    )
+    assert (dut.LATENCY, dut.INTERVAL) == (10 + beats, beats)
+    seen = scored(group, heads=2, lines=2, products=products)
     lasts = [line.taken for line in seen["i"] if line.item["last"]]
     assert [score.offered - last for score, last in zip(seen["o"], lasts, strict=True)] == [
-        KeyScore.LATENCY
+        dut.LATENCY
     ] * 32
     first, *_, end = (line.taken for line in seen["i"])
-    assert end - first == (len(seen["i"]) - 1) * KeyScore.INTERVAL
+    assert end - first == (len(seen["i"]) - 1) * dut.INTERVAL

@@ -32,15 +32,17 @@ def requests(group, newest, *, most=4, target=1 << 24):
 def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None, **pace):
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
     one before was taken. `pace`: `offer`, `take`, and `keys`, the share of cycles in which pages to
-    look at are taken. With `absent` pages the engine estimates. `named`: what pages their keys say
-    that they are of, where that is wrong."""
+    look at are taken; also `products`. With `absent` pages the engine estimates. `named`: what
+    pages their keys say that they are of, where that is wrong."""
     offer, take, slow = (pace.get(name, 1.0) for name in ("offer", "take", "keys"))
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
     sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
     rows = -(-group.codes[0].size // CODED_LINES)
     estimates, absent = absent is not None, absent or ()
-    dut = SelectEngine(**sizes, sizes=KeySizes(lines, rows, lanes), estimates=estimates)
+    dut = SelectEngine(
+        **sizes, sizes=KeySizes(lines, rows, lanes, pace.get("products", 32)), estimates=estimates
+    )
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
@@ -117,11 +119,11 @@ def given(seen):
     return [(t.item.id, t.item.mass, int(t.item.none)) for t in seen["o"]]
 
 
-@pytest.mark.parametrize(("heads", "lines"), [(1, 1), (2, 2)])
-def test_choices_are_the_golden_ones(heads, lines):
+@pytest.mark.parametrize(("heads", "lines", "products"), [(1, 1, 32), (2, 2, 8)])
+def test_choices_are_the_golden_ones(heads, lines, products):
     group = Group(heads + 20, heads=heads, lines=lines, pages=30, tokens=4)
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
-    seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500)
+    seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500, products=products)
     assert given(seen) == golden(group, asked)
 
 

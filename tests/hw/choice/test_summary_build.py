@@ -11,7 +11,7 @@ from kelp_spec.formats import Format
 from kelp_spec.select import CODED_LINES
 
 
-def built(group, *, lines, offer=1.0, take=1.0):
+def built(group, *, lines, offer=1.0, take=1.0, elements=32):
     """The transfers of all pages."""
     pages, tokens, _ = group.scale.shape
     count, stored = tokens * lines, group.key_lines()
@@ -23,19 +23,26 @@ def built(group, *, lines, offer=1.0, take=1.0):
         await put_plan(ctx, dut, group.plan_rows)
 
     rows = -(-count // CODED_LINES)
-    dut = SummaryBuild(lines=lines, rows=rows, id_bits=8)
+    dut = SummaryBuild(lines=lines, rows=rows, id_bits=8, elements=elements)
     ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, before=plan)
-    return pump(dut, ends, cycles=int((len(sends) + 20) / offer / take * 1.5))
+    return pump(dut, ends, cycles=int((len(sends) * dut.INTERVAL + 20) / offer / take * 1.5))
 
 
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize(
-    ("fmt", "lines", "tokens"),
-    [(Format.INT8, 1, 16), (Format.INT8, 2, 16), (Format.INT4, 4, 8), (Format.INT8, 1, 6)],
+    ("fmt", "lines", "tokens", "elements"),
+    [
+        (Format.INT8, 1, 16, 32),
+        (Format.INT8, 2, 16, 32),
+        (Format.INT4, 4, 8, 32),
+        (Format.INT8, 1, 6, 32),
+        (Format.INT8, 1, 16, 8),
+        (Format.INT8, 2, 6, 16),
+    ],
 )
-def test_summaries_are_the_golden_ones(fmt, lines, tokens, wild):
+def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
     group = Group(lines, heads=1, lines=lines, pages=12, tokens=tokens, fmt=fmt, wild=wild)
-    seen = built(group, lines=lines, offer=0.7, take=0.6)["o"]
+    seen = built(group, lines=lines, offer=0.7, take=0.6, elements=elements)["o"]
     got = [
         {"code": list(t.item.code), "line": t.item.line, "last": bool(t.item.last), "id": t.item.id}
         for t in seen
@@ -43,11 +50,14 @@ def test_summaries_are_the_golden_ones(fmt, lines, tokens, wild):
     assert got == group.summary_lines()
 
 
-def test_latency_and_interval():
+@pytest.mark.parametrize(("elements", "latency", "interval"), [(32, 7, 1), (16, 9, 2), (8, 10, 4)])
+def test_latency_and_interval(elements, latency, interval):
     group = Group(5, heads=1, lines=2, pages=3)
-    seen = built(group, lines=2)
+    dut = SummaryBuild(lines=2, rows=2, id_bits=8, elements=elements)
+    assert (dut.LATENCY, dut.INTERVAL) == (latency, interval)
+    seen = built(group, lines=2, elements=elements)
     taken = [t.taken for t in seen["i"]]
     assert [t.offered for t in seen["o"]] == [
-        cycle + SummaryBuild.LATENCY for cycle in taken[CODED_LINES - 1 :: CODED_LINES]
+        cycle + latency for cycle in taken[CODED_LINES - 1 :: CODED_LINES]
     ]
-    assert taken[-1] - taken[0] == (len(taken) - 1) * SummaryBuild.INTERVAL
+    assert taken[-1] - taken[0] == (len(taken) - 1) * interval

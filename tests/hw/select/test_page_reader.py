@@ -5,6 +5,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from amaranth.hdl import Elaboratable
 from flips import fields, flip, opened
 from streams import Ends, pump
@@ -84,12 +85,15 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=()):
         watch=watch,
     )
     lines = sum(page[1] for page in pages)
-    cycles = int((lines + len(queries)) / offer / take) + 60
-    return pump(dut or PageReader(config=CONFIG), ends, cycles=cycles)
+    dut = dut or PageReader(config=CONFIG)
+    cycles = int((lines + len(queries)) * dut.INTERVAL / offer / take) + 60
+    return pump(dut, ends, cycles=cycles)
 
 
-def test_lines():
-    seen = run(PAGES, offer=0.6, take=0.6)
+@pytest.mark.parametrize("lanes", [32, 8])
+def test_lines(lanes):
+    dut = PageReader(config=CONFIG.with_(codec_lanes=lanes))
+    seen = run(PAGES, offer=0.6, take=0.6, dut=dut)
     asked = [(page, line, count) for page, count in PAGES for line in range(count)]
     ops = [
         (t.item.kind, t.item.session, t.item.squeue, t.item.page, t.item.kv_line)
@@ -202,9 +206,12 @@ def test_a_line_beyond_correction_is_nan():
     assert broken == 10 and faults["poisoned"] >= 10 and not faults["fatal"]
 
 
-def test_latency_and_interval():
-    seen = run([(4, 4), (5, 4)] * 4)
+@pytest.mark.parametrize(("lanes", "latency"), [(32, 12), (8, 18)])
+def test_latency_and_interval(lanes, latency):
+    dut = PageReader(config=CONFIG.with_(codec_lanes=lanes))
+    assert (dut.LATENCY, dut.INTERVAL) == (latency, 32 // lanes)
+    seen = run([(4, 4), (5, 4)] * 4, dut=dut)
     first = min(t.taken for t in seen["i_line"])
-    assert seen["o"][0].offered - first == PageReader.LATENCY
+    assert seen["o"][0].offered - first == dut.LATENCY
     taken = [t.taken for t in seen["o"]]
-    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {PageReader.INTERVAL}
+    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {dut.INTERVAL}

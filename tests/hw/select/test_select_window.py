@@ -190,6 +190,38 @@ def test_a_session_that_ends_leaves_no_query():
     assert len(seen["o"]) == len(accesses)
 
 
+def test_of_one_session_no_other_has_a_place():
+    """An address has a bit for the session all the same: what is written beyond the only one
+    changes no row of its own."""
+    config, read = CONFIG.with_(sessions=1), {}
+    dut = SelectWindow(config=config)
+    assert dut.blocks == config.select_groups
+
+    async def first(ctx, dut):
+        ctx.set(dut.sessions[0], {"open": 1, "ld_id": OWNER})
+        ctx.set(dut.answer_block, 1)
+        ctx.set(dut.answer, 0x55)
+        ctx.set(dut.answer_en, 1)
+        for _ in range(2 + (1 << MAP.group_bits + MAP.half_bits)):
+            await ctx.tick()
+        ctx.set(dut.answer_en, 0)
+
+    def watch(ctx):
+        ctx.set(dut.i_look.valid, 1)
+        ctx.set(dut.i_look.p, 3)
+        read.update(query=ctx.get(dut.query), pending=ctx.get(dut.pending))
+
+    query = MAP.query(0, 0, 1, 1)
+    other = MAP.query(1, 0, 1, 1) - query
+    lines = [(query, 77), (MAP.bell(0, 0), 5), (query + other, 78), (MAP.bell(1, 1), 6)]
+    reads = [MAP.bell(0, 1), MAP.bell(1, 1)]
+    accesses = [access(line, data) for line, data in lines] + [access(line) for line in reads]
+    ends = Ends(sends={"i": accesses}, takes=("o",), before=first, watch=watch)
+    seen = pump(dut, ends, cycles=len(accesses) * 4 + 20)
+    assert read == {"query": 77, "pending": 1}
+    assert [t.item.data for t in seen["o"]][-2:] == [0x55, 0]
+
+
 def test_latency_and_interval():
     seen, dut = run([access(MAP.bell(1, 0))] * 4)
     assert seen["o"][0].offered - seen["i"][0].offered == dut.LATENCY
