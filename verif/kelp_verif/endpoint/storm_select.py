@@ -28,7 +28,7 @@ from .some_plan import no_plan, some_plan
 
 __all__ = ["Choices"]
 
-_POLLS = 400  #: reads of an answer until it counts as missing
+_POLLS = 1500  #: reads of an answer until it counts as missing: longer than a SELECT may wait
 _LONG = 0, 24, 25, 255  #: a doorbell's `hold` that is longer than a storm lasts
 
 
