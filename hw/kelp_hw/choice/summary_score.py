@@ -7,6 +7,7 @@ from __future__ import annotations
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import exact_log2
 
 from kelp_spec.select import (
     ALIGNED_BITS,
@@ -156,7 +157,7 @@ class SummaryScore(wiring.Component):
                 m.d.sync += page.eq(Mux(~starts & (page > best), page, best))
             self._scaled(m, head, moves, page)
             m.d.comb += self.o.p.best[head].eq(later(page, f"sum_{head}_", 9, first=6))
-        group, parts = later(start // lanes, "group", 5), []
+        group, parts = later(start >> exact_log2(lanes), "group", 5), []
         for k in range(self.rows * self.groups):
             part = Signal(lanes, name=f"near_{k}", reset_less=True)
             with m.If(moves & valid[5] & (group == k)):
@@ -169,7 +170,7 @@ class SummaryScore(wiring.Component):
         """What a code's line scores, in stage 3."""
         # With more lines than lanes, which of them it is depends on where the group begins.
         turns = max(1, self.lines // self.lanes)
-        turn = (start // self.lanes)[: (turns - 1).bit_length()] if turns > 1 else Const(0, 0)
+        turn = (start >> exact_log2(self.lanes))[: exact_log2(turns)] if turns > 1 else Const(0, 0)
         weight, base = self.weights.weight[head], self.weights.base[head]
         choices = [(lane + self.lanes * k) % self.lines for k in range(turns)]
         mine, own = list(weight[choices[0]]), base[choices[0]]

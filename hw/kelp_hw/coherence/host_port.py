@@ -142,7 +142,9 @@ class CoherentHostPort(wiring.Component):
         for k, session in enumerate(self.sessions):
             rounds, fresh = Signal(name=f"rounds_{k}"), Signal(name=f"fresh_{k}", init=1)
             was_open = Signal(name=f"was_open_{k}")
-            mine = (write.squeue >= k * c.queues) & (write.squeue < (k + 1) * c.queues)
+            mine = write.squeue < (k + 1) * c.queues
+            if k:
+                mine &= write.squeue >= k * c.queues
             m.d.sync += was_open.eq(session.open)
             with m.If(was_open & ~session.open):
                 m.d.sync += fresh.eq(1)

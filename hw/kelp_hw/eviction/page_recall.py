@@ -94,7 +94,7 @@ class PageRecall(wiring.Component):
         # the slot whose turn it is, from the last one on
         chosen = Signal(c.write_back_bits)
         for after in (False, True):
-            for k in reversed(slots):
+            for k in reversed(slots[1:] if after else slots):
                 with m.If(pending[k] & ((slot < k) if after else 1)):
                     m.d.comb += chosen.eq(k)
         takes_scrub = self.i_scrub.valid & ~passes & (~scrubbed | ~pending.any())

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
 
 from kelp_spec.config import Config
 from kelp_spec.select import CODED_LINES, HOLD_MOST, Refusal, SelectMap
@@ -174,7 +175,7 @@ class SelectControl(wiring.Component):
             s.squeue.eq(s.session * c.queues + s.bell.queue),
             p.store.squeue.eq(s.squeue),
             p.store.token_lines.eq(s.bell.lines - 1),
-            p.store.rows.eq((s.used_lines - 1) // CODED_LINES),
+            p.store.rows.eq((s.used_lines - 1)[: len(s.used_lines)] >> exact_log2(CODED_LINES)),
             p.reader.query_host_type.eq(s.host_type),
         ]
         with m.If(s.building):

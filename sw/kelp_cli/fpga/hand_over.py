@@ -11,6 +11,7 @@ import typer
 from kelp_spec.files import write_whole
 
 from ..output import UserError, console
+from ..verilog import module_text
 from .shared import Baud, BoardName, Built, directory_of
 
 __all__ = ["axi", "program", "vivado"]
@@ -96,13 +97,13 @@ def axi(
     table of its ports."""
     from kelp_fpga.axi.axi_endpoint import AxiEndpoint
     from kelp_fpga.axi.axi_ports import axi_ports_markdown
-    from kelp_rtl.build.verilog import macro_sources, to_verilog
+    from kelp_rtl.build.verilog import macro_sources
     from kelp_spec.config import named
 
     top = AxiEndpoint(config=named(config))
     output.mkdir(parents=True, exist_ok=True)
     with console.status(f"generating {config}"):
-        text = to_verilog(top, name="kelp_axi_endpoint")
+        text = module_text(top, "kelp_axi_endpoint")
     write_whole(output / "kelp_axi_endpoint.v", text)
     for source in macro_sources(text):
         write_whole(output / source.name, source.read_text(encoding="utf-8"))

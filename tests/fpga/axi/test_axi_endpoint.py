@@ -10,11 +10,12 @@ import pytest
 from lint_waivers import WAIVED
 from paths import DOCS
 
+from kelp_cli.verilog import module_text
 from kelp_fpga.axi.axi_endpoint import AxiEndpoint
 from kelp_fpga.axi.axi_ports import PORT_DOCS, axi_ports_markdown
 from kelp_hw.export.ports import ports_of
 from kelp_rtl.build import tools
-from kelp_rtl.build.verilog import macro_sources, to_verilog, top_ports
+from kelp_rtl.build.verilog import macro_sources, top_ports
 from kelp_spec.config import named
 from kelp_verif.harness.runner import Model, run_cocotb
 
@@ -161,7 +162,7 @@ def test_the_example_fits_the_ports(tmp_path):
 def test_the_axi_endpoint_is_linted(config, tmp_path):
     """Generated, and accepted by Verilator with its own warnings as errors, but for how Amaranth
     and Yosys write Verilog; `trace` inside the example."""
-    text = to_verilog(AxiEndpoint(config=named(config)), name="kelp_axi_endpoint")
+    text = module_text(AxiEndpoint(config=named(config)), "kelp_axi_endpoint")
     (tmp_path / "kelp_axi_endpoint.v").write_text(text, encoding="utf-8")
     files = [tmp_path / "kelp_axi_endpoint.v", *macro_sources(text)]
     done = (
