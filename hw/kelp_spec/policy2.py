@@ -9,10 +9,13 @@ from fractions import Fraction
 __all__ = [
     "ADMIT",
     "BACKLOG",
+    "COST",
     "CREDIT_MOST",
     "EARLY_MOST",
+    "EARNED",
     "FAST",
     "FAST_FOLD",
+    "FETCH",
     "FLYING_SHARE",
     "FOLDED",
     "LATER",
@@ -44,8 +47,11 @@ ADMIT = 154  #: of 256: what a page's value has to have of the victim's
 FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
 BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for
 EARLY_MOST = 32  #: pages fetched early for a queue
-CREDIT_MOST = 256  #: flash reads that LRU would have made and we have not, at most
-#: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each credit
+#: a read that LRU would have made earns credit, one of ours costs it: LRU's wants are inflated by
+#: what estimates say too much, and three quarters of its reads are never more than an exact one's
+EARNED, COST, CREDIT_MOST = 3, 4, 1024
+FETCH = 1024  #: mass, of each query head's 65536, from which on a page that is wanted is fetched
+#: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each COST
 THRESHOLD, THRESHOLD_CREDIT = 26214, 87
 #: what a victim's value counts for, by how late its queue's turn comes: 256 · 0.8^(n / 16)
 LATER_STEPS = 16

@@ -45,10 +45,14 @@ def _side(x: int) -> int:
 
 
 class TablePolicy:
-    """``latency`` and ``slot``: cycles of the tier to a page's first byte, and for a page."""
+    """``heads``: query heads of a queue. ``latency`` and ``slot``: cycles of the tier to a page's
+    first byte, and for a page."""
 
-    def __init__(self, queues: int, pages: int, frames: int, *, latency: int, slot: int):
+    def __init__(
+        self, queues: int, pages: int, frames: int, *, heads: int, latency: int, slot: int
+    ):
         self.queues, self.frames, self.latency, self.slot = queues, frames, latency, slot
+        self.fetch = p.FETCH * heads
         self.pages = [[_Page() for _ in range(pages)] for _ in range(queues)]
         self.counts = [[0] * pages for _ in range(queues)]
         v, t = p.start_of_v(), p.start_of_t()
@@ -59,7 +63,7 @@ class TablePolicy:
         side = range(p.T_SIDE)
         self.t = [{(i, j): t[p.T_SIDE * i + j] for i in side for j in side} for _ in range(queues)]
         self.flights: deque[tuple[int, _Page]] = deque()
-        self.used = self.tier = self.credit = self.reads = 0
+        self.used = self.tier = self.credit = self.reads = self.guessed = self.gap = 0
 
     def start(self, queue: int, pages) -> None:
         """Pages that are resident when the session begins to decode."""
@@ -87,13 +91,17 @@ class TablePolicy:
         page.wanted = page.folded = step
         self.used += 1
 
-    def demand(self, queue: int, wanted, newest: int, now: int, *, must: bool) -> int:
-        """Fetches pages that a choice wanted and did not find; with ``must`` whatever it costs.
-        When the last of them lands."""
+    def demand(
+        self, queue: int, wanted: dict[int, int], newest: int, now: int, *, must: bool
+    ) -> int:
+        """Fetches pages that a choice wanted and did not find, of some mass (summed over the heads,
+        16 bits each); with ``must`` whatever it costs. When the last of them lands."""
         latest = now
-        for number in sorted(wanted):
+        for number, mass in sorted(wanted.items()):
             page = self.pages[queue][number]
             if number >= newest or page.resident:
+                continue
+            if not must and mass < self.fetch:
                 continue
             if not page.flying and not self._take(queue, page, page.value, newest, now, must):
                 continue
@@ -115,7 +123,7 @@ class TablePolicy:
         page.flying = True
         self.used += 1
         self.reads += 1
-        self.credit -= 1
+        self.credit -= p.COST
         return True
 
     def _busy(self, now: int) -> bool:
@@ -155,7 +163,7 @@ class TablePolicy:
                 page.slow += (4095 - page.slow) * p.SLOW + 128 >> 8
                 counts[newest - number] = min(127, counts[newest - number] + 1)
                 if not page.shadow:
-                    self.credit = min(self.credit + 1, p.CREDIT_MOST)
+                    self.credit = min(self.credit + p.EARNED, p.CREDIT_MOST)
                     page.shadow = True
                 page.wanted = step
         self._shrink()
@@ -179,16 +187,20 @@ class TablePolicy:
             page.shadow = False
 
     def early(self, queue: int, masses: dict[int, int], newest: int, now: int) -> None:
-        """A guessed query of a queue; ``masses`` of the pages that were scored."""
+        """A guessed query of a queue; ``masses`` of the pages that were scored. What could not land
+        before the queue's turn is not fetched: that comes when as much time has passed again as
+        since the guess of the layer before."""
+        if now != self.guessed:
+            self.gap, self.guessed = now - self.guessed, now
         pages, t = self.pages[queue][:newest], self.t[queue]
         for number, page in enumerate(pages):
             page.guessed = _side(page.post), _side(masses.get(number, 0))
             likely = t[page.guessed]
             page.value = likely + ((p.ONE - likely) * page.post >> 16) * p.UNGUESSED // 256
         for _ in range(p.EARLY_MOST):
-            if self.credit <= 0:
+            if self.credit <= 0 or self.gap < self.latency:
                 break
-            least = p.THRESHOLD - self.credit * p.THRESHOLD_CREDIT
+            least = p.THRESHOLD - self.credit * p.THRESHOLD_CREDIT // p.COST
             absent = [page for page in pages if not page.resident and not page.flying]
             best = max(absent, key=lambda page: t[page.guessed], default=None)
             if best is None or t[best.guessed] <= least:

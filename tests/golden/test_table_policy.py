@@ -11,12 +11,12 @@ from kelp_golden.table_policy import TablePolicy
 from kelp_sim.select import memory
 from kelp_spec import policy2
 
-QUEUES, PAGES, SLOT, LATENCY = 6, 24, 183, 25_000
+QUEUES, PAGES, HEADS, SLOT, LATENCY = 6, 24, 3, 183, 25_000
 
 
 def both(frames):
     pool = memory.new_pool(QUEUES, PAGES, frames)
-    golden = TablePolicy(QUEUES, PAGES, frames, latency=LATENCY, slot=SLOT)
+    golden = TablePolicy(QUEUES, PAGES, frames, heads=HEADS, latency=LATENCY, slot=SLOT)
     share = min(8, frames // QUEUES)
     for queue in range(QUEUES):
         at = queue * PAGES + 8
@@ -50,10 +50,11 @@ def drive(seed, frames, steps=90):
         newest = 8 + step // 8
         taste = 0.95 * taste + 0.05 * rng.random((QUEUES, PAGES))
         for queue in range(QUEUES):
-            now += int(rng.integers(500, 9000))
+            # Every other page's time a host that gives the tier time for what is fetched early.
+            now += int(rng.integers(500, 60_000 if step % 16 < 8 else 9000))
 
             def turn(at, newest=newest, step=step):
-                return memory.Turn(PAGES, frames, SLOT, True, newest, step, at)
+                return memory.Turn(PAGES, frames, HEADS, SLOT, True, newest, step, at)
 
             if step % 8 == 0:
                 memory.opened(pool, turn(now), queue)
@@ -70,14 +71,15 @@ def drive(seed, frames, steps=90):
             for other in range(QUEUES):
                 golden.hold(other, set(np.flatnonzero(read & here)) if other == queue else ())
             wanted, must = read & ~here, bool(rng.random() < 0.1)
+            sums = (HEADS * 65535 * taste[queue] ** 6).astype(np.int64)
+            names = {page: int(sums[page]) for page in np.flatnonzero(wanted).tolist()}
             if must:
-                latest = memory.demand(pool, turn(now), queue, wanted, True)
-                names = set(np.flatnonzero(wanted).tolist())
+                latest = memory.demand(pool, turn(now), queue, wanted, sums, True)
                 assert latest == golden.demand(queue, names, newest, now, must=True)
             memory.turn_over(pool, turn(now), queue, read)
             golden.turn_over(queue, set(np.flatnonzero(read).tolist()), newest, step)
-            memory.demand(pool, turn(now), queue, wanted, False)
-            golden.demand(queue, set(np.flatnonzero(wanted).tolist()), newest, now, must=False)
+            memory.demand(pool, turn(now), queue, wanted, sums, False)
+            golden.demand(queue, names, newest, now, must=False)
             after = (queue + 1) % QUEUES
             mass = (65535 * taste[after] ** 4 * rng.random(PAGES)).astype(np.int64)
             scored = rng.random(PAGES) < 0.7
@@ -91,12 +93,14 @@ def drive(seed, frames, steps=90):
 @pytest.mark.parametrize(("seed", "frames"), [(1, 24), (2, 40), (3, 80), (4, 24)])
 def test_every_decision_is_the_golden_one(seed, frames):
     pool = drive(seed, frames)
-    assert pool.at[memory.READS] > 50
-    assert frames < 80 or pool.at[memory.EARLY] > 0
+    print("flash reads", pool.at[memory.READS], "of which early", pool.at[memory.EARLY])
+    assert pool.at[memory.READS] > (50 if frames < 80 else 15)
+    assert pool.at[memory.EARLY] > 0
 
 
-def test_a_changed_constant_is_found(monkeypatch):
-    other = SimpleNamespace(**(vars(policy2) | {"LATER_READ": 150}))
+@pytest.mark.parametrize(("name", "value"), [("LATER_READ", 150), ("FETCH", 3000)])
+def test_a_changed_constant_is_found(monkeypatch, name, value):
+    other = SimpleNamespace(**(vars(policy2) | {name: value}))
     monkeypatch.setattr("kelp_golden.table_policy.p", other)
     with pytest.raises(AssertionError):
         drive(5, 40)

@@ -56,7 +56,6 @@ class Run:
     waits: np.ndarray  #: [steps, layers] bool
     reads: np.ndarray  #: [steps] flash reads
     early: np.ndarray  #: [steps] those of a guess
-    lru: np.ndarray  #: [steps] misses of LRU over one pool, of what was wanted
     #: [steps, layers, kv_heads, 4]: mass of the candidates that are absent, as estimated and as it
     #: is, candidates, absent ones
     missing: np.ndarray
@@ -140,7 +139,7 @@ class _Host:
             np.zeros((*at, heads, self.pages), bool),
             np.zeros(steps, np.int64),
             np.zeros(at, bool),
-            *(np.zeros(steps, np.int64) for _ in range(3)),
+            *(np.zeros(steps, np.int64) for _ in range(2)),
             np.zeros((*at, heads, 4)),
             np.zeros(steps, np.int64),
             np.zeros(steps, np.int64),
@@ -196,7 +195,8 @@ class _Host:
 
     def _turn(self, step: int, newest: int, now: int) -> memory.Turn:
         slot = -(-self.shape.slot_bytes // self.d.timing.tier_bytes)
-        return memory.Turn(self.pages, self.frames, slot, self.d.table, newest, step + 1, int(now))
+        pool = self.pages, self.frames, self.shape.group, slot, self.d.table
+        return memory.Turn(*pool, newest, step + 1, int(now))
 
     def attend(self, step: int, layer: int, position: int, q, query, guess) -> np.ndarray:
         """A layer of a step: query and the next layer's guess in block form [heads, lines]."""
@@ -254,7 +254,7 @@ class _Host:
         if missing > d.wait_above * ONE * shape.group and self._wanted.any():
             run.waits[step, layer] = True
             s.held[keys] = self._chosen
-            wait = max(0, memory.demand(s, turn, queue, self._wanted, True) - now)
+            wait = max(0, memory.demand(s, turn, queue, self._wanted, self._sums, True) - now)
             memory.land(s, now + wait)
             self._consider(layer, head, query, turn, tokens)
             choose()
@@ -274,7 +274,7 @@ class _Host:
         answered = start + clock.serve(did, wait)
         turn = self._turn(step, newest, answered)
         memory.turn_over(s, turn, queue, self._chosen | self._wanted)
-        memory.demand(s, turn, queue, self._wanted, False)
+        memory.demand(s, turn, queue, self._wanted, self._sums, False)
         return answered, count
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
@@ -287,8 +287,7 @@ class _Host:
     def step_over(self, step: int) -> None:
         s, run = self.pool, self.run
         run.reads[step], run.early[step] = s.at[memory.READS], s.at[memory.EARLY]
-        run.lru[step] = s.at[memory.LRU_MISSES]
-        s.at[[memory.READS, memory.EARLY, memory.LRU_MISSES]] = 0
+        s.at[[memory.READS, memory.EARLY]] = 0
 
 
 @one_thread()
@@ -347,7 +346,7 @@ def decode(
         if progress is not None:
             progress(step + 1)
     for host in hosts:
-        for name in ("nats", "chosen", "cycles", "waits", "reads", "early", "lru", "missing",
+        for name in ("nats", "chosen", "cycles", "waits", "reads", "early", "missing",
                      "link", "useful"):  # fmt: skip
             setattr(host.run, name, getattr(host.run, name)[:-1])
     if keep:

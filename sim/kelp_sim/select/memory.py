@@ -21,7 +21,7 @@ __all__ = ["Pool", "Turn", "demand", "early", "land", "new_pool", "opened", "tur
 ABSENT, RESIDENT, FLYING = 0, 1, 2
 _LATENCY = RTL.tier_latency
 # Numbers of the pool, in `at`:
-USED, HEAD, TAIL, TIER, CREDIT, SHADOW, READS, EARLY, LRU_MISSES = range(9)
+USED, HEAD, TAIL, TIER, CREDIT, SHADOW, READS, EARLY, GUESSED, GAP = range(10)
 
 
 class Pool(NamedTuple):
@@ -49,6 +49,7 @@ class Turn(NamedTuple):
 
     pages: int  #: of a queue
     frames: int
+    heads: int  #: query heads of a queue
     slot: int  #: cycles that the tier takes for a page
     table: bool  #: policy 2; otherwise LRU
     newest: int  #: page
@@ -80,7 +81,7 @@ def new_pool(queues: int, pages: int, frames: int) -> Pool:
         flying=zeros(keys + 1),
         lands=zeros(keys + 1),
         held=zeros(kind=np.bool_),
-        at=zeros(9),
+        at=zeros(10),
     )
 
 
@@ -122,7 +123,7 @@ def _fetch(s, turn, key):
     s.at[TAIL] = (s.at[TAIL] + 1) % len(s.flying)
     s.at[USED] += 1
     s.at[READS] += 1
-    s.at[CREDIT] -= 1
+    s.at[CREDIT] -= p2.COST
 
 
 @numba.njit(cache=True)
@@ -135,13 +136,16 @@ def _busy(s, turn):
 
 
 @numba.njit(cache=True)
-def demand(s, turn, queue, wanted, must):
+def demand(s, turn, queue, wanted, sums, must):
     """Pages of a queue that its choice wanted and did not find: fetched for later, or, where the
-    layer waits (``must``), for now. Returns when the last of them lands."""
+    layer waits (``must``), for now. ``sums`` are their masses over the heads. Returns when the last
+    of them lands."""
     latest = turn.now
     for page in range(turn.newest):
         key = queue * turn.pages + page
         if not wanted[page] or s.state[key] == RESIDENT:
+            continue
+        if turn.table and not must and sums[page] < p2.FETCH * turn.heads:
             continue
         if s.state[key] == ABSENT:
             if not must and _busy(s, turn):
@@ -207,9 +211,7 @@ def turn_over(s, turn, queue, read):
             s.slow[key] += (4095 - s.slow[key]) * p2.SLOW + 128 >> 8
             s.profile[queue, newest - page] = min(127, s.profile[queue, newest - page] + 1)
             if not s.shadow[key]:
-                if s.last[key] >= 0 or s.seen[key] > 0:
-                    s.at[LRU_MISSES] += 1
-                    s.at[CREDIT] = min(s.at[CREDIT] + 1, p2.CREDIT_MOST)
+                s.at[CREDIT] = min(s.at[CREDIT] + p2.EARNED, p2.CREDIT_MOST)
                 s.shadow[key] = True
                 s.at[SHADOW] += 1
             s.last[key] = step
@@ -244,8 +246,11 @@ def turn_over(s, turn, queue, read):
 @numba.njit(cache=True)
 def early(s, turn, queue, mass, scored):
     """A guessed query of a queue whose turn is next: ``mass`` [pages], 16 bits, of the pages
-    ``scored``. Values are renewed, and the pages most likely to be read are fetched."""
+    ``scored``. Values are renewed, and the pages most likely to be read are fetched, where they can
+    land before that turn."""
     row, newest = queue * turn.pages, turn.newest
+    if turn.now != s.at[GUESSED]:
+        s.at[GAP], s.at[GUESSED] = turn.now - s.at[GUESSED], turn.now
     for page in range(newest):
         key = row + page
         at = _guess_place(s.post[key], mass[page] if scored[page] else 0)
@@ -253,9 +258,9 @@ def early(s, turn, queue, mass, scored):
         rest = (p2.ONE - s.t[queue, at]) * s.post[key] >> 16
         s.value[key] = s.t[queue, at] + rest * p2.UNGUESSED // 256
     for _ in range(p2.EARLY_MOST):
-        if s.at[CREDIT] <= 0 or _busy(s, turn):
+        if s.at[CREDIT] <= 0 or s.at[GAP] < _LATENCY or _busy(s, turn):
             break
-        threshold = p2.THRESHOLD - s.at[CREDIT] * p2.THRESHOLD_CREDIT
+        threshold = p2.THRESHOLD - s.at[CREDIT] * p2.THRESHOLD_CREDIT // p2.COST
         best, likely = -1, np.int64(threshold)
         for page in range(newest):
             key = row + page
