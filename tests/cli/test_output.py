@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
@@ -51,7 +52,8 @@ def test_rows_of_something_else_are_refused(tmp_path):
 
 @pytest.mark.parametrize("columns", [24, 40, 80])
 def test_no_table_is_cut_in_a_narrow_terminal(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
+    # The command's own took its width when it was made, maybe for another test.
+    monkeypatch.setattr("kelp_cli.output.console", Console(width=columns))
     table = Table(*("reader", "tokens that wait", "what it depends on"), box=box.SIMPLE_HEAD)
     table.columns[1].no_wrap = True
     table.add_row("infinigen", "1,048,576", "frames " * 9 + "of/a/path/that/may/be/folded.npz")
