@@ -9,9 +9,9 @@ probation, protected.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from ..compiled import njit
 from .engine import Outcome, Timeline
 from .fast_lists import outcome_of
 from .policies import arguments
@@ -27,7 +27,7 @@ _LISTS = 4
 _NEWER, _OLDER, _IN, _TOUCHED, _PAGE = range(5)
 
 
-@numba.njit(cache=True)
+@njit
 def _push(key, to, nodes):
     """As the newest of list ``to``, which is the node at its end."""
     newest = nodes[to, _OLDER]
@@ -41,7 +41,7 @@ def _push(key, to, nodes):
     nodes[to, _IN] += 1
 
 
-@numba.njit(cache=True)
+@njit
 def _drop(key, nodes):
     older, newer = nodes[key, _OLDER], nodes[key, _NEWER]
     nodes[older, _NEWER], nodes[newer, _OLDER] = newer, older
@@ -49,14 +49,14 @@ def _drop(key, nodes):
     nodes[key, _IN] = -1
 
 
-@numba.njit(cache=True)
+@njit
 def _move_oldest(of, to, nodes):
     oldest = nodes[of, _NEWER]
     _drop(oldest, nodes)
     _push(oldest, to, nodes)
 
 
-@numba.njit(cache=True)
+@njit
 def _first_open(of, step, newest, nodes):
     """The oldest key of list ``of`` that may go; −1 when there is none."""
     at = nodes[of, _NEWER]
@@ -67,7 +67,7 @@ def _first_open(of, step, newest, nodes):
     return -1
 
 
-@numba.njit(cache=True)
+@njit
 def _arc_victim(once, frames, target, returning, step, newest, nodes):
     """The victim, and whether it is to be forgotten (no ghost of it is kept)."""
     often, ghost_once, ghost_often = once + 1, once + 2, once + 3
@@ -87,7 +87,7 @@ def _arc_victim(once, frames, target, returning, step, newest, nodes):
     return victim, forget
 
 
-@numba.njit(cache=True)
+@njit
 def _s3fifo_victim(small, frames, limits, step, newest, count, nodes):
     main = small + 1
     if nodes[main, _IN] <= frames - limits[0] and nodes[small, _IN]:
@@ -113,7 +113,7 @@ def _s3fifo_victim(small, frames, limits, step, newest, count, nodes):
     return _first_open(small, step, newest, nodes)
 
 
-@numba.njit(cache=True)
+@njit
 def _wtinylfu_victim(window, step, newest, count, nodes):
     candidate = _first_open(window, step, newest, nodes)
     incumbent = _first_open(window + 1, step, newest, nodes)
@@ -126,7 +126,7 @@ def _wtinylfu_victim(window, step, newest, count, nodes):
     )
 
 
-@numba.njit(cache=True)
+@njit
 def _admit(kind, base, key, returning, full, limits, count, nodes):
     if kind == _ARC:
         _push(key, base + (1 if returning else 0), nodes)
@@ -143,7 +143,7 @@ def _admit(kind, base, key, returning, full, limits, count, nodes):
             _move_oldest(base, base + 1, nodes)
 
 
-@numba.njit(cache=True)
+@njit
 def _replay(kind, accesses, pooling, limits, missed, victims):
     """``limits``: of `s3fifo` small and ghost frames and the accesses that promote; of `wtinylfu`
     window and protected frames. Returns victims, bypasses."""

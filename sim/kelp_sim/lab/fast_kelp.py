@@ -7,11 +7,11 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 
-import numba
 import numpy as np
 
 from kelp_spec import policy as spec
 
+from ..compiled import njit
 from .engine import Outcome, Timeline
 from .policies.kelp import Constants
 
@@ -49,12 +49,12 @@ def _folds(alpha: int, bits: int) -> np.ndarray:
     )
 
 
-@numba.njit(cache=True)
+@njit
 def _count(s, c, at, step):
     return s.counts[at] >> (((step >> c.epoch_shift) - s.epochs[at]) & ((1 << c.epoch_bits) - 1))
 
 
-@numba.njit(cache=True)
+@njit
 def _value(s, c, pages, queue, page, step):
     key = queue * pages + page
     over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
@@ -69,7 +69,7 @@ def _value(s, c, pages, queue, page, step):
     )
 
 
-@numba.njit(cache=True)
+@njit
 def _sweep(s, c, pages, low, high, step, found):
     """Look at the resident pages of queues low … high − 1."""
     found[KIND] = found[NEXT_KIND] = -1
@@ -97,12 +97,12 @@ def _sweep(s, c, pages, low, high, step, found):
                 found[NEXT_KIND], found[NEXT_VALUE] = kind, value
 
 
-@numba.njit(cache=True)
+@njit
 def _offer(kind, value):
     return 0 if kind < 0 else 1 if kind > 0 else _TOP - value
 
 
-@numba.njit(cache=True)
+@njit
 def _queue(s, c, pages, step, found):
     """The queue that gives; it has been swept. -1 after a sweep of the whole pool, where the
     constants ask for that."""
@@ -133,7 +133,7 @@ def _queue(s, c, pages, step, found):
     return swept
 
 
-@numba.njit(cache=True)
+@njit
 def _evict(s, c, pages, step, found):
     """The page that gives way, or −1 where there is none."""
     queue = _queue(s, c, pages, step, found)
@@ -146,7 +146,7 @@ def _evict(s, c, pages, step, found):
     return found[KEY]
 
 
-@numba.njit(cache=True)
+@njit
 def _learn(s, c, pages, step, queue, page):
     """What an access teaches, before its page has a frame."""
     key = queue * pages + page
@@ -166,7 +166,7 @@ def _learn(s, c, pages, step, queue, page):
     s.pool[TURN_STEP], s.pool[TURN_KEY], s.last[key] = step, key, step
 
 
-@numba.njit(cache=True)
+@njit
 def _replay(accesses, pages, frames, s, c, history, victims):
     """[accesses]: missed; evictions. The first ``history`` accesses write the history, in step
     0."""

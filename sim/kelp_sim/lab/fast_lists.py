@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from ..compiled import njit
 from .engine import Outcome, Timeline
 
 __all__ = ["LISTS", "Accesses", "Pools", "accesses_of", "outcome_of", "run_list"]
@@ -39,18 +39,18 @@ class Pools(NamedTuple):
     history: int
 
 
-@numba.njit(cache=True)
+@njit
 def _append(key, end, newer, older):
     newest = older[end]
     newer[newest], older[key], newer[key], older[end] = key, newest, end, key
 
 
-@numba.njit(cache=True)
+@njit
 def _unlink(key, newer, older):
     newer[older[key]], older[newer[key]] = newer[key], older[key]
 
 
-@numba.njit(cache=True)
+@njit
 def _replay(kind, accesses, pooling, missed, victims):
     """List ends are nodes of their own behind the keys. Returns how many victims and bypasses there
     were."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from kelp_golden import arithmetic
 from kelp_spec.scores import idle_constants, recency_constants
 
+from ..compiled import njit
 from .engine import Outcome, Timeline
 from .fast_lists import outcome_of
 from .policies import arguments
@@ -42,7 +42,7 @@ class Values(NamedTuple):
     constant: int
 
 
-@numba.njit(cache=True)
+@njit
 def _replay(kind, accesses, pooling, values, missed, victims):
     """Returns how many victims and bypasses there were; ``values.rank`` is changed."""
     steps, queues, key_of, newest_of = accesses

@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from ..compiled import njit
 
 __all__ = ["READ_ONLY", "Busy", "Flash", "Reads", "Writes", "decode", "waits"]
 
@@ -69,7 +70,7 @@ class Busy(NamedTuple):
     written: float
 
 
-@numba.njit(cache=True)
+@njit
 def waits(arrival: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
     """How long each customer waits before it is served; ``arrival`` ascends."""
     free = [0.0] * servers
@@ -81,7 +82,7 @@ def waits(arrival: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
     return out
 
 
-@numba.njit(cache=True)
+@njit
 def decode(begin, steps, reads, flash, seed, writes):
     """Step times [sessions, steps] of sessions that begin to decode at ``begin`` (float64,
     ascending), and how :class:`Busy` what they share was.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 
 from kelp_golden import select as golden
 
+from ..compiled import njit
 from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from . import kernel, memory
@@ -69,7 +69,7 @@ class Run:
     plans: np.ndarray | None = None  #: uint8 [layers, kv_heads, lines, 64], as the host writes them
 
 
-@numba.njit(cache=True)
+@njit
 def _attend(q, k, v, chosen, position, size, out):
     """One KV head: q [heads, d], k, v [tokens, d]; over the chosen pages, to the position."""
     heads, dim = q.shape

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from kelp_golden.select import WEIGHTS, Plan
@@ -31,6 +30,8 @@ from kelp_spec.select import (
     SCORE_MOST,
     SHARE_BITS,
 )
+
+from ..compiled import njit
 
 __all__ = ["RESIDENT", "Asked", "Head", "Planned", "choose", "consider", "planned"]
 
@@ -84,12 +85,12 @@ class Asked(NamedTuple):
     sh: int
 
 
-@numba.njit(cache=True)
+@njit
 def _down(x, places):
     return x >> min(places, 62)
 
 
-@numba.njit(cache=True)
+@njit
 def _aligned(dot, exponent):
     up = exponent - 12 + ALIGNED_FRACTION
     if up >= 0:
@@ -99,12 +100,12 @@ def _aligned(dot, exponent):
     return min(max(dot, -_CLAMP), _CLAMP)
 
 
-@numba.njit(cache=True)
+@njit
 def _scaled(raw, m, sh):
     return min(max(raw * m >> sh, SCORE_LEAST), SCORE_MOST)
 
 
-@numba.njit(cache=True)
+@njit
 def _look_up(qx, qe, plan, base, tables):
     """Of one query: into ``base`` [lines] what a line scores whose code is 0, into ``tables``
     [lines, _BYTES, 256] what each byte of a code adds to it."""
@@ -125,7 +126,7 @@ def _look_up(qx, qe, plan, base, tables):
                     tables[line, byte, (1 << bit) + rest] = tables[line, byte, rest] + weight
 
 
-@numba.njit(cache=True)
+@njit
 def _token_sum(codes, base, tables):
     """Of a token, from its codes [lines]."""
     raw = np.int64(0)
@@ -137,7 +138,7 @@ def _token_sum(codes, base, tables):
     return raw
 
 
-@numba.njit(cache=True)
+@njit
 def _score(qx, qe, key, ke, m, sh):
     raw = np.int64(0)
     for line in range(len(qe)):
@@ -148,7 +149,7 @@ def _score(qx, qe, key, ke, m, sh):
     return _scaled(raw, m, sh)
 
 
-@numba.njit(cache=True)
+@njit
 def _add(e, z, score, most):
     """(e, z) with one weight more; e of −2^40 is nothing yet."""
     n, w = score >> SCORE_FRACTION, WEIGHTS[score & _FRACTION]
@@ -156,7 +157,7 @@ def _add(e, z, score, most):
     return top, min(_down(z, top - e) + _down(w, top - n), most)
 
 
-@numba.njit(cache=True)
+@njit
 def _more(estimate, named):
     """What the pages that no head named add, of one head: UQ8.16."""
     e, z = -(1 << 40), np.int64(0)
@@ -169,7 +170,7 @@ def _more(estimate, named):
     return min((max(z - inside, 0) << SHARE_BITS) // max(inside, 1), (1 << RATIO_BITS) - 1)
 
 
-@numba.njit(cache=True)
+@njit
 def _shares(e, z, counted, named, more, sums):
     """Adds each page's share of one head's mass to ``sums``."""
     top = np.int64(SCORE_LEAST >> SCORE_FRACTION)
@@ -191,7 +192,7 @@ def _shares(e, z, counted, named, more, sums):
             sums[page] += min(share, (1 << SHARE_BITS) - 1)
 
 
-@numba.njit(cache=True)
+@njit
 def consider(qx, qe, head, asked, sums, true):
     """Stage one and two of a KV head: query qx [heads, lines, 32], qe [heads, lines].
 
@@ -261,7 +262,7 @@ def consider(qx, qe, head, asked, sums, true):
     return candidates, absent, looks
 
 
-@numba.njit(cache=True)
+@njit
 def choose(sums, state, newest, target, most, chosen, wanted):
     """Into ``chosen`` [pages] bool: the first page where it is resident and the newest, then the
     best of those resident until the sum reaches ``target``, at most ``most``. Into ``wanted``: the

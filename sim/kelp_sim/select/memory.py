@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from kelp_spec import policy2 as p2
 
+from ..compiled import njit
 from .timing import RTL
 
 __all__ = ["Pool", "Turn", "demand", "early", "land", "new_pool", "opened", "turn_over"]
@@ -85,7 +85,7 @@ def new_pool(queues: int, pages: int, frames: int) -> Pool:
     )
 
 
-@numba.njit(cache=True)
+@njit
 def land(s, now):
     """What the tier has brought by now is resident."""
     while s.at[HEAD] != s.at[TAIL] and s.lands[s.at[HEAD]] <= now:
@@ -93,7 +93,7 @@ def land(s, now):
         s.at[HEAD] = (s.at[HEAD] + 1) % len(s.flying)
 
 
-@numba.njit(cache=True)
+@njit
 def _victim(s, turn, asks):
     """The page of least value of all that may go, and that value; −1 where there is none. Of LRU
     the value is the step of the last read."""
@@ -112,7 +112,7 @@ def _victim(s, turn, asks):
     return found, least >> 8 if table else least
 
 
-@numba.njit(cache=True)
+@njit
 def _fetch(s, turn, key):
     """Asks the tier for a page, in the frame that is free."""
     start = max(turn.now, s.at[TIER])
@@ -126,7 +126,7 @@ def _fetch(s, turn, key):
     s.at[CREDIT] -= p2.COST
 
 
-@numba.njit(cache=True)
+@njit
 def _busy(s, turn):
     """The tier has enough to do: what is asked for now would land late, in frames that are needed
     now."""
@@ -135,7 +135,7 @@ def _busy(s, turn):
     return late or flying * p2.FLYING_SHARE >= turn.frames
 
 
-@numba.njit(cache=True)
+@njit
 def demand(s, turn, queue, wanted, sums, must):
     """Pages of a queue that its choice wanted and did not find: fetched for later, or, where the
     layer waits (``must``), for now. ``sums`` are their masses over the heads. Returns when the last
@@ -167,7 +167,7 @@ def demand(s, turn, queue, wanted, sums, must):
     return latest
 
 
-@numba.njit(cache=True)
+@njit
 def _log2(x):
     """⌊log2 x⌋ of x ≥ 1."""
     found = 0
@@ -177,13 +177,13 @@ def _log2(x):
     return found
 
 
-@numba.njit(cache=True)
+@njit
 def _bucket(v, top, n):
     """0 for 0; the highest bucket from the power of two `top` on, one less for each halving."""
     return 0 if v == 0 else min(max(0, n - 1 - (top - _log2(v))), n - 1)
 
 
-@numba.njit(cache=True)
+@njit
 def _guess_place(post, mass):
     """The entry of T for a value (16 bits) and a guessed mass (16 bits), in octaves."""
     i1 = min(max(_log2(max(post, 1)) - 16 + p2.T_SIDE, 0), p2.T_SIDE - 1)
@@ -191,7 +191,7 @@ def _guess_place(post, mass):
     return i1 * p2.T_SIDE + i2
 
 
-@numba.njit(cache=True)
+@njit
 def turn_over(s, turn, queue, read):
     """The turn of a queue in this step is over: ``read`` are the pages that its choice took or
     wanted. The tables learn, and every page of the queue has a new value; LRU's shadow counts."""
@@ -243,7 +243,7 @@ def turn_over(s, turn, queue, read):
         s.value[key] = s.post[key]
 
 
-@numba.njit(cache=True)
+@njit
 def early(s, turn, queue, mass, scored):
     """A guessed query of a queue whose turn is next: ``mass`` [pages], 16 bits, of the pages
     ``scored``. Values are renewed, and the pages most likely to be read are fetched, where they can
@@ -278,7 +278,7 @@ def early(s, turn, queue, mass, scored):
         s.at[EARLY] += 1
 
 
-@numba.njit(cache=True)
+@njit
 def opened(s, turn, queue):
     """The newest page, written for the first time, takes a frame."""
     key, step = queue * turn.pages + turn.newest, turn.step

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Code that numba compiled is used again for the same sources, and for no others."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from paths import ROOT
+
+SCRIPT = "from kelp_sim.select.memory import _guess_place; print(_guess_place(65535, 65535))"
+
+
+def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path):
+    for package in ("hw/kelp_spec", "sim/kelp_sim"):
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package.rpartition("/")[2],
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    constants = tmp_path / "kelp_spec" / "policy2.py"
+    text = constants.read_text(encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    kept = tmp_path / "kelp_sim" / "__pycache__"
+
+    def place(side):
+        """The last entry of T with so many octaves a side, and the files that are kept."""
+        new = text.replace("T_SIDE = 12", f"T_SIDE = {side}")
+        assert (new != text) == (side != 12)
+        constants.write_text(new, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        [folder] = kept.glob("kelp-*")
+        return int(done.stdout), {
+            path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb*")
+        }
+
+    first, files = place(12)
+    assert first == 143 and files
+    assert place(12) == (143, files)
+    assert place(10)[0] == 99
