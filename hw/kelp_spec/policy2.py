@@ -47,8 +47,8 @@ ADMIT = 154  #: of 256: what a page's value has to have of the victim's
 FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
 BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for
 EARLY_MOST = 32  #: pages fetched early for a queue
-#: a read that LRU would have made earns credit, one of ours costs it: LRU's wants are inflated by
-#: what estimates say too much, and three quarters of its reads are never more than an exact one's
+#: credit that a read earns which LRU would have made, and that one of ours costs. LRU's shadow
+#: reads what is wanted, of which estimates say too much, so its reads count as three quarters
 EARNED, COST, CREDIT_MOST = 3, 4, 1024
 FETCH = 1024  #: mass, of each query head's 65536, from which on a page that is wanted is fetched
 #: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each COST

@@ -187,9 +187,9 @@ class TablePolicy:
             page.shadow = False
 
     def early(self, queue: int, masses: dict[int, int], newest: int, now: int) -> None:
-        """A guessed query of a queue; ``masses`` of the pages that were scored. What could not land
-        before the queue's turn is not fetched: that comes when as much time has passed again as
-        since the guess of the layer before."""
+        """A guessed query of a queue; ``masses`` of the pages that were scored. Nothing is fetched
+        where layers follow one another in less time than the tier needs: it would land after the
+        queue's turn."""
         if now != self.guessed:
             self.gap, self.guessed = now - self.guessed, now
         pages, t = self.pages[queue][:newest], self.t[queue]
