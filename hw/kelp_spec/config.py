@@ -87,6 +87,9 @@ class Config:
     select_looks: int = 64  #: lines of keys that are on their way to a choice
     #: a page that is scored and absent has the mass that its summary says
     select_estimates: bool = False
+    #: what policy 2 learns from choices and guesses, for the device's own pages (docs/select.md,
+    #: "Policy 2"); needs `select_estimates`
+    select_tables: bool = False
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
     coherence: bool = False
@@ -170,8 +173,14 @@ class Config:
             "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
         )
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
-        for field in ("codecs", "wide_counters", "protect", "coherence", "select_estimates"):
+        flags = ("codecs", "wide_counters", "protect", "coherence", "select_estimates")
+        for field in (*flags, "select_tables"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
+        need(
+            "select_tables",
+            not self.select_tables or (self.select > 0 and self.select_estimates),
+            "False without select and select_estimates",
+        )
 
     # - derived counts -----------------------------------------------------------------------------
     @property
@@ -316,13 +325,15 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select`, `select_estimates`, `coherence`, `cxlio` and `flits` where they are off, so
-        that devices from before there were others keep theirs."""
+        do `select`, `select_estimates`, `select_tables`, `coherence`, `cxlio` and `flits` where
+        they are off, so that devices from before there were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
-        elif not self.select_estimates:
-            del values["select_estimates"]
+        else:
+            for name in ("select_estimates", "select_tables"):
+                if not values[name]:
+                    del values[name]
         if not self.coherence:
             del values["coherence"]
         if not self.cxlio:

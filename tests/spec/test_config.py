@@ -66,3 +66,14 @@ def test_flits_have_credits_that_a_front_can_have():
     assert named("unit").flits == 0 and named("unit_flit").flits == 16
     with pytest.raises(ConfigError, match="flits = 12 is refused; legal: 0, 4, 8, 16, 32, 64"):
         named("unit").with_(flits=12)
+
+
+def test_tables_need_estimates_and_change_nothing_where_they_are_off():
+    select = named("unit_select").with_(select_tables=False)
+    assert select.digest == "26c2c1915908"
+    assert select.with_(select_tables=True).digest != select.digest
+    for without in ({"select": 0}, {"select_estimates": False}):
+        with pytest.raises(ConfigError, match="select_tables = True is refused; legal: False with"):
+            select.with_(select_tables=True, **without)
+    with pytest.raises(ConfigError, match="select_tables = 1 is refused; legal: True, False"):
+        select.with_(select_tables=1)
