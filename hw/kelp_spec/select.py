@@ -123,7 +123,8 @@ class SlotState(IntEnum):
 #: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
 #: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
 #: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing;
-#: `waits`: while more than `wait_above` is missing, for 2^patience cycles at most.
+#: `waits`: while more than `wait_above` is missing, for 2^patience cycles at most; `fetch_from`: of
+#: pages that are wanted, those with so much mass are.
 BELL_FIELDS = (
     ("sequence", 32),
     ("queue", 16),
@@ -143,6 +144,7 @@ BELL_FIELDS = (
     ("sh", 8),
     ("wait_above", 32),
     ("patience", 8),
+    ("fetch_from", 32),
 )
 #: Fields of a plan's line, lowest bits first; `planned` is 1, and what is beyond is 0.
 PLAN_FIELDS = (

@@ -74,6 +74,8 @@ WEIGHTS = np.array(
 _MOST_SHIFT = 31  #: more than any accumulator has bits
 #: the estimate of a page that has none: less than any score, and of no weight beside one
 NONE = -(1 << 40)
+#: no sum of masses, and no bound of one, is more
+MOST_MASS = (1 << 32) - 1
 
 
 class Blocks(NamedTuple):
@@ -312,6 +314,7 @@ class Choice(NamedTuple):
     masses: np.ndarray  #: the sums of theirs
     missing: int  #: the sum of the masses of pages that are not at hand
     wanted: np.ndarray  #: pages that would be chosen, were they at hand; in that order
+    needed: np.ndarray  #: int64: their masses; those that always are have as much as can be
 
 
 def choose(pages, masses, present, always, *, target: int, most: int) -> Choice:
@@ -322,8 +325,13 @@ def choose(pages, masses, present, always, *, target: int, most: int) -> Choice:
     order = [*np.flatnonzero(fixed), *_until(target, masses, present, fixed, most)]
     every = _until(target, masses, present | True, fixed, most)
     wanted = [place for place in (*np.flatnonzero(fixed), *every) if not present[place]]
+    wanted = np.array(wanted, np.int64)
     return Choice(
-        pages[order], masses[order], int(masses[~present].sum()), pages[np.array(wanted, np.int64)]
+        pages[order],
+        masses[order],
+        int(masses[~present].sum()),
+        pages[wanted],
+        np.where(fixed[wanted], MOST_MASS, masses[wanted]),
     )
 
 

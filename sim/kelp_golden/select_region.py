@@ -318,7 +318,7 @@ class SelectRegion:
         )
         queue, chosen = self.queues[squeue], []
         if bell.speculative:
-            self._fetch([(squeue, page) for page in absent])
+            self._fetch_for(squeue, bell, absent, choice)
             return chosen, len(absent), choice
         for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
             outcome = (yield self._op(Op.HOLD, session, squeue, page)).outcome
@@ -330,9 +330,15 @@ class SelectRegion:
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
         if bell.fetch or self._above(bell, choice):
-            pages = choice.wanted.tolist() if estimates else absent
-            self._fetch([(squeue, page) for page in pages])
+            self._fetch_for(squeue, bell, absent, choice)
         return chosen, len(absent), choice
+
+    def _fetch_for(self, squeue, bell, absent, choice) -> None:
+        """Asks for what a choice did not find: all that it waits for, else what has the mass."""
+        if self.config.select_estimates:
+            weighs = choice.needed >= (0 if self._above(bell, choice) else bell.fetch_from)
+            absent = choice.wanted[weighs].tolist()
+        self._fetch([(squeue, page) for page in absent])
 
     def _summaries(self, session, squeue, bell, plan) -> Generator:
         """Of all pages to the newest, uint32 [pages, tokens, lines]; those that have none are

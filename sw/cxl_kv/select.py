@@ -120,6 +120,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
                 "sh": sh,
             }
             | flags
+            | _fetches(c, session.fetch_from)
             | _waits(c, session.wait_above)
         )
         lines.append((rows[head], plans[head]))
@@ -170,6 +171,12 @@ def _places(session) -> SelectMap:
             + f"{c.name!r} chooses among keys of {legal}"
         )
     return SelectMap(c)
+
+
+def _fetches(config, fetch_from: float) -> dict[str, int]:
+    """Fields of a doorbell that say which pages that are wanted are fetched."""
+    real("fetch_from", fetch_from, 0.0, 1.0)
+    return {"fetch_from": round(fetch_from * 65536) * config.select_heads}
 
 
 def _waits(config, wait_above: float | None) -> dict[str, int]:

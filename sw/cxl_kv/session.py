@@ -11,6 +11,7 @@ import numpy as np
 
 from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
+from kelp_spec.policy2 import FETCH
 from kelp_spec.registers import SessionCommand
 
 from .arguments import instance, integer
@@ -62,6 +63,11 @@ class Session:
         While the device estimates that more than this share of the attention is missing, an answer
         to :meth:`select` waits for the pages that are wanted, which are fetched as with its
         `fetch`; some milliseconds at most. None: what is there is used at once.
+    fetch_from : float
+        Of the pages that :meth:`select` would have fetched, those that have at least this share of
+        the attention are, in a device that estimates what absent pages have; the others are not
+        worth what they would take the place of (docs/select.md, "Policy 2"). What an answer waits
+        for is fetched in any case.
     plans : dict of int → uint8 [kv_heads, lines of a token, 64]
         By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
         Whoever fills the session with another sequence clears it.
@@ -80,6 +86,7 @@ class Session:
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
         self.wait_above: float | None = None
+        self.fetch_from = FETCH / 65536
         self.plans: dict[int, np.ndarray] = {}
         self.serial = next(_SERIALS)
         self.closed = False
@@ -313,10 +320,10 @@ class Session:
             What products of query and key are multiplied by; 1/√head_dim when left out.
         fetch : bool
             Have pages that are wanted and not resident fetched for a later step, as a prefetch
-            hint would (`device.configure(prefetch=["hint"])`).
+            hint would (`device.configure(prefetch=["hint"])`); not those of less than `fetch_from`.
         speculative : bool
-            Have all of them fetched, for a layer whose queries are only guessed: nothing is chosen,
-            and slots stay as they are.
+            Have them fetched for a layer whose queries are only guessed: nothing is chosen, and
+            slots stay as they are.
 
         Raises
         ------

@@ -191,7 +191,34 @@ def test_pages_that_are_not_there_are_fetched_on_demand(bench):
     bench.select(fetch=1, most=1)
     assert asked == [(0, 5)], "it alone would be chosen"
     bench.select(speculative=1)
-    assert asked[1:] == [(0, 3), (0, 5)], "of a guess every one"
+    assert asked[1:] == [(0, 5), (0, 3)], "of a guess as many as would be"
+
+
+def test_a_page_of_little_mass_is_not_fetched(bench):
+    """But one that is waited for is, and the first and the newest page in any case."""
+    asked = []
+    bench.region._fetch = asked.extend
+    masses = {page["page"]: page["mass"] for page in bench.select()[1]}
+    page = max(set(masses) - {0, PAGES - 1}, key=masses.get)
+    gone(bench, page, 0)
+    mass = min(bench.select()[0]["missing"], 1 << 17)
+    for kind in ({"fetch": 1}, {"speculative": 1}):
+        for least, what in ((0, [0, page]), (mass, [0])):
+            del asked[:]
+            bench.select(fetch_from=least, **kind)
+            assert asked == [(0, one) for one in what]
+    low, high = 0, mass  # from the page's own mass on it is not
+    while high - low > 1:
+        del asked[:]
+        middle = low + high >> 1
+        bench.select(fetch=1, fetch_from=middle)
+        low, high = (middle, high) if len(asked) == 2 else (low, middle)
+    assert 0.3 < low / masses[page] < 3, "what its codes say of it"
+    del asked[:]
+    bench.select(fetch=1, fetch_from=(1 << 32) - 1, waits=1, wait_above=(1 << 17) - 1)
+    assert asked == [(0, 0)]
+    bench.select(fetch_from=(1 << 32) - 1, waits=1, wait_above=0)
+    assert asked[1:] == [(0, 0), (0, page)]
 
 
 def gone(bench, *pages):

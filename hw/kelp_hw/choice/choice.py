@@ -23,7 +23,8 @@ class Choice(wiring.Component):
     `missing`: the masses of pages that are not `present`.
 
     With `wants` there are, between the best, items of pages that are `wanted`: pages that are not
-    present and would be chosen, were all there; in that order, those that always are first.
+    present and would be chosen, were all there; in that order, those that always are first, marked
+    `always`, the others with their masses.
 
     Latency: `LATENCY` cycle from the last page to the best one at `o`. One page in each cycle
     (`INTERVAL`); the next list may begin when the item that is `none` is taken. With `wants` that
@@ -59,7 +60,7 @@ class Choice(wiring.Component):
         self.sum_bits = mass_bits + 10
         page = {"id": id_bits, "mass": mass_bits, "always": 1, "present": 1, "last": 1}
         chosen = {"id": id_bits, "mass": mass_bits, "none": 1, "missing": self.sum_bits}
-        chosen |= {"wanted": 1} if wants else {}
+        chosen |= {"wanted": 1, "always": 1} if wants else {}
         super().__init__(
             {
                 "target": In(self.sum_bits),
@@ -145,7 +146,8 @@ class Choice(wiring.Component):
             self.o.valid.eq(1),
             self.o.p.wanted.eq(1),
             self.o.p.id.eq(wanted.id),
-            self.o.p.mass.eq(0),
+            self.o.p.mass.eq(wanted.mass),
+            self.o.p.always.eq(wanted.always),
             wanted.ready.eq(self.o.ready),
         ]
 
@@ -159,6 +161,7 @@ class Choice(wiring.Component):
         count, gone = Signal(range(self.depth + 1)), [Signal(self.id_bits) for _ in range(2)]
         lacks, competes, asks, over = Signal(2), Signal(), Signal(), Signal()
         w = SimpleNamespace(valid=Signal(), id=Signal(self.id_bits), ready=Signal(), over=over)
+        w.mass, w.always = Mux(lacks.any(), 0, found.score), lacks.any()
         loaded = loads & self.i.valid & self.i.ready
         m.d.comb += [
             competes.eq((page.mass != 0) & ~page.always),

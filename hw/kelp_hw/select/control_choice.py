@@ -103,7 +103,7 @@ def feed(control, m, s):
         m.d.sync += absent.eq(gone & ~keys.p.at.page_end)
         with m.If(keys.p.at.page_end & gone):
             m.d.sync += [
-                control.o_fetch.valid.eq(of.speculative | (0 if estimates else of.fetch)),
+                control.o_fetch.valid.eq(0 if estimates else of.speculative | of.fetch),
                 control.o_fetch.p.squeue.eq(squeue(of)),
                 control.o_fetch.p.page.eq(keys.p.at.page),
             ]
@@ -125,12 +125,11 @@ def feed(control, m, s):
 
 
 def _estimate(control, m, s, squeue):
-    """For how much a SELECT waits; pages that are wanted to the prefetcher, behind those of a
-    guess."""
+    """For how much a SELECT waits, and pages that are wanted to the prefetcher."""
     engine, to = control.parts.engine, control.o_fetch
     own, bell = engine.i.p.context, s.bell
     m.d.comb += [
-        *(own[name].eq(bell[name]) for name in ("waits", "wait_above")),
+        *(own[name].eq(bell[name]) for name in ("waits", "wait_above", "fetch_from")),
         own.patience.eq(_time(bell.patience)),
         own.taken.eq(s.taken),
     ]
@@ -209,16 +208,17 @@ def choose(control, m, s):
                     m.next = "ANSWER"
                 with m.Elif(decided == held):
                     m.next = "RECORD"
-            with m.Elif(of.speculative):
-                m.d.comb += engine.o.ready.eq(1)
             if c.select_estimates:
                 with m.Elif(page.wanted):
-                    fetches = of.fetch | s.wait.above
+                    weighs = page.always | (page.mass >= of.fetch_from)
+                    fetches = ((of.fetch | of.speculative) & weighs) | s.wait.above
                     m.d.comb += [
                         s.wants.eq(fetches),
                         engine.o.ready.eq(~fetches | s.wants_ready),
                         s.wait.wants.eq(engine.o.ready),
                     ]
+            with m.Elif(of.speculative):
+                m.d.comb += engine.o.ready.eq(1)
             with m.Else():
                 m.d.comb += [s.hold.valid.eq(1), engine.o.ready.eq(s.hold.ready)]
                 with m.If(s.hold.ready):

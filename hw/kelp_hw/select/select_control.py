@@ -34,6 +34,7 @@ def _context_of(config: Config) -> data.StructLayout:
     """What of a SELECT is still asked for when it is in the engine."""
     c = config
     waiting = {"waits": 1, "wait_above": 32, "patience": range(HOLD_MOST + 1), "taken": 2}
+    waiting |= {"fetch_from": 32}
     return data.StructLayout(
         {
             "block": c.session_bits + SelectMap(c).group_bits,
@@ -117,7 +118,8 @@ class SelectControl(wiring.Component):
     o_op : out, stream of op
         HOLD and UNHOLD.
     o_fetch : out, stream of pages
-        Those that were scored and not resident, where the doorbell says `fetch` or `speculative`.
+        Those that are wanted and have the mass, or without estimates those that were scored and not
+        resident, where the doorbell says `fetch` or `speculative`.
     o_event : out, always-ready stream of event
     idle : out
         No doorbell waits, and nothing is under way.

@@ -24,7 +24,7 @@ def bell_layout(config: Config) -> data.StructLayout:
     poisoned."""
     fields = dict(BELL_FIELDS)
     if not config.select_estimates:
-        del fields["wait_above"], fields["patience"]
+        del fields["wait_above"], fields["patience"], fields["fetch_from"]
     return data.StructLayout(fields | {"broken": 1})
 
 

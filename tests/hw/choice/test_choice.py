@@ -46,7 +46,8 @@ def chosen(lists, *, target, most, depth=8, offer=1.0, take=1.0, wants=False):
     for t in seen["o"]:
         none = int(t.item.none)
         wanted = int(t.item.wanted) if wants else 0
-        out.append((t.item.id, t.item.mass, none, t.item.missing if none else 0, wanted))
+        mass = select.MOST_MASS if wanted and t.item.always else t.item.mass
+        out.append((t.item.id, mass, none, t.item.missing if none else 0, wanted))
     return in_order(out), seen
 
 
@@ -72,7 +73,8 @@ def expected(lists, *, target, most, wants=False):
         pairs = zip(found.pages, found.masses, strict=True)
         out += [(int(page), int(mass), 0, 0, 0) for page, mass in pairs]
         if wants:
-            out += [(int(page), 0, 0, 0, 1) for page in found.wanted]
+            needed = zip(found.wanted, found.needed, strict=True)
+            out += [(int(page), int(mass), 0, 0, 1) for page, mass in needed]
         out.append((0, 0, 1, found.missing, 0))
     return out
 

@@ -161,7 +161,8 @@ def estimated(group, asked, *, quota, absent):
         )
         pairs = zip(found.pages.tolist(), found.masses.tolist(), strict=True)
         out += [(page, mass, 0, 0, 0) for page, mass in pairs]
-        out += [(page, 0, 0, 1, 0) for page in found.wanted.tolist()]
+        needed = zip(found.wanted.tolist(), found.needed.tolist(), strict=True)
+        out += [(page, mass, 0, 1, 0) for page, mass in needed]
         out.append((0, 0, 1, 0, found.missing))
     return out
 
@@ -176,7 +177,13 @@ def test_absent_pages_have_what_their_summaries_say():
     got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=450, absent=absent)
     out = estimated(group, asked, quota=4, absent=absent)
     found = [
-        (i.id, i.mass, int(i.none), int(i.wanted), i.missing if i.none else 0)
+        (
+            i.id,
+            select.MOST_MASS if i.wanted and i.always else i.mass,
+            int(i.none),
+            int(i.wanted),
+            i.missing if i.none else 0,
+        )
         for _, _, i in got["o"]
     ]
     ends = [n for n, item in enumerate(found) if item[2]]

@@ -174,6 +174,27 @@ def test_it_does_not_wait(bell):
     room.run(host)
 
 
+@pytest.mark.parametrize("kind", [{"fetch": 1}, {"speculative": 1}, {"waits": 1}])
+def test_pages_of_little_mass_are_not_fetched(kind):
+    """But the first one is, and what it waits for."""
+    numbers = []
+    for least in (0, 1 << 10, 1 << 12, 1 << 14, (1 << 32) - 1):
+        room = Waiting()
+
+        async def host(room, least=least):
+            await room.begin(**{"waits": 0, "fetch_from": least, "patience": 9} | kind)
+            await room.agree()
+
+        room.run(host)
+        assert room.fetched[0] == (0, 0)
+        numbers.append(len(room.fetched))
+    assert numbers == sorted(numbers, reverse=True) and numbers[0] > 2
+    if "waits" in kind:
+        assert len(set(numbers)) == 1
+    else:
+        assert numbers[-1] == 1 and len(set(numbers)) > 2
+
+
 def test_it_does_not_wait_for_what_is_not_wanted_or_not_missing():
     room = Waiting()
 
