@@ -179,7 +179,7 @@ def test_pages_of_little_mass_are_not_fetched(kind):
     """But the first one is, and what it waits for."""
     numbers = []
     for least in (0, 1 << 10, 1 << 12, 1 << 14, (1 << 32) - 1):
-        room = Waiting()
+        room = Waiting(lands=False)
 
         async def host(room, least=least):
             await room.begin(**{"waits": 0, "fetch_from": least, "patience": 9} | kind)
