@@ -15,8 +15,9 @@ from kelp_hw.datapath.datapath import DataPath
 from kelp_hw.datapath.slot_table import SlotTable
 from kelp_spec.config import named
 from kelp_spec.formats import ELEMENTS, Format, HostType
+from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer
-from kelp_verif.datapath.datapath_bench import ROUGH, Memory, Traffic, random_lines, run
+from kelp_verif.datapath.datapath_bench import ROUGH, Flips, Memory, Traffic, random_lines, run
 
 #: Eight codec lanes: a line takes the codec four cycles, and the model a third of the time.
 NARROW = named("unit").with_(
@@ -53,19 +54,39 @@ def lines_of(page):
     return [(page, kv, line) for kv in range(2) for line in range(page.stored.used_lines)]
 
 
+def scattered(t, formats, count, host_types=(HostType.FP16,)):
+    """Pages of any of `formats` in frames all over memory, which differ from the first one in one
+    bit where there are such, so that a tag with a wrong bit is another page's."""
+    config, rng = t.config, t.rng
+    most = dict(zip(config.pool_first_frame, config.frame_lines, strict=True))
+    fitting = {}
+    for frame in range(config.total_frames):
+        room = most[max(first for first in most if first <= frame)]
+        pairs = [
+            pair
+            for pair in itertools.product(formats, repeat=2)
+            if StoredPage(*pair, config.half_lines).lines <= room
+        ]
+        if pairs:
+            fitting[frame] = pairs
+    first, *others = (int(frame) for frame in rng.permutation(list(fitting)))
+    others.sort(key=lambda frame: (frame ^ first).bit_count() > 1)
+    return [
+        t.page(
+            frame,
+            *fitting[frame][rng.integers(0, len(fitting[frame]))],
+            host_type=host_types[rng.integers(0, len(host_types))],
+        )
+        for frame in (first, *others[: count - 1])
+    ]
+
+
 def mixture(config, seed, formats, *, count=2500, pages=6, hot=8):
     """Everything the frame stage may send, on few lines, so that each op meets the ones before
     it."""
     t = Traffic(config, seed)
     rng = t.rng
-    frames = [
-        t.page(
-            n,
-            *(formats[k] for k in rng.integers(0, len(formats), 2)),
-            host_type=HostType(int(rng.integers(0, 2))),
-        )
-        for n in range(pages)
-    ]
+    frames = scattered(t, formats, pages, list(HostType))
     for page in frames:
         if rng.random() < 0.7:
             t.load(page)
@@ -396,9 +417,7 @@ def erring(config, seed, formats, *, reads, writes, pages=5, hot=99, count=1500)
     and is as it should be, also in memory."""
     t = Traffic(config, seed)
     rng = t.rng
-    frames = [
-        t.page(n, *(formats[k] for k in rng.integers(0, len(formats), 2))) for n in range(pages)
-    ]
+    frames = scattered(t, formats, pages)
     for page in frames:
         t.load(page)
     t.errors(reads, writes)
@@ -454,3 +473,27 @@ def test_nothing_is_silently_wrong_while_memory_errs(config, seed, chances):
 @everywhere
 def test_errors_on_two_hot_lines(config, fmt):
     run(erring(config, int(fmt), [fmt], reads=30, writes=60, pages=2, hot=1), ROUGH)
+
+
+# - flipped bits -----------------------------------------------------------------------------------
+
+
+@everywhere
+def test_one_flipped_bit_of_a_word_changes_nothing(config):
+    """In every row of every memory, again and again, while memory errs, too."""
+    if not config.protect:
+        pytest.skip("no check bits")
+    calm = run(mixture(config, 1, list(Format), count=800), ROUGH, flips=Flips(1))
+    t = erring(config, 2, list(Format), reads=20, writes=20, count=400)
+    found = run(t, QUICK, flips=Flips(1, period=17))
+    assert min(calm.figures["corrected"], found.figures["corrected"]) > 500
+
+
+@everywhere
+def test_two_flipped_bits_of_a_word_are_fatal_before_they_are_wrong(config):
+    if not config.protect:
+        pytest.skip("no check bits")
+    t = erring(config, 7, list(Format), reads=40, writes=40, pages=3, count=250)
+    last = run(t, ROUGH).figures["memories"]
+    for memory in range(last):
+        assert run(t, ROUGH, flips=Flips(2, memory, period=1)).figures["fatal"], f"memory {memory}"

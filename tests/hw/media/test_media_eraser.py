@@ -15,6 +15,7 @@ from kelp_spec.config import named
 from kelp_spec.metadata import ColdOp, ColdStatus
 
 UNIT = named("unit_cxl")
+EVEN = UNIT.with_(frames=(4, 4, 4, 20))  #: as many lines as a counter of 7 bits has values
 OWN = UNIT.misses + UNIT.write_backs  #: the id of an ERASE
 LIMIT = 4000
 
@@ -97,23 +98,24 @@ class Bench:
 
 
 @pytest.mark.parametrize(
-    ("bad", "status", "failed"),
+    ("config", "bad", "status", "failed"),
     [
-        (None, ColdStatus.OK, 0),
-        (0, ColdStatus.OK, 1),
-        (UNIT.dram_lines - 1, ColdStatus.OK, 1),
-        (None, ColdStatus.FAILED, 1),
+        (EVEN, None, ColdStatus.OK, 0),
+        (UNIT, 0, ColdStatus.OK, 1),
+        (UNIT, UNIT.dram_lines - 1, ColdStatus.OK, 1),
+        (UNIT, None, ColdStatus.FAILED, 1),
     ],
 )
-def test_every_line_is_zero_and_the_tier_forgets(bad, status, failed):
-    bench = Bench(1, bad=bad, status=status)
+def test_every_line_is_zero_and_the_tier_forgets(config, bad, status, failed):
+    bench = Bench(1, bad=bad, status=status, config=config)
+    assert EVEN.dram_lines == 128
 
     async def run(ctx):
         ctx.set(bench.dut.inner_command.p.lba, 7)  # which nobody offers
         for again in range(2):
             assert await bench.erase(ctx) == (failed and not again)
-            assert bench.addresses == bench.answers == list(range(UNIT.dram_lines))
-            assert bench.lines == [0] * UNIT.dram_lines
+            assert bench.addresses == bench.answers == list(range(config.dram_lines))
+            assert bench.lines == [0] * config.dram_lines
             assert bench.commands == [(ColdOp.ERASE, OWN, 0)]
             assert bench.percents == sorted(bench.percents) and bench.percents[-1] == 99
             assert len(set(bench.percents)) > 50

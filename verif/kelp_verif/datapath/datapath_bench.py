@@ -21,16 +21,18 @@ from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
+from kelp_rtl.library import reachable
 from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
 
-__all__ = ["ROUGH", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
+__all__ = ["ROUGH", "Flips", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
 
 _OP, _WAIT_FLUSHED, _WRITE_MEMORY, _READ_MEMORY, _PAUSE, _WAIT_ANSWERED, _WAIT_IDLE, _ERRORS = (
     range(8)
 )
+_ALL = (1 << 32) - 1  # memories
 _STEP = np.dtype(
     [
         ("kind", "<u4"),
@@ -64,6 +66,9 @@ _OPTIONS = (
     "b_valid",
     "write_delay",
     "error_every",
+    "flips",
+    "flip_period",
+    "flip_memory",
     "kind_first",
     "frame_first",
     "frame_bits",
@@ -89,6 +94,10 @@ _FIGURES = (
     "last_answered",
     "code",
     "where",
+    "memories",
+    "looks",
+    "corrected",
+    "fatal",
 )
 
 
@@ -125,6 +134,16 @@ class Memory:
     b_valid: int = 256
     write_delay: int = 0  #: cycles, at most, that an op follows its write data beyond four
     error_every: int = 0  #: lines whose number is a multiple of it are read with an error
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Bits that flip in the block's memories, every `period` cycles: one of each row that was
+    written meanwhile, or two neighbours."""
+
+    bits: int
+    memory: int | None = None  #: by number, in the order of their names; else all of them
+    period: int = 40
 
 
 #: Everything at once.
@@ -193,6 +212,16 @@ class Run:
         return (last - first) / float(self.answered[last] - self.answered[first])
 
 
+#: What an answer has of its op, beside the tag.
+_ORIGIN = ("tag", "ld_id", "start", "missed")
+
+
+def _origin(tag: int) -> tuple[int, ...]:
+    """Of the op with that tag: all bits of all fields change from op to op."""
+    mixed = tag * 0x9E3779B1 >> 3
+    return tag, mixed & 0xF, mixed >> 4 & 0xFFFFF, mixed >> 24 & 1
+
+
 class Traffic:
     """Steps and expectations. Methods append; data are host lines as ``uint16[32]``."""
 
@@ -248,7 +277,10 @@ class Traffic:
         tag = self._tag
         self._tag = (self._tag + 1) & 0xFFFF
         self.uncertain += [self._errors] * owed
-        vector = self.packing.pack(kind=kind, has_write=has_write, **{"origin.tag": tag}, **fields)
+        origin = {
+            f"origin.{name}": value for name, value in zip(_ORIGIN, _origin(tag), strict=True)
+        }
+        vector = self.packing.pack(kind=kind, has_write=has_write, **origin, **fields)
         words = np.frombuffer(vector.to_bytes(32, "little"), "<u4")
         line = (
             np.zeros(16, "<u4")
@@ -430,10 +462,10 @@ class Traffic:
         for key in [key for key in self.stored if key[0] == page.frame]:
             del self.stored[key]
 
-    def expected_data(self) -> dict[int, bytes]:
-        """Index of a DATA answer → its line; decoded in batches."""
+    def expected_data(self, count: int) -> dict[int, bytes]:
+        """Index of a DATA answer of the first `count` → its line; decoded in batches."""
         groups: dict[tuple, list[int]] = {}
-        for n, (_, _, _, stored) in enumerate(self.expected):
+        for n, (_, _, _, stored) in enumerate(self.expected[:count]):
             if stored is not None:
                 groups.setdefault((stored[2], stored[3]), []).append(n)
         lines = {}
@@ -457,8 +489,11 @@ def build(config: Config, waves: bool = False):
     driver = Path(__file__).with_name("datapath_driver.cpp")
     verilog = to_verilog(DataPath(config=config), checked=True)
     library = verilate_model(
-        verilog,
-        Cpp(sources=[driver]),
+        reachable(verilog),
+        Cpp(
+            sources=[driver],
+            headers={"datapath_ports.h": f"#define DATAPATH_PROTECTED {int(config.protect)}\n"},
+        ),
         name=f"datapath-{config.name}",
         opt=QUICK_OPT,
         waves=waves,
@@ -476,10 +511,16 @@ def build(config: Config, waves: bool = False):
 
 
 def run(
-    traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None, waves: bool = False
+    traffic: Traffic,
+    memory: Memory = Memory(),
+    *,
+    limit: int | None = None,
+    waves: bool = False,
+    flips: Flips | None = None,
 ) -> Run:
     """Send `traffic` through the RTL, check every answer, flush report and memory line, and return
-    the figures."""
+    the figures. The block says of no word that it had a flipped bit, but with `flips`; two of them
+    may end the run, `figures["fatal"]` says when, and what was answered by then is right."""
     function = build(traffic.config, waves)
     steps = np.zeros(len(traffic.steps), _STEP)
     for n, step in enumerate(traffic.steps):
@@ -497,6 +538,9 @@ def run(
         **_places(traffic),
         id_bits=axi.id_bits,
         address_bits=axi.address_bits,
+        flips=flips.bits if flips else 0,
+        flip_period=flips.period if flips else 1,
+        flip_memory=_ALL if not flips or flips.memory is None else flips.memory,
         seed=traffic.seed,
         limit=limit or 5000 + 200 * ops,
     )
@@ -528,11 +572,16 @@ def run(
     }.get(code)
     result = {name: int(getattr(figures, name)) for name in _FIGURES}
     assert code == 0, f"seed {traffic.seed}: {what}: {result}, {ops} ops"
-    found = _compare(traffic, answers[: result["answers"]], poisoned, answer_packing)
+    count = result["answers"]
+    if result["fatal"]:  # a word that an answer was made of may have been read with it
+        count = int((answered[:count] + 2 <= result["fatal"]).sum())
+    else:
+        assert count == len(traffic.expected), f"seed {traffic.seed}: {count} answers"
+    found = _compare(traffic, answers[:count], poisoned, answer_packing)
     assert flushed[: result["flushes"]].tolist() == traffic.flushes[: result["flushes"]], (
         f"seed {traffic.seed}: wrong flush reports"
     )
-    for n, (frame, line, content, known) in enumerate(traffic.checks):
+    for n, (frame, line, content, known) in enumerate(traffic.checks[: result["looks"]]):
         seen = reads[n].tobytes()
         bad = [k for k in range(LINE_BYTES) if known[k] and seen[k] != content[k]]
         assert not bad, (
@@ -577,13 +626,14 @@ def _compare(
     """Answers against what they must be. Poison is right where the frame table knew of it, and a
     read may become poison while memory errs; the numbers of both are returned."""
     table, alone = 0, 0
-    assert len(answers) == len(traffic.expected), (
-        f"seed {traffic.seed}: {len(answers)} answers of {len(traffic.expected)}"
-    )
-    data = traffic.expected_data()
-    for n, (kind, poison, tag, _) in enumerate(traffic.expected):
+    data = traffic.expected_data(len(answers))
+    for n, (kind, poison, tag, _) in enumerate(traffic.expected[: len(answers)]):
         got = packing.unpack(int.from_bytes(answers[n].tobytes(), "little"))
         seen = got["answer"], got["poison"], got["origin.tag"]
+        origin = tuple(got[f"origin.{name}"] for name in _ORIGIN)
+        assert origin[0] != tag or origin == _origin(tag), (
+            f"seed {traffic.seed}: answer {n} has origin {origin}, not {_origin(tag)}"
+        )
         if poisoned[n]:
             kind, poison = Answer.POISON, 1
             table += 1

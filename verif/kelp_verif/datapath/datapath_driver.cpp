@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 //
 // Drives the data path: an ingress that fills write slots, a legal but unhelpful AXI memory, and a list of steps (ops, waits, and accesses
-// of another master to the memory). Verilator writes a second underscore in a row as `_05F`.
+// of another master to the memory); bits of its memories flip when it is asked for. Verilator writes a second underscore in a row as `_05F`.
 
 #include <algorithm>
 #include <array>
@@ -15,10 +15,16 @@
 #include <vector>
 
 #include "Vtop.h"
+#include "Vtop___024root.h"
+#include "datapath_ports.h"
 #include "verilated.h"
+#include "verilated_syms.h"
 #if VM_TRACE
 #include "verilated_vcd_c.h"
 #endif
+
+// Verilator's: all that follows from registers and memories. A row that is changed from here is seen by part of the logic alone before.
+void Vtop___024root___eval_settle(Vtop___024root *);
 
 namespace {
 
@@ -57,6 +63,48 @@ template <typename Port> std::vector<uint32_t> words_of(const Port &port) {
     return words;
 }
 
+// A memory of the block, all its rows; `seen`: as they were left by the last flips.
+struct Rows {
+    std::string name;
+    uint8_t *bytes;
+    unsigned width, depth, row_bytes;
+    std::vector<uint8_t> seen;
+};
+
+// By name. Of the two memories of a byte mask, which are one code word together, the first.
+std::vector<Rows> memories(VerilatedContext &context) {
+    std::vector<Rows> found;
+    for (const auto &[scope, place] : *context.scopeNameMap()) {
+        if (!place->varsp()) continue;
+        for (const auto &[name, variable] : *place->varsp()) {
+            if (variable.udims() != 1 || std::string(name) == "cleared") continue;
+            const auto depth = static_cast<unsigned>(variable.elements(1));
+            found.push_back({std::string(scope) + "." + name, static_cast<uint8_t *>(variable.datap()), static_cast<unsigned>(variable.entBits()), depth,
+                             static_cast<unsigned>(variable.totalSize() / depth), {}});
+        }
+    }
+    std::sort(found.begin(), found.end(), [](const Rows &a, const Rows &b) { return a.name < b.name; });
+    for (Rows &rows : found) rows.seen.assign(rows.bytes, rows.bytes + rows.depth * rows.row_bytes);
+    return found;
+}
+
+// `count` neighbouring bits of each row that was written since the last time. Where stores write parts of a row, the first is a bit that a store has
+// changed, since the word of another may have flipped bits already.
+void flip(Rows &rows, unsigned count, Random &random) {
+    const bool in_parts = rows.name.ends_with(".store") || rows.name.ends_with(".lines.store.rows.rows");
+    for (unsigned n = 0; n < rows.depth; n++) {
+        uint8_t *row = rows.bytes + n * rows.row_bytes, *seen = rows.seen.data() + n * rows.row_bytes;
+        if (!std::memcmp(row, seen, rows.row_bytes)) continue;
+        for (unsigned tries = 0; tries < 1000; tries++) {
+            const unsigned first = random.below(rows.width + 1 - count);
+            if (in_parts && !((row[first / 8] ^ seen[first / 8]) >> first % 8 & 1)) continue;
+            for (unsigned bit = first; bit < first + count; bit++) row[bit / 8] ^= 1 << bit % 8;
+            break;
+        }
+        std::memcpy(seen, row, rows.row_bytes);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -76,16 +124,18 @@ struct Options {
     uint32_t read_latency, read_jitter, write_latency, write_jitter, shuffle, late;  // late: memory reads and writes at a random time within its latency
     uint32_t i_valid, o_ready, ar_ready, aw_ready, w_ready, flushed_ready, r_valid, b_valid;  // chances of 256
     uint32_t write_delay, error_every;
+    uint32_t flips, flip_period, flip_memory;  // bits of a code word, every so many cycles, of that memory; of all where there is none of that number
     uint32_t kind_first, frame_first, frame_bits, base_first, base_bits, offset_first, scale_offset_first, offset_bits, scaled_first, partial_first,
         fresh_first, poison_first;  // of an op
     uint64_t seed, limit;
 };
 
 struct Figures {
-    uint64_t cycles, answers, flushes, reads, writes, most_reads, reports, first_accepted, last_answered, code, where;
+    uint64_t cycles, answers, flushes, reads, writes, most_reads, reports, first_accepted, last_answered, code, where, memories, looks, corrected, fatal;
 };
 
 // Returns 0, or: 1 out of time, 2 an RTL assertion, 3 the memory port broke AXI4 or the block's own contract (`where` says which check).
+// Flips that are beyond repair end the run: `fatal` is the cycle in which the block says so, at `fault`. Without flips it says nothing there.
 // poisoned: of each answer owed, whether the model of the frame table knew the line to be poisoned. answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R, flush reported.
 int datapath_run(const Step *steps, uint64_t count, const Options *options, uint32_t *answers, uint32_t *accepted, uint32_t *answered, uint32_t *asked,
                  uint32_t *returned, uint32_t *flushed, uint32_t *flushed_at, uint32_t *poisoned, Line *memory_reads, Figures *figures) {
@@ -101,8 +151,10 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     top->trace(&trace, 99);
     trace.open("datapath.vcd");
 #endif
-    Random random{o.seed * 2 + 1};
+    Random random{o.seed * 2 + 1}, flipping{o.seed * 2 + 3};
     *figures = Figures{};
+    auto rows = memories(*context);
+    figures->memories = rows.size();
 
     struct Pending { uint64_t due, sample; uint32_t id; uint64_t line; Line data; bool sampled; unsigned error; };
     struct Store { uint64_t due, apply; uint32_t id; uint64_t line; Line data; uint64_t strobes; bool applied; unsigned error; };
@@ -114,11 +166,32 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     std::deque<std::pair<Line, uint64_t>> lines;
     std::deque<Queued> queue, passed;  // `passed`: what the frame table has emitted
     std::vector<bool> reading(1u << o.id_bits), writing(1u << o.id_bits), slot_taken(1u << o.write_slot_bits);
-    uint64_t next = 0, sent = 0, memory_read_count = 0, pause_until = 0, ars = 0, rs = 0, op_answers = 0;
+    uint64_t next = 0, sent = 0, pause_until = 0, ars = 0, rs = 0, op_answers = 0;
     int r_now = -1, b_now = -1;
     bool offering = false;
     unsigned r_errors = 0, b_errors = 0, owed_passed = 0;
-    auto fail = [&](uint64_t where) { figures->where = where; return 3; };
+#if DATAPATH_PROTECTED
+    enum { CORRECTED = 1, BEYOND_REPAIR = 6 };
+    auto fault = [&] { return static_cast<unsigned>(top->fault); };
+#else
+    enum { CORRECTED = 0, BEYOND_REPAIR = 0 };
+    auto fault = [] { return 0u; };
+#endif
+    // What breaks a rule because a word is beyond repair, breaks it before the block can say so.
+    auto over = [&](int code) {
+        for (int n = 0; n < 2 && o.flips == 2; n++) {
+            top->clk = 1;
+            top->eval();
+            top->clk = 0;
+            top->eval();
+            if (fault() & BEYOND_REPAIR) {
+                figures->fatal = figures->cycles;
+                return 0;
+            }
+        }
+        return code;
+    };
+    auto fail = [&](uint64_t where) { figures->where = where; return over(3); };
     auto merge = [](Line &line, const Line &data, uint64_t strobes) {
         auto *to = reinterpret_cast<uint8_t *>(line.data());
         auto *from = reinterpret_cast<const uint8_t *>(data.data());
@@ -191,7 +264,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
                 for (auto &[id, h] : hosts) if (h.payload == s.argument) h.poisoned = false;
             }
             if (s.kind == STEP_ERRORS) { r_errors = s.argument & 0xffff; b_errors = s.argument >> 16; }
-            if (s.kind == STEP_READ_MEMORY) memory_reads[memory_read_count++] = at(s.argument);
+            if (s.kind == STEP_READ_MEMORY) memory_reads[figures->looks++] = at(s.argument);
             next++;
             if (s.kind == STEP_PAUSE) { pause_until = cycle + s.argument; break; }
         }
@@ -276,6 +349,13 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             }
         }
         top->eval();
+        if (fault() & BEYOND_REPAIR) {
+            if (o.flips < 2) return fail(30);
+            figures->fatal = cycle;
+            return 0;
+        }
+        if (fault() & CORRECTED && !o.flips) return fail(31);
+        figures->corrected += fault() & CORRECTED;
 
         // --- transfers
         if (offering && top->i___05Fready) {
@@ -374,10 +454,15 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
 #if VM_TRACE
         trace.dump(cycle);
 #endif
+        if (o.flips && cycle % o.flip_period == o.flip_period - 1) {
+            for (unsigned n = 0; n < rows.size(); n++)
+                if (o.flip_memory == n || o.flip_memory >= rows.size()) flip(rows[n], o.flips, flipping);
+            Vtop___024root___eval_settle(top->rootp);
+        }
         top->clk = 1;
         top->eval();
         top->clk = 0;
-        if (context->gotError()) return 2;
+        if (context->gotError()) return over(2);
         if (next == count && queue.empty() && passed.empty() && op_answers >= owed) {
             figures->cycles = cycle;
             top->final();
