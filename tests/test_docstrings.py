@@ -31,6 +31,7 @@ _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
     **dict.fromkeys(("Age", "EmaStep", "Frequency", "Throttle", "TotalCounters"), {}),
+    **dict.fromkeys(("GuessedValue", "PageFrequencies"), {}),
     **dict.fromkeys(
         (
             *("CommandEngine", "CxlIo", "HdmDecode", "HdmDecoders", "Mailbox", "RasLog"),

@@ -110,6 +110,16 @@ BENCHES = (
         ("tests/hw/scores/test_ema.py",),
     ),
     Bench(
+        "tables",
+        {
+            "scores/table_scores": ("TableScores",),
+            "scores/table_values": ("PageFrequencies", "GuessedValue"),
+            "scores/table_learning": ("TableLearning",),
+            "scores/table_shadow": ("TableShadow",),
+        },
+        ("tests/hw/scores/test_table_scores.py",),
+    ),
+    Bench(
         "prefetch",
         {
             "prefetch/throttle": ("Throttle",),

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""TableScores: bit by bit what the golden tables say, and how long it takes."""
+
+import dataclasses
+
+from kelp_hw.scores.table_scores import TableScores
+from kelp_hw.scores.table_shadow import TableShadow
+from kelp_spec.config import named
+from kelp_verif.harness.runner import made, run_cocotb
+
+CONFIG = named("unit_select").with_(queues=3, select_tables=True)
+
+
+def run(test, **params):
+    return run_cocotb(
+        made(TableScores, config=CONFIG),
+        bench="kelp_verif.scores.table_scores_bench",
+        test=test,
+        params={"config": dataclasses.asdict(CONFIG), **params},
+        timeout_s=300,
+    ).records
+
+
+def test_random_turns_and_guesses():
+    seen = run("random_traffic", cycles=16_000)["seen"]
+    print(seen)
+    assert min(seen["turn"], seen["guess"]) > 30 and seen["open"] > 1
+    assert seen["early"] > 50 and seen["values"] > 2000
+
+
+def test_a_session_opened_amid_its_turn_is_new():
+    run("opened_amid_turns")
+
+
+def test_pages_to_fetch_wait():
+    run("early_pages_wait")
+
+
+def test_how_long_walks_take():
+    figures = run("walks_take")["figures"]
+    block = TableScores(config=CONFIG)
+    turn = block.TURN_LATENCY + block.INTERVAL
+    expected = {
+        "first of a queue": block.rows + block.FIRST_LATENCY,
+        "first of a session": turn + 256,
+    }
+    for newest in (0, 1, 5, CONFIG.pages - 1):
+        pages = newest + 1
+        expected[f"turn {newest}"] = block.TURN_LATENCY + block.INTERVAL * pages
+        expected[f"guess {newest}"] = block.GUESS_LATENCY + block.GUESS_INTERVAL * pages
+    for left in (1, 2, 3):
+        expected[f"{left} left"] = turn + left * TableShadow.LEAVE_INTERVAL
+    assert figures == expected
+
+
+def test_marks_come_at_full_rate_but_where_a_walk_forgets_them():
+    expected = dict.fromkeys(
+        (
+            f"{mark} of {squeue} amid {walk}"
+            for mark in ("read", "mass")
+            for squeue in (0, 1)
+            for walk in (None, "turn", "guess")
+        ),
+        40,
+    )
+    expected |= {"read of 0 amid turn": 0, "read of 1 amid turn": 20}
+    expected |= {"mass of 0 amid guess": 0, "mass of 1 amid guess": 0}
+    assert run("marks_come")["figures"] == expected

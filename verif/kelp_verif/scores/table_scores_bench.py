@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""TableScores against the golden tables: turns, guesses, opened sessions and credit spent in random
+order, marks in any order, idle cycles and back-pressure on every port, steps that skip and wrap;
+every value that is read, every page offered early, all credit. How long walks take."""
+
+import random
+from collections import Counter, deque
+
+import cocotb
+from cocotb.triggers import ReadOnly, RisingEdge
+
+from kelp_golden.tables import Tables
+from kelp_hw.scores.table_scores import TableScores
+from kelp_rtl.build.packing import Packing
+from kelp_spec.config import Config
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params, record
+
+_TURN = 1 << 24
+_SKIPS = (0, 1, 1, 1, 1, 2, 63, 64, 254, 255, 256, 300)
+
+
+class TB:
+    """Offers on every stream, one item at a time on each, and the golden tables beside it."""
+
+    def __init__(self, dut):
+        self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
+        self.config = c = Config.of_json(bench_params()["config"])
+        block = TableScores(config=c)
+        self.packing = {
+            name: Packing(getattr(block, f"{name}_layout"))
+            for name in ("read", "mass", "turn", "guess", "early")
+        }
+        self.tables = Tables(c)
+        self.reads = [set() for _ in range(c.squeues)]
+        self.masses = [{} for _ in range(c.squeues)]
+        self.early = deque()
+        self.offers = {}  # stream → item
+        self.walks = None  # (squeue, is a turn), which may still be under way
+        self.opens = self.spends = None  # a session
+        self.asked = None  # squeue, page
+        self.takes = 0.5
+        self.frames = 0
+        self.cycle, self.accepted = 0, {}
+        self.seen = Counter()
+
+    async def start(self):
+        dut = self.dut
+        await start_clock(dut)
+        for name in ("open", "spend", "read", "mass", "turn", "guess"):
+            getattr(dut, f"i_{name}__valid").value = 0
+            getattr(dut, f"i_{name}__payload").value = 0
+        dut.o_early__ready.value = dut.frames.value = dut.value_of.value = 0
+        await RisingEdge(dut.clk)
+        await RisingEdge(dut.clk)
+        dut.rst.value = 0
+
+    def session(self, squeue):
+        return squeue // self.config.queues
+
+    def credits(self):
+        raw = int(self.dut.credit.value)
+        words = (raw >> 16 * k & 65535 for k in range(self.config.sessions))
+        return [word - (word >> 15 << 16) for word in words]
+
+    async def tick(self):
+        """One cycle: what is offered is driven, what the device shows is checked, and what was
+        transferred is told to the golden tables."""
+        dut, tables = self.dut, self.tables
+        for name in ("read", "mass", "turn", "guess"):
+            item = self.offers.get(name)
+            getattr(dut, f"i_{name}__valid").value = item is not None
+            if item is not None:
+                getattr(dut, f"i_{name}__payload").value = self.packing[name].pack(**item)
+        for name, session in (("open", self.opens), ("spend", self.spends)):
+            getattr(dut, f"i_{name}__valid").value = session is not None
+            getattr(dut, f"i_{name}__payload").value = session or 0
+        dut.frames.value = self.frames
+        takes = self.rng.random() < self.takes
+        dut.o_early__ready.value = takes
+        squeue, page = (
+            self.rng.randrange(self.config.squeues),
+            self.rng.randrange(self.config.pages),
+        )
+        dut.value_of.value = self.packing["read"].pack(squeue=squeue, page=page)
+        await ReadOnly()
+        if self.asked is not None:
+            expected, asked = self.asked
+            assert int(dut.value.value) == expected, f"{asked} {int(dut.value.value)}, {expected}"
+            self.seen["values"] += expected > 0
+        if takes and dut.o_early__valid.value == 1:
+            got = self.packing["early"].unpack(dut.o_early__payload.value)
+            expected = self.early.popleft()
+            assert got["none"] == (expected is None), f"{got}, expected {expected}"
+            assert got["none"] or got == expected, f"{got}, expected {expected}"
+            self.seen["early"] += not got["none"]
+            if got["none"] and not self.early and self.walks and not self.walks[1]:
+                self.walks = None
+        if dut.idle.value == 1:
+            self.walks = None
+            assert not self.early
+        walking = self.walks[0] if self.walks else None
+        for session, credit in enumerate(self.credits()):
+            if walking is None or session != self.session(walking):
+                assert credit == tables.credit(session), (session, credit, tables.credit(session))
+        # A value that is asked for now is as it was before what comes in this cycle.
+        self.asked = None
+        if squeue != walking:
+            self.asked = int(tables.value[squeue, page]), (squeue, page)
+        self._transfers()
+        await RisingEdge(dut.clk)
+        self.cycle += 1
+
+    def _transfers(self):
+        c, tables = self.config, self.tables
+        for name in ("read", "mass", "turn", "guess"):
+            if name not in self.offers or not int(getattr(self.dut, f"i_{name}__ready").value):
+                continue
+            item = self.offers.pop(name)
+            squeue = item["squeue"]
+            self.seen[name] += 1
+            self.accepted.setdefault(name, []).append(self.cycle)
+            if name == "read":
+                self.reads[squeue].add(item["page"])
+            elif name == "mass":
+                self.masses[squeue][item["page"]] = item["mass"], item["absent"]
+            elif name == "turn":
+                tables.frames = self.frames
+                tables.turn_over(squeue, self.reads[squeue], item["newest"], item["step"])
+                self.reads[squeue] = set()
+                self.walks = squeue, True
+            else:
+                self._guessed(squeue, item["newest"])
+        if self.spends is not None:
+            tables.spend(self.spends)
+        if self.opens is not None:
+            tables.opened(self.opens)
+            self.seen["open"] += 1
+            for squeue in range(self.opens * c.queues, (self.opens + 1) * c.queues):
+                self.reads[squeue], self.masses[squeue] = set(), {}
+        self.opens = self.spends = None
+
+    def _guessed(self, squeue, newest):
+        masses = self.masses[squeue]
+        self.tables.guessed(squeue, {page: mass for page, (mass, _) in masses.items()}, newest)
+        absent = [page for page, (_, absent) in masses.items() if absent]
+        for page, likely, value in self.tables.early(squeue, absent, newest):
+            self.early.append({"page": page, "likely": likely, "value": value, "none": 0})
+        self.early.append(None)
+        self.masses[squeue] = {}
+        self.walks = squeue, False
+
+
+class Traffic:
+    """What hosts and choices do: of each queue, marks and then the walk for which they are."""
+
+    def __init__(self, tb):
+        self.tb, self.rng, c = tb, tb.rng, tb.config
+        self.step = [tb.rng.randrange(_TURN - 2000, _TURN) for _ in range(c.sessions)]
+        self.newest = [tb.rng.randrange(12) for _ in range(c.squeues)]
+        self.taste = [[tb.rng.random() ** 3 for _ in range(c.pages)] for _ in range(c.squeues)]
+        #: of each queue: marks to come, then a walk; None where nothing is under way
+        self.plans = {"read": [None] * c.squeues, "mass": [None] * c.squeues}
+        self.pace, self.spending = 1.0, 0.05
+
+    def next(self):
+        tb, rng, c = self.tb, self.rng, self.tb.config
+        if rng.random() < 0.01:
+            self.pace, tb.takes = rng.choice(
+                [(1.0, 1.0), (1.0, 0.6), (0.6, 0.4), (0.03, 0.9), (1.0, 0.1)]
+            )
+            self.spending = rng.choice([0.02, 0.3])
+        if rng.random() < 0.0003:
+            tb.opens = rng.randrange(c.sessions)
+        turning = tb.session(tb.walks[0]) if tb.walks and tb.walks[1] else None
+        session = rng.randrange(c.sessions)
+        credit = tb.tables.credit(session)
+        if rng.random() < self.spending and -60 < credit and (session != turning or credit < 1000):
+            tb.spends = session
+        if turning is None and "turn" not in tb.offers and rng.random() < 0.05:
+            tb.frames = rng.choice([0, 5, 20, 20, 60, c.total_frames])
+        for marks, walk in (("read", "turn"), ("mass", "guess")):
+            self._plan(marks, walk)
+            self._offer(marks, walk)
+
+    def _plan(self, marks, walk):
+        squeue = self.rng.randrange(self.tb.config.squeues)
+        waits = self.tb.offers.get(walk, {}).get("squeue") == squeue
+        if self.plans[marks][squeue] or waits or self.rng.random() >= self.pace:
+            return
+        rng, taste, pages = self.rng, self.taste[squeue], self.tb.config.pages
+        move = (
+            rng.choice([0, 0, 0, 0, 1, 1, 1, 2, -3])
+            if rng.random() < 0.95
+            else rng.randrange(pages)
+        )
+        newest = self.newest[squeue] = min(max(0, self.newest[squeue] + move), pages - 1)
+        if rng.random() < 0.02:
+            newest = self.newest[squeue] = rng.choice([0, pages - 1, rng.randrange(12)])
+        for page in rng.sample(range(pages), 4):
+            taste[page] = rng.choice([0, 1, rng.random() ** 3])
+        likes = rng.choice([0, 1, 1, 1])
+        chosen = [page for page in range(newest + 1) if rng.random() < likes * taste[page]]
+        chosen += rng.choices(range(newest + 1), k=rng.randrange(3))
+        rng.shuffle(chosen)
+        items = [{"squeue": squeue, "page": page} for page in chosen]
+        if marks == "mass":
+            for item in items:
+                item["mass"] = rng.choice([0, 65535, rng.getrandbits(rng.randint(1, 16))])
+                item["absent"] = int(rng.random() < 0.7)
+        self.plans[marks][squeue] = items, newest
+
+    def _offer(self, marks, walk):
+        rng, tb, plans = self.rng, self.tb, self.plans[marks]
+        if marks not in tb.offers and rng.random() < self.pace:
+            queues = [q for q, plan in enumerate(plans) if plan and plan[0]]
+            if queues:
+                tb.offers[marks] = plans[rng.choice(queues)][0].pop()
+        if walk in tb.offers or rng.random() >= self.pace:
+            return
+        marked = tb.offers.get(marks, {}).get("squeue")
+        queues = [q for q, plan in enumerate(plans) if plan and not plan[0] and q != marked]
+        if not queues:
+            return
+        squeue = rng.choice(queues)
+        session, (_, newest) = tb.session(squeue), plans[squeue]
+        item = {"squeue": squeue, "session": session, "newest": newest}
+        if walk == "turn":
+            skip = rng.choice(_SKIPS) if rng.random() < 0.2 else int(rng.random() < 0.3)
+            self.step[session] = (self.step[session] + skip) % _TURN
+            item["step"] = self.step[session]
+        tb.offers[walk], plans[squeue] = item, None
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def random_traffic(dut):
+    tb = TB(dut)
+    await tb.start()
+    traffic = Traffic(tb)
+    for _ in range(bench_params()["cycles"]):
+        traffic.next()
+        await tb.tick()
+    # Whatever is under way ends; then every value is looked at.
+    tb.takes = 1.0
+    for _ in range(12000):
+        await tb.tick()
+        if not tb.offers and dut.idle.value == 1:
+            break
+    assert not tb.offers and dut.idle.value == 1
+    before = tb.seen["values"]
+    for _ in range(4 * tb.config.page_words):
+        await tb.tick()
+    assert tb.seen["values"] > before
+    record(seen=dict(tb.seen))
+
+
+class Walks:
+    """Walks of other queues, one directly behind another, and how far apart they are accepted."""
+
+    def __init__(self, tb, step=1000):
+        self.tb, self.step = tb, step
+
+    async def accepted(self, name, squeue, newest=0):
+        """Offers a walk until it is accepted; when it is."""
+        item = {"squeue": squeue, "session": self.tb.session(squeue), "newest": newest}
+        self.tb.offers[name] = item | ({"step": self.step} if name == "turn" else {})
+        while name in self.tb.offers:
+            await self.tb.tick()
+        return self.tb.cycle - 1
+
+    async def marked(self, name, squeue, pages):
+        for page in pages:
+            mark = {"squeue": squeue, "page": page}
+            self.tb.offers[name] = mark | ({} if name == "read" else {"mass": 65535, "absent": 1})
+            while name in self.tb.offers:
+                await self.tb.tick()
+
+    async def over(self):
+        while self.tb.offers or self.tb.dut.idle.value != 1:
+            await self.tb.tick()
+
+    async def takes(self, name, squeue, newest=0):
+        """Cycles from a walk's acceptance to that of the next, of another queue that is not new."""
+        first = await self.accepted(name, squeue, newest)
+        return await self.accepted(name, 1 if squeue != 1 else 0) - first
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def walks_take(dut):
+    """Of walks over some numbers of pages; of first ones; where steps leave the shadow."""
+    tb = TB(dut)
+    tb.takes, tb.frames = 1.0, tb.config.total_frames
+    await tb.start()
+    walks, pages = Walks(tb), tb.config.pages
+    begun = tb.cycle
+    figures = {"first of a queue": await walks.accepted("turn", 0) - begun}
+    figures["first of a session"] = await walks.accepted("turn", 0) - figures["first of a queue"]
+    await walks.accepted("guess", 1)
+    for name in ("turn", "guess"):
+        for newest in (0, 1, 5, pages - 1):
+            figures[f"{name} {newest}"] = await walks.takes(name, 0, newest)
+    for left in range(1, 4):
+        # So many steps, each with a page that was wanted in it; then one page is too many.
+        tb.frames = tb.config.total_frames
+        for page in range(left):
+            walks.step += 1
+            await walks.marked("read", 0, [page])
+            await walks.accepted("turn", 0, 5)
+        walks.step += 1
+        await walks.accepted("turn", 1)
+        await walks.over()
+        tb.frames = 0
+        figures[f"{left} left"] = await walks.takes("turn", 0)
+    record(figures=figures)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def marks_come(dut):
+    """How many marks are let in in 40 cycles, with no walk and amid walks of queue 0."""
+    tb = TB(dut)
+    tb.takes = 1.0
+    await tb.start()
+    walks, pages = Walks(tb), tb.config.pages
+    for squeue in (0, 1):
+        await walks.accepted("turn", squeue)
+        await walks.over()
+    figures = {}
+    for walk in (None, "turn", "guess"):
+        for name in ("read", "mass"):
+            for squeue in (0, 1):
+                if walk:
+                    await walks.accepted(walk, 0, pages - 1)
+                    for _ in range(16):
+                        await tb.tick()
+                count = 0
+                for _ in range(40):
+                    mark = {"squeue": squeue, "page": count}
+                    mark |= {} if name == "read" else {"mass": count, "absent": 0}
+                    tb.offers.setdefault(name, mark)
+                    await tb.tick()
+                    count += name not in tb.offers
+                figures[f"{name} of {squeue} amid {walk}"] = count
+                await walks.over()
+                await walks.accepted("turn" if name == "read" else "guess", squeue, pages - 1)
+                await walks.over()
+    record(figures=figures)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def opened_amid_turns(dut):
+    """A session is opened in each of the cycles about its turn's acceptance, and in some of the
+    walk: what that turn earns is another owner's and counts for nobody."""
+    tb = TB(dut)
+    tb.takes, tb.frames = 1.0, 20
+    await tb.start()
+    walks = Walks(tb)
+    for delay in (*range(8), 12, 17, 25, 40):
+        await walks.accepted("turn", 0, 7)
+        await walks.marked("read", 0, range(8))
+        await walks.over()
+        item = {"squeue": 0, "session": 0, "newest": 7, "step": walks.step}
+        tb.offers["turn"] = item
+        for cycle in range(80):
+            tb.opens = 0 if cycle == delay else None
+            await tb.tick()
+        await walks.over()
+        await tb.tick()
+        assert tb.tables.credit(0) == 0
+        for read in ([], [1, 2], [2]):
+            walks.step += 1
+            await walks.marked("read", 0, read)
+            await walks.accepted("turn", 0, 7)
+            await walks.over()
+        await tb.tick()
+        assert tb.credits()[0] == tb.tables.credit(0) > 0
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def early_pages_wait(dut):
+    """More pages to fetch than `o_early` has places, and nobody takes them for a while. Marks of
+    another queue come meanwhile."""
+    tb = TB(dut)
+    tb.takes = 1.0
+    await tb.start()
+    walks, pages = Walks(tb), tb.config.pages
+    for squeue in (0, 1):
+        await walks.marked("read", squeue, range(pages))
+        await walks.accepted("turn", squeue, pages - 1)
+    await walks.marked("mass", 0, range(pages))
+    tb.takes = 0.0
+    await walks.accepted("guess", 0, pages - 1)
+    for _ in range(300):
+        await tb.tick()
+    await walks.marked("read", 1, range(pages))
+    await walks.marked("mass", 1, range(pages))
+    assert len(tb.early) == pages and dut.idle.value == 0
+    tb.takes = 0.7
+    await walks.over()
+    assert tb.seen["early"] == pages - 1
