@@ -13,35 +13,20 @@ from dataclasses import dataclass
 
 from kelp_spec import policy2 as p
 
+from .tables import Learning
+
 __all__ = ["TablePolicy"]
 
 
 @dataclass(slots=True)
 class _Page:
+    """Where a page is; what it is worth is the queue's `Learning`."""
+
     resident: bool = False
     flying: bool = False
     held: bool = False
     shadow: bool = False  #: resident under LRU over one pool
-    value: int = 0
-    post: int = 0
-    fast: int = 0
-    slow: int = 0
-    folded: int = 0  #: the step to which fast and slow are
     wanted: int = -1  #: the step in which it was last wanted
-    entry: tuple[int, int, int] | None = None  #: of V, after its last turn
-    guessed: tuple[int, int] | None = None  #: of T, when its turn began
-
-
-def _octave(x: int) -> int:
-    return x.bit_length() - 1
-
-
-def _bucket(x: int, top: int, n: int) -> int:
-    return min(max(0, n - 1 - (top - _octave(x))), n - 1) if x else 0
-
-
-def _side(x: int) -> int:
-    return min(max(_octave(max(x, 1)) - 16 + p.T_SIDE, 0), p.T_SIDE - 1)
 
 
 class TablePolicy:
@@ -54,14 +39,7 @@ class TablePolicy:
         self.queues, self.frames, self.latency, self.slot = queues, frames, latency, slot
         self.fetch = p.FETCH * heads
         self.pages = [[_Page() for _ in range(pages)] for _ in range(queues)]
-        self.counts = [[0] * pages for _ in range(queues)]
-        v, t = p.start_of_v(), p.start_of_t()
-        self.v = [
-            {(i, j, k): v[64 * i + 8 * j + k] for i in range(4) for j in range(8) for k in range(8)}
-            for _ in range(queues)
-        ]
-        side = range(p.T_SIDE)
-        self.t = [{(i, j): t[p.T_SIDE * i + j] for i in side for j in side} for _ in range(queues)]
+        self.learnt = [Learning(pages) for _ in range(queues)]
         self.flights: deque[tuple[int, _Page]] = deque()
         self.used = self.tier = self.credit = self.reads = self.guessed = self.gap = 0
 
@@ -88,7 +66,7 @@ class TablePolicy:
             return
         page = self.pages[queue][newest]
         page.resident = page.shadow = True
-        page.wanted = page.folded = step
+        page.wanted = step
         self.used += 1
 
     def demand(
@@ -103,7 +81,8 @@ class TablePolicy:
                 continue
             if not must and mass < self.fetch:
                 continue
-            if not page.flying and not self._take(queue, page, page.value, newest, now, must):
+            value = self.learnt[queue].pages[number].value
+            if not page.flying and not self._take(queue, page, value, newest, now, must):
                 continue
             if must:
                 latest = max(latest, next(at for at, one in self.flights if one is page))
@@ -134,9 +113,11 @@ class TablePolicy:
         best = None
         for queue, pages in enumerate(self.pages):
             later = p.LATER[(queue - asks) % self.queues * p.LATER_STEPS // self.queues]
-            for page in pages[1:newest]:  # every choice takes the first and the newest
+            learnt = self.learnt[queue].pages
+            for number in range(1, newest):  # every choice takes the first and the newest
+                page = pages[number]
                 if page.resident and not page.held:
-                    value = page.value * later
+                    value = learnt[number].value * later
                     if best is None or value < best[0]:
                         best = value, page
         return best
@@ -150,35 +131,14 @@ class TablePolicy:
 
     def turn_over(self, queue: int, read, newest: int, step: int) -> None:
         """A queue's turn in a step is over; ``read`` are the pages chosen or wanted."""
-        counts, v, t = self.counts[queue], self.v[queue], self.t[queue]
-        if step % p.PROFILE_STEPS == 0:
-            counts[:] = [count >> 1 for count in counts]
         for number, page in enumerate(self.pages[queue][: newest + 1]):
-            idle = min(step - page.folded, p.FOLDED)
-            page.folded = step
-            page.fast = page.fast * p.FAST_FOLD[idle] >> 16
-            page.slow = page.slow * p.SLOW_FOLD[idle] >> 16
             if number in read:
-                page.fast += (4095 - page.fast) * p.FAST + 128 >> 8
-                page.slow += (4095 - page.slow) * p.SLOW + 128 >> 8
-                counts[newest - number] = min(127, counts[newest - number] + 1)
                 if not page.shadow:
                     self.credit = min(self.credit + p.EARNED, p.CREDIT_MOST)
                     page.shadow = True
                 page.wanted = step
         self._shrink()
-        for number, page in enumerate(self.pages[queue][: newest + 1]):
-            count = counts[newest - number]
-            entry = _bucket(page.fast, 8, 4), _bucket(page.slow, 11, 8), _bucket(count, 6, 8)
-            if number < newest:
-                if page.entry is not None:
-                    aim = p.ONE if number in read else v[entry] * p.LATER_READ >> 8
-                    v[page.entry] += aim - v[page.entry] >> p.V_SHIFT
-                if page.guessed is not None:
-                    aim = p.ONE if number in read else 0
-                    t[page.guessed] += aim - t[page.guessed] >> p.T_SHIFT
-            page.guessed, page.entry = None, entry
-            page.value = page.post = v[entry]
+        self.learnt[queue].turn_over(read, newest, step)
 
     def _shrink(self) -> None:
         """LRU's shadow loses its oldest pages, of equal ones the lowest, beyond the frames."""
@@ -192,18 +152,17 @@ class TablePolicy:
         queue's turn."""
         if now != self.guessed:
             self.gap, self.guessed = now - self.guessed, now
-        pages, t = self.pages[queue][:newest], self.t[queue]
-        for number, page in enumerate(pages):
-            page.guessed = _side(page.post), _side(masses.get(number, 0))
-            likely = t[page.guessed]
-            page.value = likely + ((p.ONE - likely) * page.post >> 16) * p.UNGUESSED // 256
+        learnt = self.learnt[queue]
+        learnt.guess(masses, newest)
         for _ in range(p.EARLY_MOST):
             if self.credit <= 0 or self.gap < self.latency:
                 break
             least = p.THRESHOLD - self.credit * p.THRESHOLD_CREDIT // p.COST
-            absent = [page for page in pages if not page.resident and not page.flying]
-            best = max(absent, key=lambda page: t[page.guessed], default=None)
-            if best is None or t[best.guessed] <= least:
+            pages = enumerate(self.pages[queue][:newest])
+            absent = [number for number, page in pages if not page.resident and not page.flying]
+            best = max(absent, key=learnt.likely, default=None)
+            if best is None or learnt.likely(best) <= least:
                 break
-            if not self._take(queue, best, min(best.value, t[best.guessed]), newest, now):
+            value = min(learnt.pages[best].value, learnt.likely(best))
+            if not self._take(queue, self.pages[queue][best], value, newest, now):
                 break

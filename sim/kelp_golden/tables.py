@@ -14,39 +14,21 @@ import numpy as np
 from kelp_spec import policy2 as p
 from kelp_spec.metadata import STEP_BITS
 
-__all__ = ["CREDIT_LEAST", "Tables"]
+__all__ = ["Learning", "Tables"]
 
 _STEPS = 1 << STEP_BITS
 _COHORTS = 256
-CREDIT_LEAST = -(1 << 15)
+_CREDIT_LEAST = -(1 << 15)
 
 
 @dataclass(slots=True)
 class _Page:
     fast: int = 0  #: UQ0.12, as of the queue's last turn
     slow: int = 0
-    post: int = 0  #: its value after its last turn
+    value: int = 0  #: how likely it is wanted in the next turn
+    post: int = 0  #: the same without the guess
     before: int | None = None  #: its entry of V after its last turn
     guessed: int | None = None  #: its entry of T when its turn began
-    cohort: int | None = None  #: in LRU's shadow: the step in which it was last wanted, mod 256
-
-
-class _Queue:
-    def __init__(self, pages: int):
-        self.pages = [_Page() for _ in range(pages)]
-        self.counts = [0] * pages  #: by distance from the newest page
-        self.v, self.t = p.start_of_v(), p.start_of_t()
-        self.step = 0  #: of its last turn
-
-
-@dataclass(slots=True)
-class _Session:
-    """LRU's shadow: how many pages were last wanted in each step from `oldest` on, mod 256."""
-
-    credit: int = 0
-    oldest: int = 0
-    total: int = 0
-    cohorts: list[int] = field(default_factory=lambda: [0] * _COHORTS)
 
 
 def _octave(x: int) -> int:
@@ -59,6 +41,79 @@ def _bucket(x: int, top: int, n: int) -> int:
 
 def _side(x: int) -> int:
     return min(max(_octave(max(x, 1)) - 16 + p.T_SIDE, 0), p.T_SIDE - 1)
+
+
+class Learning:
+    """What a queue's turns and guesses teach, and what each page is worth."""
+
+    def __init__(self, pages: int):
+        self.pages = [_Page() for _ in range(pages)]
+        self.counts = [0] * pages  #: by distance from the newest page
+        self.v, self.t = p.start_of_v(), p.start_of_t()
+        self.step = 0  #: of its last turn
+
+    def turn_over(self, read, newest: int, step: int) -> None:
+        """A turn in a step is over; ``read`` are the pages chosen or wanted, none beyond the
+        newest."""
+        idle = min((step - self.step) % _STEPS, p.FOLDED)
+        fades = step // p.PROFILE_STEPS != self.step // p.PROFILE_STEPS
+        for number, page in enumerate(self.pages[: newest + 1]):
+            was_read, distance = number in read, newest - number
+            page.fast = page.fast * p.FAST_FOLD[idle] >> 16
+            page.slow = page.slow * p.SLOW_FOLD[idle] >> 16
+            count = self.counts[distance] >> fades
+            if was_read:
+                page.fast += (4095 - page.fast) * p.FAST + 128 >> 8
+                page.slow += (4095 - page.slow) * p.SLOW + 128 >> 8
+                count = min(127, count + 1)
+            self.counts[distance] = count
+            entry = 64 * _bucket(page.fast, 8, 4) + 8 * _bucket(page.slow, 11, 8)
+            entry += _bucket(count, 6, 8)
+            if number < newest:
+                self._learn(page, entry, was_read)
+            page.before, page.guessed = entry, None
+            page.value = page.post = self.v[entry]
+        self.step = step
+
+    def _learn(self, page: _Page, entry: int, was_read: bool) -> None:
+        v, t = self.v, self.t
+        if page.before is not None:
+            aim = p.ONE if was_read else v[entry] * p.LATER_READ >> 8
+            v[page.before] += aim - v[page.before] >> p.V_SHIFT
+        if page.guessed is not None:
+            aim = p.ONE if was_read else 0
+            t[page.guessed] += aim - t[page.guessed] >> p.T_SHIFT
+
+    def guess(self, masses: dict[int, int], newest: int) -> None:
+        """A guessed query; ``masses`` of the pages that were scored, 16 bits each."""
+        for number, page in enumerate(self.pages[:newest]):
+            page.guessed = p.T_SIDE * _side(page.post) + _side(masses.get(number, 0))
+            likely = self.t[page.guessed]
+            rest = (p.ONE - likely) * page.post >> 16
+            page.value = likely + (rest * p.UNGUESSED >> 8)
+
+    def likely(self, page: int) -> int:
+        """How likely the last guess says that a page is wanted, 16 bits; 0 where there was none
+        since the last turn."""
+        place = self.pages[page].guessed
+        return 0 if place is None else self.t[place]
+
+
+class _Queue(Learning):
+    def __init__(self, pages: int):
+        super().__init__(pages)
+        #: of pages in LRU's shadow: the step in which each was last wanted, mod 256
+        self.cohorts: list[int | None] = [None] * pages
+
+
+@dataclass(slots=True)
+class _Session:
+    """LRU's shadow: how many pages were last wanted in each step from `oldest` on, mod 256."""
+
+    credit: int = 0
+    oldest: int = 0
+    total: int = 0
+    cohorts: list[int] = field(default_factory=lambda: [0] * _COHORTS)
 
 
 class Tables:
@@ -89,66 +144,39 @@ class Tables:
     def spend(self, session: int) -> None:
         """A page was read from flash."""
         one = self._sessions[session]
-        one.credit = max(one.credit - p.COST, CREDIT_LEAST)
+        one.credit = max(one.credit - p.COST, _CREDIT_LEAST)
 
     def turn_over(self, squeue: int, read, newest: int, step: int) -> None:
         """A queue's turn in a step is over; ``read`` are the pages chosen or wanted, none beyond
         the newest."""
         queue, session = self._queue(squeue), self._sessions[squeue // self.config.queues]
-        passed = (step - queue.step) % _STEPS
-        idle = min(passed, p.FOLDED)
-        fades = step // p.PROFILE_STEPS != queue.step // p.PROFILE_STEPS
         self._shrink(session, step)
-        for number, page in enumerate(queue.pages[: newest + 1]):
-            was_read, distance = number in read, newest - number
-            self._shadow(session, page, was_read, queue.step, passed, step)
-            page.fast = page.fast * p.FAST_FOLD[idle] >> 16
-            page.slow = page.slow * p.SLOW_FOLD[idle] >> 16
-            count = queue.counts[distance] >> fades
-            if was_read:
-                page.fast += (4095 - page.fast) * p.FAST + 128 >> 8
-                page.slow += (4095 - page.slow) * p.SLOW + 128 >> 8
-                count = min(127, count + 1)
-            queue.counts[distance] = count
-            entry = 64 * _bucket(page.fast, 8, 4) + 8 * _bucket(page.slow, 11, 8)
-            entry += _bucket(count, 6, 8)
-            if number < newest:
-                self._learn(queue, page, entry, was_read)
-            page.before, page.guessed, page.post = entry, None, queue.v[entry]
-            self.value[squeue, number] = page.post
+        for number in range(newest + 1):
+            self._shadow(session, queue, number, number in read, step)
         self._shrink(session, step)
-        queue.step = step
+        queue.turn_over(read, newest, step)
+        self.value[squeue] = [page.value for page in queue.pages]
 
     @staticmethod
-    def _learn(queue: _Queue, page: _Page, entry: int, was_read: bool) -> None:
-        v, t = queue.v, queue.t
-        if page.before is not None:
-            aim = p.ONE if was_read else v[entry] * p.LATER_READ >> 8
-            v[page.before] += aim - v[page.before] >> p.V_SHIFT
-        if page.guessed is not None:
-            aim = p.ONE if was_read else 0
-            t[page.guessed] += aim - t[page.guessed] >> p.T_SHIFT
-
-    @staticmethod
-    def _shadow(session, page, was_read, last_turn, passed, step) -> None:
+    def _shadow(session: _Session, queue: _Queue, number: int, was_read: bool, step: int) -> None:
         """A page leaves its cohort for that of this step, where it was read. One that LRU would
         have had to read earns credit; in its first turn none does, since it was just written."""
-        age = None
-        if page.cohort is not None:
-            age = (last_turn - page.cohort) % _COHORTS + passed
-        held = age is not None and age <= (step - session.oldest) % _STEPS
+        cohort, held, age = queue.cohorts[number], False, 0
+        if cohort is not None:
+            age = (queue.step - cohort) % _COHORTS + (step - queue.step) % _STEPS
+            held = age <= (step - session.oldest) % _STEPS
         if not was_read:
-            page.cohort = page.cohort if held else None
+            queue.cohorts[number] = cohort if held else None
             return
-        if held and age and session.cohorts[page.cohort]:
-            session.cohorts[page.cohort] -= 1
+        if held and age and session.cohorts[cohort]:
+            session.cohorts[cohort] -= 1
             session.total -= 1
         if not held or age:
             session.cohorts[step % _COHORTS] += 1
             session.total += 1
-        if not held and page.before is not None:
+        if not held and queue.pages[number].before is not None:
             session.credit = min(session.credit + p.EARNED, p.CREDIT_MOST)
-        page.cohort = step % _COHORTS
+        queue.cohorts[number] = step % _COHORTS
 
     def _shrink(self, session: _Session, step: int) -> None:
         """The oldest cohorts leave LRU's shadow, each as a whole, beyond the frames or where a
@@ -166,18 +194,13 @@ class Tables:
     def guessed(self, squeue: int, masses: dict[int, int], newest: int) -> None:
         """A guessed query of a queue; ``masses`` of the pages that were scored, 16 bits each."""
         queue = self._queue(squeue)
-        for number, page in enumerate(queue.pages[:newest]):
-            page.guessed = p.T_SIDE * _side(page.post) + _side(masses.get(number, 0))
-            likely = queue.t[page.guessed]
-            rest = (p.ONE - likely) * page.post >> 16
-            self.value[squeue, number] = likely + (rest * p.UNGUESSED >> 8)
+        queue.guess(masses, newest)
+        self.value[squeue, :newest] = [page.value for page in queue.pages[:newest]]
 
     def likely(self, squeue: int, page: int) -> int:
         """How likely the last guess says that a page is wanted, 16 bits; 0 where there was none
         since its queue's last turn."""
-        queue = self._queue(squeue)
-        place = queue.pages[page].guessed
-        return 0 if place is None else queue.t[place]
+        return self._queue(squeue).likely(page)
 
     def early(self, squeue: int, absent, newest: int) -> list[tuple[int, int, int]]:
         """After a guess: of the ``absent`` pages that it scored, (page, likely, value) of those

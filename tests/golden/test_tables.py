@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What a device learns by policy 2: as the table policy of one pool learns it; steps that skip and
-wrap; LRU's shadow by cohorts, against a naive one."""
+"""What a device learns by policy 2: as the lab's compiled pool learns it; steps that skip and wrap;
+LRU's shadow by cohorts, against a naive one."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kelp_golden.table_policy import TablePolicy
 from kelp_golden.tables import Tables
+from kelp_sim.select import memory
 from kelp_spec import policy2
 from kelp_spec.config import named
 
@@ -25,14 +25,14 @@ def whole(tables, squeue):
     return pages, queue.counts, queue.v, queue.t, tables.value[squeue].tolist()
 
 
-def alike(tables, policy, queue):
+def alike(tables, pool, queue):
     """Of a session's queue, in either."""
-    found, pages = tables._queue(queue), policy.pages[queue]
+    found, keys = tables._queue(queue), slice(queue * PAGES, (queue + 1) * PAGES)
     for name in ("fast", "slow", "post"):
-        assert [getattr(x, name) for x in found.pages] == [getattr(x, name) for x in pages], name
-    assert tables.value[queue].tolist() == [page.value for page in pages]
-    assert (found.v, found.t) == (list(policy.v[queue].values()), list(policy.t[queue].values()))
-    assert tables.credit(0) == policy.credit
+        assert [getattr(x, name) for x in found.pages] == getattr(pool, name)[keys].tolist(), name
+    assert tables.value[queue].tolist() == pool.value[keys].tolist()
+    assert (found.v, found.t) == (pool.v[queue].tolist(), pool.t[queue].tolist())
+    assert tables.credit(0) == pool.at[memory.CREDIT]
 
 
 def drive(seed, steps=120):
@@ -41,37 +41,36 @@ def drive(seed, steps=120):
     read in its first turn."""
     print("seed", seed)
     rng = np.random.default_rng(seed)
-    tables = Tables(CONFIG, frames=QUEUES * PAGES)
-    policy = TablePolicy(QUEUES, PAGES, QUEUES * PAGES, heads=2, latency=1 << 40, slot=1)
+    frames = QUEUES * PAGES
+    tables, pool = Tables(CONFIG, frames=frames), memory.new_pool(QUEUES, PAGES, frames)
     taste = rng.random((QUEUES, PAGES))
-    for queue in range(QUEUES):
-        policy.start(queue, {20})
+    pool.shadow[20::PAGES] = True
     for step in range(1, steps):
         newest = 20 + step // 3
+        turn = memory.Turn(PAGES, frames, 2, 1, True, newest, step, step)
         taste = 0.95 * taste + 0.05 * rng.random((QUEUES, PAGES))
         for queue in range(QUEUES):
-            masses = {
-                page: int(65535 * taste[queue, page] ** 6 * rng.random())
-                for page in range(newest)
-                if rng.random() < 0.7
-            }
-            policy.early(queue, masses, newest, step)
+            mass = (65535 * taste[queue] ** 6 * rng.random(PAGES)).astype(np.int64)
+            scored = rng.random(PAGES) < 0.7
+            masses = {page: int(mass[page]) for page in np.flatnonzero(scored).tolist()}
+            memory.early(pool, turn, queue, mass, scored)
             tables.guessed(queue, masses, newest)
             for page in range(newest):
-                one = policy.pages[queue][page]
-                assert tables.likely(queue, page) == policy.t[queue][one.guessed]
-            alike(tables, policy, queue)
-            read = {page for page in range(newest) if rng.random() < taste[queue, page] ** 4}
-            read = {*read, 0, newest} if step > 1 else {newest}
+                place = pool.guessed[queue * PAGES + page]
+                assert tables.likely(queue, page) == pool.t[queue, place]
+            alike(tables, pool, queue)
+            read = (rng.random(PAGES) < taste[queue] ** 4) & (np.arange(PAGES) <= newest)
+            read = read & (step > 1)
+            read[newest], read[0] = True, read[0] or step > 1
             if step % 3 == 0:
-                policy.opened(queue, newest, step)
-            policy.turn_over(queue, read, newest, step)
-            tables.turn_over(queue, read, newest, step)
-            alike(tables, policy, queue)
+                memory.opened(pool, turn, queue)
+            memory.turn_over(pool, turn, queue, read)
+            tables.turn_over(queue, set(np.flatnonzero(read).tolist()), newest, step)
+            alike(tables, pool, queue)
     return tables
 
 
-def test_what_is_learnt_is_what_the_table_policy_learns():
+def test_what_is_learnt_is_what_the_lab_learns():
     assert drive(1).credit(0) > 50
     drive(2)
 
@@ -79,7 +78,7 @@ def test_what_is_learnt_is_what_the_table_policy_learns():
 @pytest.mark.parametrize("name", ["LATER_READ", "UNGUESSED", "SLOW", "T_SHIFT"])
 def test_a_changed_constant_is_found(monkeypatch, name):
     other = SimpleNamespace(**(vars(policy2) | {name: getattr(policy2, name) - 1}))
-    monkeypatch.setattr("kelp_golden.table_policy.p", other)
+    monkeypatch.setattr("kelp_golden.tables.p", other)
     with pytest.raises(AssertionError):
         drive(1)
 
@@ -130,8 +129,8 @@ def test_the_shadow_is_that_of_whole_cohorts(seed, frames):
         held = {
             (queue, number)
             for queue in range(QUEUES)
-            for number, page in enumerate(tables._queue(queue).pages)
-            if page.cohort is not None
+            for number, cohort in enumerate(tables._queue(queue).cohorts)
+            if cohort is not None
         }
         assert held >= set(naive.last)  # others are found to have left in their queue's turn
     assert step > 3000 and naive.met
