@@ -179,15 +179,17 @@ class Tables:
         queue.cohorts[number] = step % _COHORTS
 
     def _shrink(self, session: _Session, step: int) -> None:
-        """The oldest cohorts leave LRU's shadow, each as a whole, beyond the frames or where a
-        later step has their place."""
+        """The oldest cohorts leave LRU's shadow, each as a whole, where a later step has their
+        place, or beyond the frames: where more than half of a cohort is, so that on average as
+        many pages are left as there are frames."""
         while True:
             if not session.total:
                 session.oldest = step
-            held = (step - session.oldest) % _STEPS
-            if not held or (session.total <= self.frames and held < _COHORTS - 1):
+            held, count = (step - session.oldest) % _STEPS, session.cohorts[session.oldest % 256]
+            beyond = 2 * (session.total - self.frames) > count
+            if not held or not (beyond or held >= _COHORTS - 1):
                 return
-            session.total -= session.cohorts[session.oldest % _COHORTS]
+            session.total -= count
             session.cohorts[session.oldest % _COHORTS] = 0
             session.oldest = (session.oldest + 1) % _STEPS
 

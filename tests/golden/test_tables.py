@@ -91,8 +91,11 @@ class Shadow:
 
     def _leave(self, step):
         self.last = {key: at for key, at in self.last.items() if step - at < 255}
-        while len(self.last) > self.frames and min(self.last.values()) != step:
+        while self.last and min(self.last.values()) != step:
             oldest = min(self.last.values())
+            count = list(self.last.values()).count(oldest)
+            if 2 * (len(self.last) - self.frames) <= count:
+                break
             self.last = {key: at for key, at in self.last.items() if at != oldest}
 
     def turn_over(self, queue, read, newest, step):

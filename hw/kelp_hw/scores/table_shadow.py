@@ -33,8 +33,8 @@ class TableShadow(wiring.Component):
     The shadow of a session is how many pages were last wanted in each step, of the last 255. A page
     that is read goes to the cohort of this step; one that the shadow has not got earns EARNED
     credit, at most CREDIT_MOST, but in its first turn. Before a turn and after it the oldest
-    cohorts leave, each as a whole, while the shadow has more pages than there are frames (that of
-    this step stays) or where a cohort is 255 steps old.
+    cohorts leave, each as a whole, while more than half of one is beyond the frames (that of this
+    step stays) or where a cohort is 255 steps old.
 
     Latency: from a page to `kept` `LATENCY` cycles; from `begins` to `ready` `BEGIN_LATENCY`, and
     as many as there are cohorts in a session's first turn; from `ends` to `idle` `END_LATENCY`;
@@ -112,6 +112,7 @@ class TableShadow(wiring.Component):
         s.count_bits = (c.queues * c.pages).bit_length()
         s.total, s.joined = Signal(s.count_bits), Signal(s.count_bits)
         s.oldest, s.void, s.span = Signal(STEP_BITS), Signal(), Signal(STEP_BITS)
+        s.beyond = Signal(signed(1 + max(s.count_bits, len(self.frames))))  #: pages, the frames
         s.earns, s.left, s.joins = Signal(), Signal(), Signal()
         m.submodules.counts = s.counts = Sram(depth=c.sessions << _COHORT_BITS, shape=s.count_bits)
         m.d.comb += s.counts.read_en.eq(1)
@@ -245,16 +246,17 @@ class TableShadow(wiring.Component):
         """The oldest cohorts leave; then pages may come or, where they have, the turn is over."""
         oldest = s.oldest[:_COHORT_BITS]
         with m.State("OLDEST"):
+            m.d.comb += s.read_at.eq(oldest)
             with m.If(s.total == 0):
                 m.d.sync += s.oldest.eq(self.step)
             m.next = "SPAN"
         with m.State("SPAN"):
-            m.d.sync += s.span.eq(self.step - s.oldest)
+            m.d.sync += [s.span.eq(self.step - s.oldest), s.beyond.eq(s.total - self.frames)]
             m.d.comb += s.read_at.eq(oldest)
             m.next = "JUDGE"
         with m.State("JUDGE"):
-            # `found` is the oldest cohort in the next cycle.
-            with m.If((s.span != 0) & ((s.total > self.frames) | (s.span > _MOST))):
+            # `found` is the oldest cohort, here and in the next cycle.
+            with m.If((s.span != 0) & ((2 * s.beyond > s.found) | (s.span > _MOST))):
                 m.next = "LEAVE"
             with m.Elif(s.over):
                 m.next = "DONE"
