@@ -18,7 +18,7 @@ from kelp_spec.select import (
 )
 
 from .block_form import unpack
-from .signatures import SelectLayouts, checked
+from .signatures import SelectLayouts, checked, give
 
 __all__ = ["KeyScore"]
 
@@ -36,7 +36,8 @@ class KeyScore(wiring.Component):
 
     Latency: `LATENCY` cycles from a token's last line to `o`, one line in `INTERVAL` cycles: 11 and
     1 with 32 products. With fewer a line stays for `32 // products` cycles.
-    While `o` waits, one line is taken where there is room for it, and all behind stands still.
+    While `o` waits, scores of one token and one line are taken where there is room for them, and
+    all behind stands still.
     Errors: none; a line out of order is an assertion.
 
     Parameters
@@ -107,11 +108,12 @@ class KeyScore(wiring.Component):
         valid = {k: Signal(name=f"valid{k}") for k in range(1, 11)}
         beat, ends = Signal(range(max(2, self._beats))), Signal()
         line, bank, scale = self._block_form(m, moves & ends, valid[1])
+        out, out_valid = Signal(self.o.p.shape(), reset_less=True), Signal()
         inside = self.o.valid
         for each in valid.values():
             inside |= each
+        give(m, self.o, out, out_valid, moves)
         m.d.comb += [
-            moves.eq(self.o.ready | ~self.o.valid),
             ends.eq(beat == self._beats - 1 if self._beats > 1 else 1),
             self.idle.eq(~(inside | self.i.valid)),
         ]
@@ -143,8 +145,8 @@ class KeyScore(wiring.Component):
                 *(valid[k + 1].eq(valid[k]) for k in range(1, 10) if k not in (4, 7)),
                 valid[5].eq(valid[4] & ended),
                 valid[8].eq(valid[7] & lasts[7]),
-                self.o.valid.eq(valid[10]),
-                self.o.p.id.eq(ids[10]),
+                out_valid.eq(valid[10]),
+                out.id.eq(ids[10]),
             ]
         # Whether the token so far has a NaN.
         none = Signal(reset_less=True)
@@ -171,7 +173,7 @@ class KeyScore(wiring.Component):
             )
             with m.If(moves & valid[7]):
                 m.d.sync += raw.eq(Mux(firsts[7], 0, raw) + aligned)
-            self._scaled(m, head, moves, raw, factor, by, nones[10])
+            self._scaled(m, moves, raw, factor, by, nones[10], out.score[head], head)
         return m
 
     def _block_form(self, m, moves, held):
@@ -277,17 +279,15 @@ class KeyScore(wiring.Component):
             ]
         return aligned
 
-    def _scaled(self, m, head, moves, raw, factor, by, none):
-        """Stages 8 … 10: the token's sum times m · 2^−sh, clamped, at `o`."""
+    def _scaled(self, m, moves, raw, factor, by, none, score, head):
+        """Stages 8 … 10: the token's sum times m · 2^−sh, clamped, to `score`."""
         product = Signal(signed(len(raw) + 17), name=f"scaled_{head}", reset_less=True)
         down = Signal.like(product, name=f"down_{head}", reset_less=True)
         with m.If(moves):
             m.d.sync += [
                 product.eq(raw * factor),
                 down.eq(product >> by),
-                self.o.p.score[head].eq(
-                    Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))
-                ),
+                score.eq(Mux(none, SCORE_LEAST, _clamped(down, SCORE_LEAST, SCORE_MOST))),
             ]
 
 

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.select import MASS_BITS, RATIO_BITS, RECIPROCAL_BITS, SHARE_BITS
 
-from .signatures import EXPONENT, SelectLayouts, checked
+from .signatures import EXPONENT, SelectLayouts, checked, give
 
 __all__ = ["MassShare"]
 
@@ -75,8 +75,7 @@ class MassShare(wiring.Component):
         m = Module()
         s = _State(self, m)
         self._load(m, s)
-        moves = ~self.o.valid | self.o.ready
-        m.d.comb += s.moves.eq(moves)
+        give(m, self.o, s.out, s.out_valid, s.moves)
         self._row(m, s)
         with m.FSM():
             with m.State("SUM"):
@@ -89,8 +88,9 @@ class MassShare(wiring.Component):
                 with m.If((s.place == s.count) & (s.place != 0) & ~s.goes[1]):
                     m.next = "MORE"
             with m.State("MORE"):
-                # One multiplier, a head after another.
+                # One multiplier, a head after another; a product is added in the next cycle.
                 inside, more = Signal.like(s.inside[0]), Signal(RATIO_BITS)
+                m.d.sync += s.grown.eq(inside * more >> SHARE_BITS)
                 with m.Switch(s.head):
                     for k in range(self.heads):
                         with m.Case(k):
@@ -98,14 +98,17 @@ class MassShare(wiring.Component):
                                 inside.eq(s.inside[k]),
                                 more.eq(Mux(s.bank, s.mores[1][k], s.mores[0][k])),
                             ]
-                            m.d.sync += s.whole[k].eq(s.whole[k] + (inside * more >> SHARE_BITS))
+                            if k > 0:
+                                m.d.sync += s.whole[k - 1].eq(s.whole[k - 1] + s.grown)
                 m.d.sync += [s.head.eq(s.head + 1), s.steps.eq(0)]
                 with m.If(s.head == self.heads - 1):
                     m.d.sync += s.head.eq(0)
                     m.next = "DIVIDE"
             with m.State("DIVIDE"):
-                for k in range(self.heads):
-                    self._divide(m, s, k)
+                m.d.comb += s.divides.eq(s.steps != 0)
+                with m.If(s.steps == 0):
+                    m.d.sync += s.whole[-1].eq(s.whole[-1] + s.grown)
+                    m.d.sync += [reciprocal.eq(0) for reciprocal in s.reciprocal]
                 m.d.sync += s.steps.eq(s.steps + 1)
                 with m.If(s.steps == (RECIPROCAL_BITS - _SKIPPED) // _BITS):
                     m.d.sync += s.place.eq(0)
@@ -117,6 +120,8 @@ class MassShare(wiring.Component):
                     m.d.sync += [s.place.eq(0), s.bank.eq(~s.bank)]
                     m.d.sync += [sums.eq(0) for sums in (*s.whole, *s.inside)]
                     m.next = "SUM"
+        for k in range(self.heads):
+            self._divide(m, s, k)
         return m
 
     def _load(self, m, s):
@@ -168,9 +173,9 @@ class MassShare(wiring.Component):
                 *(last[k + 1].eq(last[k]) for k in range(4)),
                 *(ids[k + 1].eq(ids[k]) for k in range(3)),
                 s.named[2].eq(row.named),
-                self.o.valid.eq(s.goes[4] & s.shares),
-                self.o.p.id.eq(ids[3]),
-                self.o.p.last.eq(last[4]),
+                s.out_valid.eq(s.goes[4] & s.shares),
+                s.out.id.eq(ids[3]),
+                s.out.last.eq(last[4]),
             ]
             shares = []
             for k in range(self.heads):
@@ -187,7 +192,7 @@ class MassShare(wiring.Component):
                     bounded.eq(_share(product)),
                 ]
                 shares.append(bounded)
-            m.d.sync += self.o.p.mass.eq(_sum(shares))
+            m.d.sync += s.out.mass.eq(_sum(shares))
 
     def _divide(self, m, s, k):
         """_BITS bits of ⌊2^RECIPROCAL_BITS / whole⌋. The dividend is a one, which goes with its
@@ -205,10 +210,9 @@ class MassShare(wiring.Component):
                 after.eq(Mux(fits, shifted - whole, shifted)),
             ]
             rest, bits = after, [fits, *bits]
-        m.d.sync += Assert(whole >> _SKIPPED != 0, "a page's mass is 2^15 at least")
-        with m.If(s.steps == 0):
-            m.d.sync += [remainder.eq(1 << _SKIPPED), reciprocal.eq(0)]
-        with m.Else():
+        m.d.sync += Assert(~s.divides | (whole >> _SKIPPED != 0), "a page's mass is 2^15 at least")
+        m.d.sync += remainder.eq(1 << _SKIPPED)
+        with m.If(s.divides):
             m.d.sync += [remainder.eq(rest), reciprocal.eq(Cat(*bits, reciprocal))]
 
 
@@ -232,6 +236,8 @@ class _State:
         #: of the list whose shares are found
         self.bank, self.place, self.count = Signal(), Signal(places), Signal(places)
         self.empties, self.moves, self.reads, self.shares = Signal(), Signal(), Signal(), Signal()
+        self.divides = Signal()
+        self.out, self.out_valid = Signal(block.o.p.shape(), reset_less=True), Signal()
         self.head, self.steps = (
             Signal(range(max(2, block.heads))),
             Signal(range(RECIPROCAL_BITS + 2)),
@@ -246,6 +252,7 @@ class _State:
             each(RECIPROCAL_BITS + 1, "reciprocal"),
             each(whole, "remainder"),
         )
+        self.grown = Signal(width + RATIO_BITS - SHARE_BITS, reset_less=True)
         self.aligned = each(MASS_BITS, "aligned", reset_less=True)
         self.goes = [Signal(name=f"goes{k}") for k in range(5)]
         self.named = {2: Signal(name="named2", reset_less=True)}

@@ -61,7 +61,7 @@ class PageMass(wiring.Component):
         m = Module()
         moves = Signal()
         m.d.comb += [moves.eq(self.o.ready | ~self.o.valid), self.i.ready.eq(moves)]
-        # 1: the weight is read; 2: summed; `o`
+        # 1: the weight is read, and how far to shift is found; 2: summed; `o`
         valid1, last1, ends2, first1 = Signal(), Signal(), Signal(), Signal(init=1)
         id1, id2 = Signal(self.id_bits, reset_less=True), Signal(self.id_bits, reset_less=True)
         with m.If(moves):
@@ -89,19 +89,28 @@ class PageMass(wiring.Component):
             e = Signal(EXPONENT, name=f"e_{head}", reset_less=True)
             z = Signal(self.mass_bits, name=f"z_{head}", reset_less=True)
             by = Signal(signed(EXPONENT.width + 1), name=f"by_{head}")
+            grows = Signal(name=f"grows_{head}", reset_less=True)
+            down, less = (
+                Signal(range(_MOST_SHIFT + 1), name=f"{name}_{head}", reset_less=True)
+                for name in ("down", "less")
+            )
             held = Signal(self.mass_bits, name=f"held_{head}")
             added = Signal(WEIGHT_BITS, name=f"added_{head}")
             total = Signal(self.mass_bits + 1, name=f"total_{head}")
-            # Critical path: two shifters and an adder from z to z.
+            # Critical path: a shifter and an adder from z to z. What e is going to be is known in
+            # the cycle before: the score in stage 1, where that begins a page or is larger.
             m.d.comb += [
-                by.eq(n1 - e),
-                held.eq(Mux(by > 0, z >> _bounded(by), z)),
-                added.eq(Mux(by < 0, read.data >> _bounded(-by), read.data)),
+                by.eq(score[SCORE_FRACTION:].as_signed() - Mux(valid1 & (first1 | grows), n1, e)),
+                held.eq(z >> down),
+                added.eq(read.data >> less),
                 total.eq(held + added),
             ]
             with m.If(moves):
                 m.d.sync += [
                     n1.eq(score[SCORE_FRACTION:]),
+                    grows.eq(by > 0),
+                    down.eq(_bounded(by)),
+                    less.eq(_bounded(-by)),
                     self.o.p.e[head].eq(e),
                     self.o.p.z[head].eq(z),
                 ]
@@ -110,11 +119,11 @@ class PageMass(wiring.Component):
                     m.d.sync += [e.eq(n1), z.eq(read.data)]
                 with m.Else():
                     m.d.sync += z.eq(Mux(total[-1], ~0, total))
-                    with m.If(by > 0):
+                    with m.If(grows):
                         m.d.sync += e.eq(n1)
         return m
 
 
 def _bounded(by):
-    """A positive shift, at most what empties any mass."""
-    return Mux(by > _MOST_SHIFT, _MOST_SHIFT, by)[:5]
+    """A shift, at most what empties any mass; none where it is negative."""
+    return Mux(by < 0, 0, Mux(by > _MOST_SHIFT, _MOST_SHIFT, by))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import signed
+from amaranth.hdl import Module, Mux, Signal, signed
 from amaranth.lib import data
 
 from kelp_spec.formats import ELEMENTS, LINE_BITS
@@ -21,7 +21,7 @@ from kelp_spec.select import (
     STEP_BITS,
 )
 
-__all__ = ["ELEMENT", "EXPONENT", "MOST_LINES", "PLAN", "SelectLayouts", "checked"]
+__all__ = ["ELEMENT", "EXPONENT", "MOST_LINES", "PLAN", "SelectLayouts", "checked", "give"]
 
 ELEMENT = signed(8)  #: of a block
 EXPONENT = signed(SCORE_BITS - SCORE_FRACTION)  #: of a mass
@@ -47,6 +47,22 @@ def checked(name: str, value, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name} = {value!r} is refused; legal: {low} … {high}")
     return value
+
+
+def give(m: Module, o, out, out_valid, moves) -> None:
+    """The end of a pipeline, whose last registers are `out`: what waits there goes aside where
+    there is room, so that whether the pipeline `moves` depends on registers alone. No cycle is
+    lost, nor is one taken."""
+    aside, aside_valid = Signal.like(out, reset_less=True), Signal()
+    m.d.comb += [
+        moves.eq(~aside_valid | ~out_valid),
+        o.valid.eq(aside_valid | out_valid),
+        o.p.eq(Mux(aside_valid, aside.as_value(), out.as_value())),
+    ]
+    with m.If(aside_valid):
+        m.d.sync += aside_valid.eq(~o.ready)
+    with m.Else():
+        m.d.sync += [aside_valid.eq(out_valid & ~o.ready), aside.eq(out)]
 
 
 class SelectLayouts:

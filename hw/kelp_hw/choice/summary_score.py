@@ -18,12 +18,12 @@ from kelp_spec.select import (
 )
 
 from .code_weights import CodeWeights
-from .signatures import SelectLayouts, checked
+from .signatures import SelectLayouts, checked, give
 
 __all__ = ["SummaryScore"]
 
 _MOST = (1 << ALIGNED_BITS - 1) - 1
-_PARTS = 4  #: sums of a code's bits that are added in a cycle of their own
+_PARTS = 8  #: sums of a code's bits that are added in a cycle of their own
 
 
 class SummaryScore(wiring.Component):
@@ -32,8 +32,9 @@ class SummaryScore(wiring.Component):
 
     Latency: `LATENCY` cycles from the cycle in which a summary's last line is taken to `o`.
     `lanes` codes in each cycle (`INTERVAL`): a line of a summary in CODED_LINES / `lanes` cycles,
-    a page's last in as many as it has codes for. The pipeline stands still as a whole while `o`
-    waits; `i` waits until weights are ready. Errors: none.
+    a page's last in as many as it has codes for. While `o` waits one page's estimates are taken
+    where there is room for them, and all behind stands still; `i` waits until weights are ready.
+    Errors: none.
 
     Parameters
     ----------
@@ -91,10 +92,11 @@ class SummaryScore(wiring.Component):
         connect(m, flipped(self.i_query), weights.i_query)
         connect(m, flipped(self.i_plan), weights.i_plan)
         moves, goes = Signal(), Signal()
+        out, out_valid = Signal(self.o.p.shape(), reset_less=True), Signal()
+        give(m, self.o, out, out_valid, moves)
         lanes, at = self.lanes, Signal(range(max(2, self.groups)))
         start, end = Signal(range(self.rows * CODED_LINES + lanes)), Signal()
         m.d.comb += [
-            moves.eq(self.o.ready | ~self.o.valid),
             goes.eq(self.i.valid & weights.ready),
             start.eq(self.i.p.line * CODED_LINES + at * lanes),
             end.eq(start + lanes >= self.page_lines),
@@ -137,8 +139,8 @@ class SummaryScore(wiring.Component):
             m.d.sync += [
                 *(valid[k + 1].eq(valid[k]) for k in range(8) if k != 5),
                 valid[6].eq(valid[5] & ends),
-                self.o.valid.eq(valid[8]),
-                self.o.p.id.eq(id_),
+                out_valid.eq(valid[8]),
+                out.id.eq(id_),
             ]
         codes = Signal(data.ArrayLayout(CODE_BITS, lanes))
         with m.Switch(at):
@@ -155,15 +157,15 @@ class SummaryScore(wiring.Component):
             page = Signal.like(best, name=f"page_{head}", reset_less=True)
             with m.If(moves & valid[5]):
                 m.d.sync += page.eq(Mux(~starts & (page > best), page, best))
-            self._scaled(m, head, moves, page)
-            m.d.comb += self.o.p.best[head].eq(later(page, f"sum_{head}_", 9, first=6))
+            self._scaled(m, head, moves, page, out.score[head])
+            m.d.comb += out.best[head].eq(later(page, f"sum_{head}_", 9, first=6))
         group, parts = later(start >> exact_log2(lanes), "group", 5), []
         for k in range(self.rows * self.groups):
             part = Signal(lanes, name=f"near_{k}", reset_less=True)
             with m.If(moves & valid[5] & (group == k)):
                 m.d.sync += part.eq(near)
             parts.append(part)
-        m.d.comb += self.o.p.near.eq(later(Cat(parts), "near", 9, first=6))
+        m.d.comb += out.near.eq(later(Cat(parts), "near", 9, first=6))
         return m
 
     def _line(self, m, head, lane, moves, code, start):
@@ -182,7 +184,7 @@ class SummaryScore(wiring.Component):
         parts, per = [], CODE_BITS // _PARTS
         name = f"{head}_{lane}"
         for part in range(_PARTS):
-            kept = Signal(signed(ALIGNED_BITS + 3), name=f"part{part}_{name}", reset_less=True)
+            kept = Signal(signed(ALIGNED_BITS + 2), name=f"part{part}_{name}", reset_less=True)
             terms = [Mux(code[n], mine[n], 0) for n in range(part * per, (part + 1) * per)]
             with m.If(moves):
                 m.d.sync += kept.eq(_sum(terms))
@@ -238,14 +240,14 @@ class SummaryScore(wiring.Component):
                 ]
         return best, hits
 
-    def _scaled(self, m, head, moves, page):
+    def _scaled(self, m, head, moves, page, score):
         product = Signal(signed(len(page) + 17), name=f"scaled_{head}", reset_less=True)
         down = Signal.like(product, name=f"down_{head}", reset_less=True)
         with m.If(moves):
             m.d.sync += [
                 product.eq(page * self.scale.m),
                 down.eq(product >> self.scale.sh),
-                self.o.p.score[head].eq(
+                score.eq(
                     Mux(down > SCORE_MOST, SCORE_MOST, Mux(down < SCORE_LEAST, SCORE_LEAST, down))
                 ),
             ]

@@ -23,8 +23,8 @@ def check(control, m, s):
     rest, shifted = Signal(range(c.select_lines)), Signal(range(2 * c.select_lines + 1))
     newest_lines = Signal(bell.tokens.shape().width + 6)
     s.newest_lines, broken = Signal(c.half_line_bits + 1), Signal()
+    m.d.sync += newest_lines.eq(bell.tokens * bell.lines[:6])
     m.d.comb += [
-        newest_lines.eq(bell.tokens * bell.lines[:6]),
         s.newest_lines.eq(newest_lines),
         shifted.eq(Cat(left[-1], rest)),
     ]

@@ -13,6 +13,7 @@ from kelp_spec.formats import ELEMENTS, LINE_BITS, Format
 from kelp_spec.metadata import Answer, Op, Outcome
 from kelp_spec.select import CODED_LINES
 
+from ..choice.signatures import give
 from ..codec.quantise import Quantiser
 from ..layouts import Layouts
 from ..lib.protected import BlockFault, ProtectedFifo, gather
@@ -213,12 +214,12 @@ class PageReader(wiring.Component):
             query.ready.eq(into.ready & asks),
         ]
 
-        self._give(m, quantiser)
-        # Lines in the quantiser show at its output alone.
+        given = stream.Signature(quantiser.o.p.shape()).create()
+        give(m, given, quantiser.o.p, quantiser.o.valid, quantiser.o.ready)
+        self._give(m, given)
+        # Lines in the quantiser, and behind it, show at the output alone.
         passing = Signal(range(64))
-        m.d.sync += passing.eq(
-            passing + (into.valid & into.ready) - (quantiser.o.valid & quantiser.o.ready)
-        )
+        m.d.sync += passing.eq(passing + (into.valid & into.ready) - (given.valid & given.ready))
         m.d.comb += self.idle.eq(
             ~self.i.valid & ~left.any() & (inside == 0) & (passing == 0) & ~query.valid
         )
@@ -262,13 +263,13 @@ class PageReader(wiring.Component):
             ]
         return left, page
 
-    def _give(self, m, quantiser):
+    def _give(self, m, given):
         """What leaves the quantiser, a key or a query."""
-        out = quantiser.o.p
+        out = given.p
         m.d.comb += [
-            self.o.valid.eq(quantiser.o.valid & ~out.meta.query),
-            self.o_query.valid.eq(quantiser.o.valid & out.meta.query),
-            quantiser.o.ready.eq(Mux(out.meta.query, self.o_query.ready, self.o.ready)),
+            self.o.valid.eq(given.valid & ~out.meta.query),
+            self.o_query.valid.eq(given.valid & out.meta.query),
+            given.ready.eq(Mux(out.meta.query, self.o_query.ready, self.o.ready)),
             self.o.p.at.eq(out.meta.at),
             self.o.p.there.eq(out.meta.there),
             self.o_query.p.place.eq(out.meta.place),

@@ -14,6 +14,7 @@ from kelp_spec.metadata import Op, Outcome
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts
 from ..lib.protected import BlockFault, gather_blocks
+from ..lib.skid import Skid
 from .select_control import SelectControl, SelectParts
 
 __all__ = ["Select"]
@@ -102,7 +103,10 @@ class Select(wiring.Component):
         connect(m, gather.o, flipped(self.o_request))
         self._order(m, gather)
         self._accesses(m, window)
-        self._ops(m, parts.reader, control)
+        # Critical path: the choice's next page to hints that wait for their turn, and back.
+        m.submodules.held = held = Skid(control.o_op.p.shape())
+        connect(m, control.o_op, held.i)
+        self._ops(m, parts.reader, held.o)
         self._pages(m, control)
         self._results(m, parts, control)
         for k, source in enumerate((control.o_event, window.o_event)):
@@ -111,7 +115,7 @@ class Select(wiring.Component):
             window.sessions.eq(self.sessions),
             control.sessions.eq(self.sessions),
             control.now.eq(self.now),
-            self.idle.eq(window.idle & gather.idle & parts.reader.idle & control.idle),
+            self.idle.eq(window.idle & gather.idle & parts.reader.idle & control.idle & held.idle),
         ]
         blocks = (gather, window, parts.reader, parts.engine)
         gather_blocks(m, self.fault, *(block.fault for block in blocks))
@@ -144,9 +148,9 @@ class Select(wiring.Component):
             self.i_served.ready.eq(self.o_served.ready & ~own),
         ]
 
-    def _ops(self, m, reader, control):
+    def _ops(self, m, reader, held):
         """Three sources of ops take turns; one that is offered stays until it is taken."""
-        sources = (self.i_op, reader.o_op, control.o_op)
+        sources = (self.i_op, reader.o_op, held)
         pick, kept, keeps = Signal(range(3)), Signal(range(3)), Signal()
         #: a hint went last
         hinted = Signal()
@@ -155,7 +159,7 @@ class Select(wiring.Component):
                 keeps,
                 kept,
                 Mux(
-                    control.o_op.valid,
+                    held.valid,
                     2,
                     Mux(self.i_op.valid & (~hinted | ~reader.o_op.valid), 0, 1),
                 ),
