@@ -202,7 +202,7 @@ class TableScores(wiring.Component):
         s.posts = rows("posts", VALUE_BITS, s.page, (s.turned[11], s.at[11], s.post))
         # A turn forgets the guess that it has read, two cycles after.
         guesses = (s.turned[2] | (s.guessed[2] & ~s.last[2]), s.at[2], s.guess)
-        s.sides = rows("sides", SIDES, s.page, guesses, NO_SIDES)
+        s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
         m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
         hidden = Signal()

@@ -209,7 +209,7 @@ def turn(block, m, s):
     sides2 = Signal(SIDES, reset_less=True)
     m.d.sync += sides2.eq(s.sides.read_data)
     s.turn_sides = later(m, sides2, 4, "sides")[4]
-    guessed6, learning = Signal(), s.learning
+    learning, guessed6 = s.learning, Signal()
     m.d.comb += [
         guessed6.eq(s.turn_sides != NO_SIDES),
         learning.i.valid.eq(s.turned[6]),

@@ -7,17 +7,27 @@ import dataclasses
 from kelp_hw.scores.table_scores import TableScores
 from kelp_hw.scores.table_shadow import TableShadow
 from kelp_spec.config import named
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.flips import PUBLIC
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 CONFIG = named("unit_select").with_(queues=3, select_tables=True)
 
 
-def run(test, **params):
+#: In which bits may flip: not those of an offer that stands.
+MEMORIES = (
+    *(f"{name}.memory" for name in ("pages", "counts", "posts", "places", "reads", "masses")),
+    *(f"{name}.memory" for name in ("values", "steps", "learning.v", "learning.t")),
+    "shadow.counts.memory",
+)
+
+
+def run(test, model=Model(), **params):
     return run_cocotb(
         made(TableScores, config=CONFIG),
         bench="kelp_verif.scores.table_scores_bench",
         test=test,
         params={"config": dataclasses.asdict(CONFIG), **params},
+        model=model,
         timeout_s=300,
     ).records
 
@@ -35,6 +45,12 @@ def test_a_session_opened_amid_its_turn_is_new():
 
 def test_pages_to_fetch_wait():
     run("early_pages_wait")
+
+
+def test_flipped_bits_let_every_walk_end():
+    records = run("flipped_words", Model(public=PUBLIC), cycles=8000, memories=MEMORIES)
+    assert set(records["flips"]) == set(MEMORIES) and min(records["seen"].values()) > 0
+    assert min(records["seen"][name] for name in ("turn", "guess")) > 20
 
 
 def test_how_long_walks_take():

@@ -3,6 +3,7 @@
 """LRU's shadow: how long its parts take. `test_table_scores.py` compares whole turns."""
 
 import pytest
+from flips import flip, simulate_memory
 from simulation import cycles_until, simulate
 from timing import changes
 
@@ -77,6 +78,21 @@ def test_no_more_pages_leave_a_cohort_than_it_has():
 
     simulate(dut, bench)
     assert times == [(dut.BEGIN_LATENCY + 2 * dut.LEAVE_INTERVAL, dut.END_LATENCY)]
+
+
+def test_a_count_that_is_lost_is_not_waited_for():
+    """A flipped bit makes a cohort smaller than its share of the shadow; then steps go far on."""
+    dut, times = made(), []
+
+    async def bench(ctx, counts):
+        await turn(ctx, dut, 10, 3)
+        flip(ctx, counts, 10, 0)
+        for step in (1 << 20, (1 << 20) + 1):
+            times.append(await turn(ctx, dut, step, 1))
+
+    simulate_memory(dut, bench)
+    all_leave = dut.BEGIN_LATENCY + 256 * dut.LEAVE_INTERVAL
+    assert times == [(all_leave, dut.END_LATENCY), (dut.BEGIN_LATENCY, dut.END_LATENCY)]
 
 
 def test_kept_latency_and_interval():
