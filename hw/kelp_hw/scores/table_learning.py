@@ -13,7 +13,7 @@ from kelp_spec import policy2 as p
 from kelp_spec.config import Config
 
 from ..lib.sram import Sram
-from .table_values import ENTRY, SIDES, VALUE_BITS, later
+from .table_values import ENTRY, SIDES, VALUE_BITS, later, times
 
 __all__ = ["TableLearning"]
 
@@ -129,7 +129,7 @@ class TableLearning(wiring.Component):
             v.read_en.eq(1),
             v.read_address.eq(Cat(Mux(valid[0], entry, before[1]), self.squeue)),
             known.eq(Mux(at_entry[2], new, found)),
-            worth.eq(known * p.LATER_READ),
+            worth.eq(times(known, p.LATER_READ)),
             old.eq(Mux(at_before[3], new, found)),
             way.eq(aim - old),
             moved.eq(old + (way >> p.V_SHIFT)),
@@ -155,8 +155,8 @@ class TableLearning(wiring.Component):
         base = Signal(t.address_bits, reset_less=True)
         place = Signal(range(_SIDES), reset_less=True)
         m.d.sync += [
-            base.eq(self.squeue * _SIDES),
-            place.eq(self.sides.value * p.T_SIDE + self.sides.mass),
+            base.eq(times(self.squeue, _SIDES)),
+            place.eq(times(self.sides.value, p.T_SIDE) + self.sides.mass),
         ]
         address = Signal(t.address_bits, reset_less=True)
         m.d.sync += address.eq(base + place)

@@ -162,7 +162,7 @@ class TableScores(wiring.Component):
         #: each page on its way, 1 cycle after it entered and later
         s.at = later(m, s.page, 11, "at")
         s.distances = later(m, s.distance, 6, "distance_at")
-        s.last = later(m, s.page == s.newest, 9, "last")
+        s.last = later(m, s.page == s.newest, 10, "last")
         issued = [s.issues, *(Signal(name=f"issued_{k}") for k in range(1, 13))]
         m.d.sync += [b.eq(a) for a, b in zip(issued, issued[1:], strict=False)]
         s.turned = [each & s.turns for each in issued]
@@ -200,8 +200,8 @@ class TableScores(wiring.Component):
             "counts", COUNT_BITS, s.distance, (s.turned[6], s.distances[6], s.new_count)
         )
         s.posts = rows("posts", VALUE_BITS, s.page, (s.turned[11], s.at[11], s.post))
-        # A turn forgets the guess that it has read, two cycles after.
-        guesses = (s.turned[2] | (s.guessed[2] & ~s.last[2]), s.at[2], s.guess)
+        # A turn forgets the guess that it has read.
+        guesses = (s.turned[3] | (s.guessed[3] & ~s.last[3]), s.at[3], s.guess)
         s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
         m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
@@ -209,9 +209,9 @@ class TableScores(wiring.Component):
         m.d.comb += [
             values.read_en.eq(1),
             values.read_address.eq(Cat(self.value_of.page, self.value_of.squeue)),
-            values.write_en.eq(s.starts | s.turned[11] | (s.guessed[9] & ~s.last[9])),
+            values.write_en.eq(s.starts | s.turned[11] | (s.guessed[10] & ~s.last[10])),
             values.write_address.eq(
-                Cat(Mux(s.starts, row, Mux(s.turns, s.at[11], s.at[9])), s.squeue)
+                Cat(Mux(s.starts, row, Mux(s.turns, s.at[11], s.at[10])), s.squeue)
             ),
             values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
             self.value.eq(Mux(hidden, 0, values.read_data)),

@@ -26,6 +26,7 @@ __all__ = [
     "PageFrequencies",
     "later",
     "side",
+    "times",
 ]
 
 FREQUENCY_BITS, COUNT_BITS, VALUE_BITS = 12, 7, 16
@@ -58,6 +59,12 @@ def later(m: Module, first, cycles: int, name: str) -> list:
         stages.append(Signal(first.shape(), name=f"{name}_{k}", reset_less=True))
         m.d.sync += stages[-1].eq(stages[-2])
     return stages
+
+
+def times(x, factor: int):
+    """x · factor in adders: a multiplier of an FPGA is slower than the few that there are."""
+    terms = [x << bit for bit in range(factor.bit_length()) if factor >> bit & 1]
+    return sum(terms[1:], terms[0])
 
 
 def _octaves(m: Module, x, out, least: int) -> None:

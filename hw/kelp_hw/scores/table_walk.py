@@ -24,6 +24,7 @@ from .table_values import (
     PageFrequencies,
     later,
     side,
+    times,
 )
 
 __all__ = ["guess", "sequence", "turn"]
@@ -229,27 +230,26 @@ def turn(block, m, s):
 
 
 def guess(block, m, s):
-    """1: rows are read; 2: T's entry; 6: what T says; 9: the value."""
+    """1: rows are read; 3: T's entry; 7: what T says; 10: the value."""
     post2, mark2 = Signal(VALUE_BITS, reset_less=True), Signal(MARK, reset_less=True)
     m.d.sync += [post2.eq(s.posts.read_data), mark2.eq(s.masses.read_data)]
-    sides2 = Signal(SIDES)
+    sides3 = Signal(SIDES, reset_less=True)
+    m.d.sync += [sides3.mass.eq(mark2.mass), sides3.value.eq(side(m, post2, "post_side"))]
     m.d.comb += [
-        sides2.mass.eq(mark2.mass),
-        sides2.value.eq(side(m, post2, "post_side")),
-        s.guess.eq(Mux(s.turns, NO_SIDES, sides2)),
-        s.learning.sides.eq(Mux(s.turns, s.turn_sides, sides2)),
+        s.guess.eq(Mux(s.turns, NO_SIDES, sides3)),
+        s.learning.sides.eq(Mux(s.turns, s.turn_sides, sides3)),
     ]
     likely = later(m, s.learning.likely, 3, "likely")
     m.submodules.guessed = guessed = GuessedValue()
-    absent9 = later(m, mark2.absent, 7, "absent")[7]
+    absent10 = later(m, mark2.absent, 8, "absent")[8]
     m.d.comb += [
         guessed.likely.eq(likely[0]),
-        guessed.post.eq(later(m, post2, 4, "post")[4]),
+        guessed.post.eq(later(m, post2, 5, "post")[5]),
         s.value.eq(guessed.value),
     ]
     less, least = Signal(VALUE_BITS - 1), Signal(VALUE_BITS - 1)
     m.d.sync += [
-        less.eq(s.credit * p.THRESHOLD_CREDIT >> (p.COST.bit_length() - 1)),
+        less.eq(times(s.credit, p.THRESHOLD_CREDIT) >> (p.COST.bit_length() - 1)),
         least.eq(p.THRESHOLD - less),
     ]
     # That a guess has ended is no item of the FIFO: a flipped bit must not lose it.
@@ -257,14 +257,14 @@ def guess(block, m, s):
     m.submodules.early = early = fifo.SyncFIFO(width=found.size, depth=block.EARLY_DEPTH)
     o, item = block.o_early, found(early.r_data)
     m.d.comb += [
-        early.w_data.eq(Cat(s.at[9], likely[3], guessed.value)),
-        early.w_en.eq(s.guessed[9] & absent9 & ~s.last[9] & (likely[3] > least)),
+        early.w_data.eq(Cat(s.at[10], likely[3], guessed.value)),
+        early.w_en.eq(s.guessed[10] & absent10 & ~s.last[10] & (likely[3] > least)),
         o.valid.eq(early.r_rdy | s.ended),
         *(o.p[name].eq(item[name]) for name, _ in found),
         o.p.none.eq(~early.r_rdy),
         early.r_en.eq(o.ready),
         # What is on its way has a place.
-        s.room.eq(s.turns | (early.level < block.EARLY_DEPTH - 10)),
+        s.room.eq(s.turns | (early.level < block.EARLY_DEPTH - 11)),
     ]
     with m.If(o.valid & o.ready & o.p.none):
         m.d.sync += s.ended.eq(0)
