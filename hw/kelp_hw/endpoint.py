@@ -308,6 +308,10 @@ class Endpoint(wiring.Component):
         broadcast(m, s.tracker.o_result, select.i_result)
         broadcast(m, s.tracker.o_hot, select.i_hot)
         m.d.comb += select.sessions.eq(s.tracker.sessions)
+        if self.config.select_tables:
+            connect(m, s.eviction.values, select.values)
+            used = s.tracker.pools.used
+            m.d.sync += select.frames.eq(sum((used[p] for p in range(1, len(POOLS))), used[0]))
         for k in range(2):
             connect(m, select.o_event[k], s.registers.i_event[self._own_events + k])
 

@@ -571,7 +571,8 @@ class Layouts:
             }
         )
 
-        #: Per-queue configuration (written by registers and the OPEN walk).
+        #: Per-queue configuration (written by registers and the OPEN walk). `tables`: with policy
+        #: `kelp`, pages are worth what the tables of choices say.
         self.queue_config = S(
             {
                 "alpha": 9,
@@ -588,6 +589,7 @@ class Layouts:
                 "pool": POOL_BITS,
                 "budget": c.dram_line_bits,
             }
+            | ({"tables": 1} if c.select_tables else {})
         )
 
         self.config_write = S({"squeue": c.squeue_bits, "queue_config": self.queue_config})
@@ -601,6 +603,16 @@ class Layouts:
                 "finished": 1,
             }
         )
+
+
+class PageValues(wiring.Signature):
+    """Eviction engine → tables of choices (docs/select.md, "Policy 2"). `value` of `page` of
+    `squeue`, in the cycle after; it is `known` where a turn of the queue has been over since its
+    session was opened."""
+
+    def __init__(self, config: Config):
+        address = {"squeue": Out(config.squeue_bits), "page": Out(config.page_bits)}
+        super().__init__(address | {"value": In(SCORE_BITS), "known": In(1)})
 
 
 class ResidentLines(wiring.Signature):

@@ -430,6 +430,7 @@ NAMED: dict[str, Config] = {
             select_groups=2,
             select_looks=16,
             select_estimates=True,
+            select_tables=True,
         ),
         Config(
             name="trace_select",

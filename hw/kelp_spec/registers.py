@@ -458,6 +458,7 @@ class RegisterMap:
                     Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
                     Field("window", 20, 6, "RoPE window in pages; 0 off"),
                     Field("policy", 32, 1, "0 the plain formula, 1 `kelp` (docs/policy.md)"),
+                    *self._tables(),
                 ),
                 "queue parameters, taken by APPLY",
             ),
@@ -506,6 +507,12 @@ class RegisterMap:
                 "resident lines of the selected queue",
             ),
         )
+
+    def _tables(self) -> tuple[Field, ...]:
+        if not self.config.select_tables:
+            return ()
+        of = "with `policy` 1: pages are worth what the tables of choices say (docs/select.md)"
+        return (Field("tables", 33, 1, of),)
 
     def _session_counters(self, p: str, base: int) -> tuple[Register, ...]:
         names = QUEUE_COUNTERS if self.config.wide_counters else QUEUE_COUNTERS[:4]

@@ -124,7 +124,7 @@ class SlotState(IntEnum):
 #: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
 #: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing;
 #: `waits`: while more than `wait_above` is missing, for 2^patience cycles at most; `fetch_from`: of
-#: pages that are wanted, those with so much mass are.
+#: pages that are wanted, those with so much mass are; `tables`: of a guess, tables say which.
 BELL_FIELDS = (
     ("sequence", 32),
     ("queue", 16),
@@ -138,7 +138,8 @@ BELL_FIELDS = (
     ("fetch", 1),
     ("speculative", 1),
     ("waits", 1),
-    ("spare", 4),
+    ("tables", 1),
+    ("spare", 3),
     ("target", 32),
     ("m", 16),
     ("sh", 8),

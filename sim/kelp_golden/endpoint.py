@@ -35,6 +35,7 @@ from .kelp_policy import KelpPolicy
 from .lines import POISONED, ZEROS, Lines
 from .ops import Op as TrackerOp
 from .ops import QueueConfig, Result, Session
+from .tables import Tables
 from .tracker import Tracker
 
 __all__ = ["Endpoint", "QueuePolicy", "Words"]
@@ -70,15 +71,20 @@ HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
     )
 )
 RESIDENT = int(PageState.RESIDENT)
+_FETCHED = int(PageState.COLD), int(PageState.FETCHING)
 _ACCESSED = (HIT, ALLOCATED, MISSED, PARKED)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
 EVICTED_SOON = 16  #: steps within which a miss counts against the eviction that caused it
 
 
 class QueuePolicy:
-    """A queue's score and recency constants; `tau` and `idle` are (m, sh) with the signed shift."""
+    """A queue's score and recency constants; `tau` and `idle` are (m, sh) with the signed shift.
+    Policy 2 is `policy` 1 with `tables`."""
 
-    __slots__ = ("alpha", "mass_shift", "source", "tau", "idle", "window", "policy", "budget")
+    __slots__ = (
+        *("alpha", "mass_shift", "source", "tau", "idle", "window", "policy", "budget"),
+        "tables",
+    )
 
     def __init__(
         self,
@@ -98,7 +104,8 @@ class QueuePolicy:
             tau,
             idle,
         )
-        self.window, self.policy, self.budget = window, policy, budget
+        self.window, self.budget = window, budget
+        self.policy, self.tables = min(policy, Policy.KELP), policy > Policy.KELP
 
 
 class Words:
@@ -139,6 +146,8 @@ class Endpoint:
         self.frames = FrameTable(config)
         self.queues = QueueState(config)
         self.kelp = KelpPolicy(config)
+        #: what choices have taught; None without `config.select_tables`
+        self.tables = self.kelp.tables = Tables(config) if config.select_tables else None
         self.words = Words(config.page_words)
         self.scores = self.words.score
         self.lines = Lines()
@@ -166,7 +175,7 @@ class Endpoint:
         """One queue's configuration, as the OPEN walk and APPLY write it."""
         self.tracker.configure(squeue, config)
         self.policies[squeue] = policy
-        self.queues.configure(squeue, config.pool, policy.budget, policy.policy)
+        self.queues.configure(squeue, config.pool, policy.budget, policy.policy, policy.tables)
 
     def memory_error(self, frame: int, offset: int) -> None:
         """Memory lost DRAM line `offset` of a frame: host lines that have payload or scale in it
@@ -203,6 +212,8 @@ class Endpoint:
             if old[0] != word[0] or result.uncorrected:
                 asks = kind == WRITE or op.partial
                 self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, asks)
+                if self.tables is not None and (old[0], word[0]) == _FETCHED:
+                    self.tables.spend(op.session)
         if result.score and kind != Op.SCAN:
             self._score(op, result)
         if kind <= 2:
@@ -220,6 +231,8 @@ class Endpoint:
             for counts in self.queue_counters.values():
                 counts[first : first + self.config.queues] = [0] * self.config.queues
             self.kelp.opened(op.session)
+            if self.tables is not None:
+                self.tables.opened(op.session)
 
     def read_again(self, squeue: int, page: int, lines: int, count: int) -> bool:
         """`count` more READs of a page that this step has touched, of the lines in the bit set

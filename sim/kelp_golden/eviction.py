@@ -20,8 +20,9 @@ from kelp_spec.policy import SWEEPS, SWEEPS_MOST, Policy
 
 from . import arithmetic
 from .kelp_policy import KelpPolicy
+from .tables import Tables
 
-__all__ = ["Candidate", "Evictor", "QueueState", "candidate_class"]
+__all__ = ["Candidate", "Evictor", "QueueState", "candidate_class", "worth"]
 
 _RESIDENT = int(PageState.RESIDENT)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.COLD), int(PageState.LOST))
@@ -29,12 +30,20 @@ _VECTOR = 192  # listed pages from which NumPy is quicker than a loop
 
 
 def candidate_class(
-    page: int, last_step: int, step: int, newest: int, finished: bool = False
+    page: int, last_step: int, step: int, newest: int, finished: bool = False, first: bool = False
 ) -> int:
     """0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page (whether touched or
     not). Under policy `kelp`, a page that was read is ordinary once its queue's turn in this step
-    is over (``finished``)."""
-    return 2 if page == newest else int(last_step == step and not finished)
+    is over (``finished``). With tables the ``first`` page is as the newest, since every choice
+    takes it."""
+    kept = page == newest or first and page == 0
+    return 2 if kept else int(last_step == step and not finished)
+
+
+def worth(tables: Tables, squeue: int, page: int) -> int | None:
+    """What tables say that a page is worth, less by what would mean something else as an offer;
+    None where nothing of the queue is known."""
+    return min(int(tables.value[squeue, page]), 65533) if tables.known(squeue) else None
 
 
 class QueueState:
@@ -52,6 +61,7 @@ class QueueState:
         self.pool = [0] * config.squeues
         self.budget = [0] * config.squeues
         self.policy = [0] * config.squeues
+        self.tables = [False] * config.squeues  #: policy 2: pages are worth what tables say
         #: lines above the budget, or what was offered (policy `kelp`); None: nothing to give
         self.excess: list[int | None] = [None] * config.squeues
         self.requester = [0] * len(POOLS)
@@ -62,9 +72,12 @@ class QueueState:
         self._lines = config.frame_lines
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
-    def configure(self, squeue: int, pool: int, budget: int, policy: int = 0) -> None:
+    def configure(
+        self, squeue: int, pool: int, budget: int, policy: int = 0, tables: bool = False
+    ) -> None:
         """The queue's pool, budget (DRAM lines) and policy, from its configuration. Of a budget
         beyond what a DRAM line's address can tell, what that can tell counts."""
+        self.tables[squeue] = tables and policy == Policy.KELP
         most = (1 << self.config.dram_line_bits) - 1
         self.pool[squeue], self.policy[squeue] = pool, policy
         self.budget[squeue] = min(budget, most)
@@ -165,7 +178,7 @@ class Evictor:
         Told of every sweep: squeue, number modulo 16, listed pages in ascending order (the SCANs it
         issues).
     kelp : KelpPolicy
-        Of the queues whose policy is `kelp`.
+        Of the queues whose policy is `kelp`, or 2.
     """
 
     def __init__(
@@ -354,8 +367,12 @@ class Evictor:
                 scan = self.kelp.scores.scan(
                     words.score[at], session, squeue, page, step, step - last & arithmetic.AGE_MASK
                 )
-                kind = candidate_class(page, last, step, newest, scan.finished)
-                found.append(Candidate(kind, scan.value - 65535, page, last))
+                first = self.queues.tables[squeue]
+                kind = candidate_class(page, last, step, newest, scan.finished, first)
+                value = worth(self.kelp.tables, squeue, page) if first else None
+                found.append(
+                    Candidate(kind, (scan.value if value is None else value) - 65535, page, last)
+                )
         self.candidates = sorted(found)[: self.config.candidates]
 
     def sweep(self, squeue: int) -> None:

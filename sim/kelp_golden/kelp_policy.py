@@ -15,6 +15,8 @@ from fractions import Fraction
 from kelp_spec import policy as p
 from kelp_spec.config import Config
 
+from .tables import Tables
+
 __all__ = ["KelpPolicy", "Scan", "Scores", "fold_table", "log2", "value"]
 
 _TOP, _COUNT_TOP, _EPOCHS = (
@@ -127,6 +129,8 @@ class KelpPolicy:
     scores : Scores
     refresh : int or None
         The squeue that the latest change of queue left behind: its pages are to be valued anew.
+    tables : Tables or None
+        Policy 2: what pages of its queues are worth, where these know of the queue.
     """
 
     def __init__(self, config: Config):
@@ -134,6 +138,7 @@ class KelpPolicy:
         # (squeue, step) of the latest access
         self._turns: list[tuple[int, int] | None] = [None] * config.sessions
         self.refresh: int | None = None
+        self.tables: Tables | None = None
 
     def opened(self, session: int) -> None:
         self._turns[session] = None

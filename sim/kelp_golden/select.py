@@ -42,6 +42,7 @@ from kelp_spec.select import (
 from . import codec
 
 __all__ = [
+    "MOST_MASS",
     "NONE",
     "Blocks",
     "Choice",

@@ -5,6 +5,7 @@ of the endpoint."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import Event, Op, Outcome
+from kelp_spec.policy2 import COST
 from kelp_spec.select import (
     ANSWER_FIELDS,
     BELL_FIELDS,
@@ -30,6 +32,7 @@ from .endpoint import Endpoint
 from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
 from .select import (
+    MOST_MASS,
     Blocks,
     choose_pages,
     name_pages,
@@ -125,6 +128,8 @@ class SelectRegion:
         self._answers = [bytearray(size) for _ in blocks]
         self.queues = [_Queue() for _ in range(self.config.squeues)]
         self._layers: dict[int, int] = {}  # session → layer of its slots
+        #: by squeue: pages that choices took or wanted since the queue's last turn, for tables
+        self._marked: defaultdict[int, set[int]] = defaultdict(set)
 
     # - the region ---------------------------------------------------------------------------------
     def read(self, line: int, ld_id: int) -> bytes:
@@ -181,6 +186,8 @@ class SelectRegion:
             block = session << self.map.group_bits | group
             for lines in (self._queries, self._answers):
                 lines[block][:] = bytes(len(lines[block]))
+        for queue in range(self.config.queues):
+            self._marked.pop(session * self.config.queues + queue, None)
         self.give_back(session)
 
     def page_of(self, session: int, queue: int, generation: int, slot: int) -> int | None:
@@ -279,6 +286,8 @@ class SelectRegion:
             if not (yield Waits(squeue, wanted, tries)):
                 break
             tries += 1
+        if self.endpoint.tables is not None and not bell.speculative:
+            self._turn_over(session, squeue, bell.newest)
         return chosen, absent, choice.missing
 
     def _above(self, bell, choice) -> bool:
@@ -318,7 +327,10 @@ class SelectRegion:
         )
         queue, chosen = self.queues[squeue], []
         if bell.speculative:
-            self._fetch_for(squeue, bell, absent, choice)
+            if self.endpoint.tables is not None:
+                self._guess(squeue, bell, choice)
+            if self.endpoint.tables is None or not bell.tables:
+                self._fetch_for(squeue, bell, absent, choice)
             return chosen, len(absent), choice
         for page, mass in zip(choice.pages.tolist(), choice.masses.tolist(), strict=True):
             outcome = (yield self._op(Op.HOLD, session, squeue, page)).outcome
@@ -329,9 +341,32 @@ class SelectRegion:
             }[Outcome(outcome)]
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
+        self._marked[squeue].update(choice.pages.tolist(), choice.wanted.tolist())
         if bell.fetch or self._above(bell, choice):
             self._fetch_for(squeue, bell, absent, choice)
         return chosen, len(absent), choice
+
+    def _guess(self, squeue, bell, choice) -> None:
+        """Tables learn what a guessed query would choose or want, and may say what is fetched: as
+        many pages as there is credit for."""
+        tables, wanted = self.endpoint.tables, choice.wanted.tolist()
+        masses = dict(zip(choice.pages.tolist(), choice.masses.tolist(), strict=True))
+        for page, needed in zip(wanted, choice.needed.tolist(), strict=True):
+            masses[page] = 0 if needed == MOST_MASS else needed
+        tables.guessed(squeue, masses, bell.newest)
+        if bell.tables:
+            most = max(0, -(-tables.credit(squeue // self.config.queues) // COST))
+            early = tables.early(squeue, wanted, bell.newest)[:most]
+            self._fetch([(squeue, page) for page, _, _ in early])
+
+    def _turn_over(self, session, squeue, newest) -> None:
+        """Tables learn what the queue's choices took or wanted since its turn before: one that
+        waited, and whose place another took, counts as well."""
+        tables, tracker = self.endpoint.tables, self.endpoint.tracker
+        read = {page for page in self._marked[squeue] if page <= newest}
+        self._marked[squeue] -= read
+        tables.frames = sum(pool.used for pool in tracker.pools)
+        tables.turn_over(squeue, read, newest, tracker.sessions[session].step)
 
     def _fetch_for(self, squeue, bell, absent, choice) -> None:
         """Asks for what a choice did not find: all that it waits for, else what has the mass."""

@@ -62,6 +62,7 @@ class Setup:
     window: int = 0
     prefetch: frozenset[PrefetchSource] = frozenset()
     policy: Policy = Policy.EMA
+    tables: bool = False  #: policy 2, with policy `kelp` and `Config.select_tables`
     host_type: HostType = HostType.FP16
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ class Setup:
                 tau=recency_constants(self.tau),
                 idle=idle_constants(self.alpha),
                 window=self.window,
-                policy=int(self.policy),
+                policy=int(self.policy) + self.tables,
                 budget=self.budgets[pool],
             )
             endpoint.configure(
@@ -238,6 +239,7 @@ class Setup:
             score_source=int(self.source),
             window=self.window,
             policy=int(self.policy),
+            **({"tables": int(self.tables)} if self.config.select_tables else {}),
         )
         write(
             prefix + "recency",

@@ -146,6 +146,10 @@ class Tables:
         one = self._sessions[session]
         one.credit = max(one.credit - p.COST, _CREDIT_LEAST)
 
+    def known(self, squeue: int) -> bool:
+        """Whether a turn of the queue has been over, or it was guessed, since it was opened."""
+        return squeue in self._queues
+
     def turn_over(self, squeue: int, read, newest: int, step: int) -> None:
         """A queue's turn in a step is over; ``read`` are the pages chosen or wanted, none beyond
         the newest."""

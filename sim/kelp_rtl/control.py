@@ -201,7 +201,8 @@ class Control:
                 mass_shift=parameters.mass_shift,
                 score_source=parameters.score_source,
                 window=parameters.window,
-                policy=parameters.policy,
+                policy=int(parameters.policy > 0),
+                **({"tables": 1} if parameters.policy == 2 else {}),
             ),
             p + "recency": self.pack(
                 p + "recency",

@@ -141,7 +141,7 @@ class Device:
                 used_pages=pages,
             ),
             "formats": self.registers.pack("s0_formats", **ranges),
-            "policy": self.registers.pack("s0_policy", **policy.policy_fields),
+            "policy": self.registers.pack("s0_policy", **policy.policy_fields(self.config)),
             "recency": self.registers.pack("s0_recency", **policy.recency_fields),
             "auto_step": policy.auto_step,
             "budgets": [[policy.budget_lines, list(range(shape.queues))]],

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import ScoreSource
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
 from .arguments import integer, real
+from .errors import UnsupportedError
 
 __all__ = ["Policy"]
 
@@ -34,7 +36,8 @@ class Policy:
         Pages prefetched on either side of an access, 0 … 63 (source ``window`` must be on:
         `Device.configure`).
     switches : int
-        Policy: 0 the plain formula, 1 `kelp` (docs/policy.md).
+        Policy: 0 the plain formula, 1 `kelp` (docs/policy.md), 2 what choices near memory have
+        taught, in a configuration with `select_tables` (docs/select.md).
     budget_bytes : int
         DRAM that one queue may keep before it becomes the first to give frames back. 0: the queue
         with most frames gives.
@@ -70,7 +73,7 @@ class Policy:
         for name, low, high in (
             ("mass_gain", 0, 15),
             ("window", 0, 63),
-            ("switches", 0, 1),
+            ("switches", 0, 2),
             ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES),
             ("auto_step", 0, 2**24 - 1),
         ):
@@ -80,16 +83,20 @@ class Policy:
         """A checked copy with some fields changed."""
         return replace(self, **changes)
 
-    @property
-    def policy_fields(self) -> dict[str, int]:
-        """Fields of the register `policy`."""
+    def policy_fields(self, config: Config) -> dict[str, int]:
+        """Fields of the register `policy` of a device with this configuration."""
+        if self.switches == 2 and not config.select_tables:
+            raise UnsupportedError(
+                f"configuration {config.name!r} has no policy 2 (`switches`); one with "
+                + "`select_tables` does (golden:unit_select)"
+            )
         return dict(
             alpha=round(self.alpha * 256),
             mass_shift=self.mass_gain,
             score_source=int(self.score),
             window=self.window,
-            policy=self.switches,
-        )
+            policy=int(self.switches > 0),
+        ) | ({"tables": 1} if self.switches == 2 else {})
 
     @property
     def recency_fields(self) -> dict[str, int]:

@@ -120,7 +120,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
                 "sh": sh,
             }
             | flags
-            | _fetches(c, session.fetch_from)
+            | _fetches(c, session)
             | _waits(c, session.wait_above)
         )
         lines.append((rows[head], plans[head]))
@@ -173,10 +173,14 @@ def _places(session) -> SelectMap:
     return SelectMap(c)
 
 
-def _fetches(config, fetch_from: float) -> dict[str, int]:
-    """Fields of a doorbell that say which pages that are wanted are fetched."""
-    real("fetch_from", fetch_from, 0.0, 1.0)
-    return {"fetch_from": round(fetch_from * 65536) * config.select_heads}
+def _fetches(config, session) -> dict[str, int]:
+    """Fields of a doorbell that say which pages that are wanted are fetched; under policy 2 tables
+    say it of a guess."""
+    least = real("fetch_from", session.fetch_from, 0.0, 1.0)
+    return {
+        "fetch_from": round(least * 65536) * config.select_heads,
+        "tables": int(session.policy.switches == 2),
+    }
 
 
 def _waits(config, wait_above: float | None) -> dict[str, int]:

@@ -455,8 +455,9 @@ class Session:
             )
         r = self.device.registers
         with self.device.transport.exclusive():
+            fields = policy.policy_fields(self.device.config)
             writes = [
-                (self._name("policy"), r.pack(self._name("policy"), **policy.policy_fields)),
+                (self._name("policy"), r.pack(self._name("policy"), **fields)),
                 (self._name("recency"), r.pack(self._name("recency"), **policy.recency_fields)),
                 (self._name("auto_step"), policy.auto_step),
             ]

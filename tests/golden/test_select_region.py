@@ -263,7 +263,7 @@ def test_an_absent_page_has_what_its_codes_tell(bench):
 
 
 def test_without_estimates_nothing_is_missing():
-    bench = Bench(config=CONFIG.with_(select_estimates=False))
+    bench = Bench(config=CONFIG.with_(select_estimates=False, select_tables=False))
     for page in range(PAGES):
         bench.write(page)
     bench.query()

@@ -68,7 +68,7 @@ ROOMS = {
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
     "choice": {"lib"},
-    "select": {"lib", "codec", "choice"},
+    "select": {"lib", "codec", "choice", "scores"},
     "eviction": {"lib", "tracker", "control"},
     "firmware": set(),
     "cxlio": {"lib", "firmware"},

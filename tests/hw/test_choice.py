@@ -48,6 +48,7 @@ BOARD = CONFIG.with_(
     codec_lanes=8,
     select_lanes=1,
     select_estimates=False,
+    select_tables=False,
     protect=False,
 )
 OWNER, HEADS, LINES, TOKENS = 5, CONFIG.select_heads, 2, 2

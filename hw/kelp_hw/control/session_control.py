@@ -245,6 +245,8 @@ class SessionControl(wiring.Component):
         for r in reversed(range(LAYER_RANGES)):
             with m.If(walk.layer <= command.last_layer(r)):
                 m.d.comb += walk.own_range.eq(r)
+        if c.select_tables:
+            m.d.comb += q.tables.eq(policy.tables)
         m.d.comb += [
             self.configuration.write.p.squeue.eq(walk.squeue),
             *(

@@ -14,7 +14,7 @@ from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome
 
-from ..layouts import ResidentLines
+from ..layouts import PageValues, ResidentLines
 from ..lib.broadcast import broadcast
 from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
@@ -72,6 +72,8 @@ class Eviction(wiring.Component):
         The reset scrub is over.
     o_ask : out, stream of sectors; i_answer : in, always-ready stream
         With `Config.coherence`: as in `PageRecall`.
+    values : out, PageValues
+        With `Config.select_tables`: what sweeps ask of tables.
     idle : out; quiet : out
         Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that
         it may be trusted at once).
@@ -107,6 +109,7 @@ class Eviction(wiring.Component):
                 "quiet": Out(1),
             }
             | self._coherent_ports(config)
+            | ({"values": Out(PageValues(config))} if config.select_tables else {})
         )
 
     @staticmethod
@@ -148,6 +151,8 @@ class Eviction(wiring.Component):
         connect(m, evictor.sweep, sweep.control)
         connect(m, sweep.list, evictor.list)
         connect(m, sweep.read, queues.read)
+        if c.select_tables:
+            connect(m, sweep.values, flipped(self.values))
         connect(m, kelp.state, evictor.policy)
         connect(m, slots.under_way, evictor.slots)
         if self.config.protect:

@@ -22,6 +22,8 @@ __all__ = ["PriorityUnit"]
 class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
     under policy `kelp` p = 65535 − value, and a page in use that is `finished` is an ordinary one.
+    With tables (`constants.tables`) the value is theirs where it is known, 65533 at most, so that
+    no priority means something else, and the first page is as much in use as the newest.
 
     Latency: `LATENCY` cycles; under `kelp`, whose value has the age in it, `KELP_LATENCY`.
     Interval: `INTERVAL`, one page per cycle, in order, never stalls. `constants` must hold still
@@ -36,6 +38,9 @@ class PriorityUnit(wiring.Component):
     i : in, always-ready stream of scanned
     constants : in, sweep_constants
     o : out, always-ready stream of judged
+    value, known : in
+        With `Config.select_tables`: what tables have of the page that was at `i` in the cycle
+        before.
     """
 
     LATENCY = 4 + Exp2.LATENCY
@@ -51,6 +56,7 @@ class PriorityUnit(wiring.Component):
                 "constants": In(layouts.sweep_constants),
                 "o": Out(stream.Signature(layouts.judged, always_ready=True)),
             }
+            | ({"value": In(SCORE_BITS), "known": In(1)} if config.select_tables else {})
         )
 
     def elaborate(self, platform):
@@ -70,8 +76,14 @@ class PriorityUnit(wiring.Component):
         )
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
         is_newest, in_use = Signal(), Signal()
+        kept = held.newest.valid & (self.i.p.page == held.newest.page)
+        worth = first.score
+        if c.select_tables:
+            kept = kept | (held.tables & (self.i.p.page == 0))
+            capped = Mux(self.value[1:].all(), (1 << SCORE_BITS) - 3, self.value)
+            worth = Mux(held.tables & self.known, capped, first.score)
         m.d.comb += [
-            is_newest.eq(held.newest.valid & (self.i.p.page == held.newest.page)),
+            is_newest.eq(kept),
             in_use.eq((self.i.p.last_step == held.step) & ~(held.kelp & self.i.p.finished)),
         ]
         m.d.sync += [
@@ -115,9 +127,7 @@ class PriorityUnit(wiring.Component):
                 for name in ("page", "last_step", "kind")
             ),
             o.eligible.eq(Mux(held.kelp, first.eligible, multiplied.eligible)),
-            o.candidate.priority.eq(
-                Mux(held.kelp, (~first.score)[:SCORE_BITS], product[SCORE_BITS:])
-            ),
+            o.candidate.priority.eq(Mux(held.kelp, (~worth)[:SCORE_BITS], product[SCORE_BITS:])),
         ]
         m.d.comb += self.o.valid.eq(Mux(held.kelp, valid[early - 1], valid[-1]))
         with m.If(held.kelp):  # it has left

@@ -52,6 +52,7 @@ class _Task:
         self.pool = Signal(POOL_BITS)
         self.policy = Signal(code_shape(Policy))
         self.kelp = Signal()
+        self.tables = Signal()
         self.lines = Signal(range(max(config.frame_lines) + 1))  #: of a frame
         self.budget = Signal(config.dram_line_bits)
         # Counted: `after` is the queue's record from now on.
@@ -172,6 +173,8 @@ class QueueState(wiring.Component):
             self._begin(m, task, taken, shown)
             self._count(m, task)
             with m.State("LOOKED"):
+                if c.select_tables:
+                    m.d.sync += answer.tables.eq(task.kelp & task.tables)
                 m.d.sync += [
                     answered.eq(1),
                     answer.listed.eq(task.count != 0),
@@ -260,7 +263,8 @@ class QueueState(wiring.Component):
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
         m.submodules.settings = settings = QueueConfig(
             config=c,
-            fields=("pool", "budget", "policy", "tau_m", "tau_sh"),
+            fields=("pool", "budget", "policy", "tau_m", "tau_sh")
+            + (("tables",) if c.select_tables else ()),
             protect=c.protect,
         )
         m.submodules.tree = tree = ExcessTree(config=c)
@@ -363,6 +367,8 @@ class QueueState(wiring.Component):
                 task.pool.eq(settings.o.pool),
                 task.policy.eq(settings.o.policy),
             ]
+            if self.config.select_tables:
+                m.d.sync += task.tables.eq(settings.o.tables)
             m.next = "COUNT"
 
     def _count(self, m: Module, task: _Task) -> None:

@@ -140,14 +140,17 @@ class EvictionLayouts(Layouts):
             "tau_m": self.queue_config["tau_m"].shape,
             "tau_sh": self.queue_config["tau_sh"].shape,
         }
+        tables = {"tables": 1} if config.select_tables else {}
         self.look = S(
-            {"listed": 1, "pool": POOL_BITS, "newest": self.newest, "policy": 1, **recency}
+            {"listed": 1, "pool": POOL_BITS, "newest": self.newest, "policy": 1, **recency} | tables
         )
         excess_bits = max(c.dram_line_bits, SCORE_BITS)
         self.at_budget = 1 << excess_bits
         self.root = S({"squeue": c.squeue_bits, "excess": excess_bits + 1})
         self.offer = S({"squeue": c.squeue_bits, "excess": SCORE_BITS})
-        self.sweep_constants = S({"step": STEP_BITS, "newest": self.newest, **recency, "kelp": 1})
+        self.sweep_constants = S(
+            {"step": STEP_BITS, "newest": self.newest, **recency, "kelp": 1} | tables
+        )
         self.search_facts = S(
             {
                 "squeue": c.squeue_bits,

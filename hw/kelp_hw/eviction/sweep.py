@@ -14,6 +14,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, PageState
 
+from ..layouts import PageValues
 from .candidates import CandidateList
 from .priority import PriorityUnit
 from .signatures import EvictionLayouts, MapRead, SweepControl, SweepList, word_pages
@@ -51,6 +52,8 @@ class Sweep(wiring.Component):
     read : out, MapRead
         The residency map's.
     list : out, SweepList
+    values : out, PageValues
+        With `Config.select_tables`: read for each page that comes back.
     """
 
     LATENCY = PriorityUnit.LATENCY + CandidateList.LATENCY
@@ -73,6 +76,7 @@ class Sweep(wiring.Component):
                 "read": Out(MapRead(config)),
                 "list": Out(SweepList(config)),
             }
+            | ({"values": Out(PageValues(config))} if config.select_tables else {})
         )
 
     def elaborate(self, platform):
@@ -232,6 +236,14 @@ class Sweep(wiring.Component):
         m.submodules.list = candidates = CandidateList(config=c)
         connect(m, flipped(self.i_scan), priority.i)
         mine, held, judged = self.i_scan.valid, priority.constants, priority.o.p
+        if c.select_tables:
+            m.d.comb += [
+                held.tables.eq(look.tables),
+                self.values.squeue.eq(s.squeue),
+                self.values.page.eq(self.i_scan.p.page),
+                priority.value.eq(self.values.value),
+                priority.known.eq(self.values.known),
+            ]
         m.d.comb += [
             held.kelp.eq(look.policy),
             held.step.eq(found.step),
@@ -257,6 +269,7 @@ class Sweep(wiring.Component):
         index, sent, listed, control, number = s.index, s.sent, s.listed, s.control, s.number
         look, session, allocated, mine = s.look, s.session, s.allocated, s.mine
         walked = Signal()
+        constants = ("tau_m", "tau_sh", "policy") + ("tables",) * self.config.select_tables
         m.d.comb += walked.eq(
             ~walking & ~reading & ~arrived & ~words.r_rdy & ~word.any() & ~split_valid & ~out_valid
         )
@@ -270,7 +283,7 @@ class Sweep(wiring.Component):
                 listed.eq(0),
                 control.busy.eq(1),
                 number.eq(number + 1),
-                *(look[name].eq(start.p.look[name]) for name in ("tau_m", "tau_sh", "policy")),
+                *(look[name].eq(start.p.look[name]) for name in constants),
                 session.eq(start.p.session),
             ]
             with m.If(~overridden & ~allocated):

@@ -83,8 +83,9 @@ class TableScores(wiring.Component):
         Of the pool of LRU's shadow.
     value_of : in
         squeue, page.
-    value : out
-        What the page is worth now, UQ0.16.
+    value, known : out
+        What the page is worth now, UQ0.16; there was a turn or a guess of the queue, or the first
+        one is on its way.
     credit : out, array over sessions
         Signed.
     idle : out
@@ -126,6 +127,7 @@ class TableScores(wiring.Component):
                 "frames": In(range(c.total_frames + 1)),
                 "value_of": In(self.read_layout),
                 "value": Out(VALUE_BITS),
+                "known": Out(1),
                 "credit": Out(data.ArrayLayout(CREDIT, c.sessions)),
                 "idle": Out(1),
             }
@@ -215,6 +217,7 @@ class TableScores(wiring.Component):
             ),
             values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
             self.value.eq(Mux(hidden, 0, values.read_data)),
+            self.known.eq(~hidden),
         ]
         m.d.sync += hidden.eq(s.fresh.bit_select(self.value_of.squeue, 1))
 

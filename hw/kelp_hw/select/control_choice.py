@@ -8,6 +8,7 @@ from amaranth.hdl import Cat, Mux, Signal
 from amaranth.lib import data
 
 from kelp_spec.metadata import Op, Outcome
+from kelp_spec.policy2 import COST
 from kelp_spec.select import (
     ANSWER_FIELDS,
     CHOSEN_FIELDS,
@@ -16,6 +17,8 @@ from kelp_spec.select import (
     SelectStatus,
     SlotState,
 )
+
+from .control_tables import learn
 
 __all__ = ["choose", "feed"]
 
@@ -130,14 +133,18 @@ def _estimate(control, m, s, squeue):
     own, bell = engine.i.p.context, s.bell
     m.d.comb += [
         *(own[name].eq(bell[name]) for name in ("waits", "wait_above", "fetch_from")),
+        *((own.tables.eq(bell.tables),) if control.config.select_tables else ()),
         own.patience.eq(_time(bell.patience)),
         own.taken.eq(s.taken),
     ]
-    with m.If(s.wants & s.wants_ready):
+    wants, page = s.wants, engine.o.p.id
+    if control.config.select_tables:
+        wants, page = s.wants | s.early, Mux(s.early, control.parts.tables.o_early.p.page, page)
+    with m.If(wants & s.wants_ready):
         m.d.sync += [
             to.valid.eq(1),
             to.p.squeue.eq(squeue(engine.chosen)),
-            to.p.page.eq(engine.o.p.id),
+            to.p.page.eq(page),
         ]
 
 
@@ -197,6 +204,8 @@ def choose(control, m, s):
                 with m.Case(k):
                     m.d.sync += pages[k].state.eq(state)
     written = answer(control, m, s, pages, held, told)
+    tables = learn(control, m, s, session) if c.select_tables else None
+    learns = 1 if tables is None else tables.ready
     with m.FSM(name="choice") as fsm:
         with m.State("HOLD"):
             with m.If(~engine.o.valid):
@@ -205,23 +214,21 @@ def choose(control, m, s):
                     m.next = "ANSWER"
             with m.Elif(page.none):
                 with m.If(of.speculative):
-                    m.next = "ANSWER"
+                    m.next = "ANSWER" if tables is None else "GUESS"
                 with m.Elif(decided == held):
                     m.next = "RECORD"
             if c.select_estimates:
                 with m.Elif(page.wanted):
-                    weighs = page.always | (page.mass >= of.fetch_from)
-                    fetches = ((of.fetch | of.speculative) & weighs) | s.wait.above
-                    m.d.comb += [
-                        s.wants.eq(fetches),
-                        engine.o.ready.eq(~fetches | s.wants_ready),
-                        s.wait.wants.eq(engine.o.ready),
-                    ]
+                    _want(m, s, engine, tables)
             with m.Elif(of.speculative):
-                m.d.comb += engine.o.ready.eq(1)
+                m.d.comb += engine.o.ready.eq(learns)
+                if tables is not None:
+                    m.d.comb += tables.marks.eq(1)
             with m.Else():
-                m.d.comb += [s.hold.valid.eq(1), engine.o.ready.eq(s.hold.ready)]
-                with m.If(s.hold.ready):
+                m.d.comb += [s.hold.valid.eq(learns), engine.o.ready.eq(s.hold.ready & learns)]
+                if tables is not None:
+                    m.d.comb += tables.marks.eq(s.hold.ready)
+                with m.If(s.hold.ready & learns):
                     m.d.sync += held.eq(held + 1)
                     with m.Switch(held):
                         for k in range(c.select):
@@ -230,7 +237,7 @@ def choose(control, m, s):
         with m.State("RECORD"):
             m.d.comb += records.eq(1)
             record(control, m, s, of, session)
-            m.next = "ANSWER"
+            m.next = "ANSWER" if tables is None else "TURN"
             if c.select_estimates:
                 with m.If(s.wait.begins):
                     m.next = "PARK"
@@ -239,6 +246,8 @@ def choose(control, m, s):
                 m.d.comb += [s.wait.parks.eq(1), engine.o.ready.eq(1)]
                 m.d.sync += [held.eq(0), decided.eq(0), pages.eq(0)]
                 m.next = "HOLD"
+        if tables is not None:
+            _learnt(m, s, tables, of.tables, s.ended(session))
         with m.State("ANSWER"):
             m.d.comb += window.answer_en.eq(~s.ended(window.answer_block >> window.map.group_bits))
             m.d.sync += written.eq(written + 1)
@@ -246,7 +255,49 @@ def choose(control, m, s):
                 m.d.comb += [s.told.eq(told), engine.o.ready.eq(~told)]
                 m.d.sync += [written.eq(0), held.eq(0), decided.eq(0), pages.eq(0)]
                 m.next = "HOLD"
-    m.d.comb += s.alone.eq(~engine.scores.any() & ~engine.chooses & fsm.ongoing("HOLD"))
+    quiet = 1 if tables is None else tables.idle
+    m.d.comb += s.alone.eq(~engine.scores.any() & ~engine.chooses & fsm.ongoing("HOLD") & quiet)
+
+
+def _want(m, s, engine, tables):
+    """A page is wanted: it is fetched, or not, and learnt of."""
+    of, page, learns = engine.chosen, engine.o.p, 1 if tables is None else tables.ready
+    weighs = page.always | (page.mass >= of.fetch_from)
+    guess = of.speculative if tables is None else of.speculative & ~of.tables
+    fetches = ((of.fetch & ~of.speculative | guess) & weighs) | s.wait.above
+    goes = ~fetches | s.wants_ready
+    m.d.comb += [
+        s.wants.eq(fetches & learns),
+        engine.o.ready.eq(goes & learns),
+        s.wait.wants.eq(engine.o.ready),
+    ]
+    if tables is not None:
+        m.d.comb += tables.marks.eq(goes)
+
+
+def _learnt(m, s, tables, fetches, ended):
+    """A turn is over; or a guess is told, and what the tables say of it perhaps fetched."""
+    for state, asks, then in (("TURN", tables.ends, "ANSWER"), ("GUESS", tables.guesses, "EARLY")):
+        begun = Signal(name=f"{state.lower()}_begun")  # what is offered stays
+        with m.State(state):
+            m.d.comb += asks.eq(begun)
+            m.d.sync += begun.eq(tables.idle & ~ended)
+            with m.If(begun):
+                m.d.sync += begun.eq(~tables.done)
+                with m.If(tables.done):
+                    m.next = then
+            with m.Elif(tables.idle & ended):
+                m.next = "ANSWER"
+    with m.State("EARLY"):
+        affords = fetches & (tables.left > 0)
+        m.d.comb += [
+            s.early.eq(tables.early & affords),
+            tables.takes.eq(tables.none | ~affords | s.wants_ready),
+        ]
+        with m.If(s.early & s.wants_ready):
+            m.d.sync += tables.left.eq(tables.left - COST)
+        with m.If(tables.none):
+            m.next = "ANSWER"
 
 
 def record(control, m, s, of, session):

@@ -10,9 +10,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import Op, Outcome, PageState
 
-from ..layouts import MESSAGES, TIME_BITS, Layouts
+from ..layouts import MESSAGES, TIME_BITS, Layouts, PageValues
 from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
 from .select_control import SelectControl, SelectParts
@@ -55,6 +55,8 @@ class Select(wiring.Component):
     idle : out
         Nothing is inside, and no SELECT waits.
     fault : out, BlockFault
+    values : in, PageValues; frames : in
+        With `Config.select_tables`: what sweeps ask of the tables, and the frames that are in use.
     """
 
     LATENCY = 1
@@ -89,7 +91,14 @@ class Select(wiring.Component):
                 "idle": Out(1),
                 "fault": Out(BlockFault),
             }
+            | self._table_ports(c)
         )
+
+    @staticmethod
+    def _table_ports(config: Config) -> dict:
+        if not config.select_tables:
+            return {}
+        return {"values": In(PageValues(config)), "frames": In(range(config.total_frames + 1))}
 
     def elaborate(self, platform):
         m = Module()
@@ -111,11 +120,17 @@ class Select(wiring.Component):
         self._results(m, parts, control)
         for k, source in enumerate((control.o_event, window.o_event)):
             m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
+        learnt = 1
+        if c.select_tables:
+            self._tables(m, parts.tables)
+            learnt = parts.tables.idle
         m.d.comb += [
             window.sessions.eq(self.sessions),
             control.sessions.eq(self.sessions),
             control.now.eq(self.now),
-            self.idle.eq(window.idle & gather.idle & parts.reader.idle & control.idle & held.idle),
+            self.idle.eq(
+                window.idle & gather.idle & parts.reader.idle & control.idle & held.idle & learnt
+            ),
         ]
         blocks = (gather, window, parts.reader, parts.engine)
         gather_blocks(m, self.fault, *(block.fault for block in blocks))
@@ -187,6 +202,28 @@ class Select(wiring.Component):
             self.i_page.ready.eq(self.o_page.ready & ~pick),
         ]
         m.d.sync += [kept.eq(pick), keeps.eq(self.o_page.valid & ~self.o_page.ready)]
+
+    def _tables(self, m, tables):
+        """What the tables are told beside choices, and asked."""
+        m.submodules.tables = tables
+        result = self.i_result
+        op, done = result.p.op, result.valid & (result.p.outcome == Outcome.DONE)
+        m.d.comb += [
+            tables.value_of.squeue.eq(self.values.squeue),
+            tables.value_of.page.eq(self.values.page),
+            self.values.value.eq(tables.value),
+            self.values.known.eq(tables.known),
+            tables.frames.eq(self.frames),
+            tables.i_open.valid.eq(done & (op.kind == Op.OPEN)),
+            tables.i_open.p.eq(op.session),
+            tables.i_spend.valid.eq(
+                result.valid
+                & result.p.changed
+                & (result.p.old.state == PageState.COLD)
+                & (result.p.word.state == PageState.FETCHING)
+            ),
+            tables.i_spend.p.eq(op.session),
+        ]
 
     def _results(self, m, parts, control):
         """Who learns what of M3's decisions, and of the data path's answers."""

@@ -17,6 +17,7 @@ from kelp_spec.select import CODED_LINES, HOLD_MOST, Refusal, SelectMap
 
 from ..choice.select_engine import KeySizes, SelectEngine
 from ..layouts import TIME_BITS, Layouts
+from ..scores.table_scores import TableScores
 from .control_bell import check, query, turn
 from .control_choice import choose, feed
 from .control_slots import Then, give_back
@@ -34,7 +35,7 @@ def _context_of(config: Config) -> data.StructLayout:
     """What of a SELECT is still asked for when it is in the engine."""
     c = config
     waiting = {"waits": 1, "wait_above": 32, "patience": range(HOLD_MOST + 1), "taken": 2}
-    waiting |= {"fetch_from": 32}
+    waiting |= {"fetch_from": 32} | ({"tables": 1} if c.select_tables else {})
     return data.StructLayout(
         {
             "block": c.session_bits + SelectMap(c).group_bits,
@@ -74,13 +75,14 @@ def engine_of(*, config: Config) -> SelectEngine:
 
 class SelectParts:
     """What does the work: the `window` of the SELECT region, the `gather` window, the `store` of
-    summaries, the `reader` of pages, and the `engine`."""
+    summaries, the `reader` of pages, the `engine`, and the `tables`, or None."""
 
     def __init__(self, config: Config):
         c = config
         self.window, self.gather = SelectWindow(config=c), GatherWindow(config=c)
         self.store, self.reader = SummaryStore(config=c), PageReader(config=c)
         self.engine = engine_of(config=c)
+        self.tables = TableScores(config=c) if c.select_tables else None
 
 
 class SelectControl(wiring.Component):
@@ -167,7 +169,7 @@ class SelectControl(wiring.Component):
         s.writes, s.lives, s.dies = Signal(), Signal(c.sessions), Signal(c.sessions)
         s.hold, s.unhold = (stream.Signature(Layouts(c).op).create() for _ in range(2))
         #: a page that is wanted is to be fetched, and is taken
-        s.wants, s.wants_ready = Signal(), Signal()
+        s.wants, s.wants_ready, s.early = Signal(), Signal(), Signal()
         s.host_type = Signal()
         s.used_lines = Signal(c.half_line_bits + 1)
         s.asks, s.building, s.build_ready = p.reader.i.p, Signal(), Signal()
@@ -187,6 +189,7 @@ class SelectControl(wiring.Component):
                 p.reader.host_type.eq(s.host_type),
                 p.reader.token_lines.eq(s.bell.lines - 1),
             ]
+        s.steps = [self.sessions[k].step for k in range(c.sessions)]
         for k in range(c.sessions):
             with m.If(s.session == k):
                 m.d.comb += s.held.eq(self.sessions[k])

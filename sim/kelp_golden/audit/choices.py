@@ -47,6 +47,7 @@ class _Followed:
     session: int
     squeue: int
     newest: int
+    speculative: bool
     steps: Generator
     begun: bool = False
     looked: bool = False
@@ -118,10 +119,11 @@ class SelectAudit:
 
     def _follow(self, block: int, data: bytes, whole: bool) -> _Followed:
         session = block >> self.region.map.group_bits
-        squeue = session * self.region.config.queues + record(BELL_FIELDS, data)["queue"]
+        bell = record(BELL_FIELDS, data)
+        squeue = session * self.region.config.queues + bell["queue"]
         steps = self.region.steps(block, data, whole=whole)
-        newest = record(BELL_FIELDS, data)["newest"]
-        self._followed.append(_Followed(block, session, squeue, newest, steps))
+        guess = bool(bell["speculative"])
+        self._followed.append(_Followed(block, session, squeue, bell["newest"], guess, steps))
         return self._followed[-1]
 
     def _begins(self) -> _Followed | None:
@@ -146,6 +148,8 @@ class SelectAudit:
 
     def op(self, op: TrackerOp, decided: Decided) -> None:
         """An op that was committed, and what the golden endpoint, which has applied it, decided."""
+        if op.kind == Op.PREFETCH:
+            self._fetched(op)
         if op.kind not in _CHOICES:
             return
         for select in self._whose(op):
@@ -174,6 +178,14 @@ class SelectAudit:
             # Its answer is that of its last HOLD: a SELECT of another layer may give the slots
             # back before anything more is heard of this one.
             select.ahead = self._next(select, None)
+
+    def _fetched(self, op: TrackerOp) -> None:
+        """A guess that has pages fetched is over, and tables know of it before one has to go for
+        them."""
+        for select in list(self._followed):
+            guess = select.speculative and select.squeue == op.squeue
+            if guess and select.looked and select.ahead is None:
+                select.ahead = self._next(select, None)
 
     def finish(self) -> None:
         """The answers have come: nothing more is asked for."""

@@ -72,6 +72,11 @@ class Leaves:
         self.least[squeue] = NOTHING
         self._emptied[0].add(squeue)
 
+    def doubt(self, squeue: int) -> None:
+        """An eviction was cancelled, and the offer that a CLAIM before it ends with may be written
+        later: it offers nothing, or that."""
+        self.least[squeue] = NOTHING
+
     def may_be_emptied(self, squeue: int) -> bool:
         """What empties the queue may be absorbed after an offer of now."""
         return squeue in self._emptied[0] or squeue in self._emptied[1]

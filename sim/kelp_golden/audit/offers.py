@@ -121,7 +121,9 @@ class OfferAudit:
             self._turned[0].add(squeue)
             if squeue == self._due:
                 self._due = None
-        if kelp and (not pages or queues.cancelled(squeue)):
+        if kelp and pages and queues.cancelled(squeue) and squeue == self._squeue and not self._at:
+            self.leaves.doubt(squeue)
+        elif kelp and (not pages or queues.cancelled(squeue)):
             self.leaves.empty(squeue)
 
     def _configured(self, squeue):

@@ -11,7 +11,7 @@ from kelp_spec.metadata import PageState
 from kelp_spec.policy import Policy
 
 from .. import arithmetic
-from ..eviction import Candidate, QueueState, candidate_class
+from ..eviction import Candidate, QueueState, candidate_class, worth
 from ..kelp_policy import KelpPolicy
 from ..ops import Session
 from .offers import OfferAudit
@@ -163,6 +163,9 @@ class SweepAudit:
                     score, session, squeue, page, step, step - last_step & arithmetic.AGE_MASK
                 )
                 p, finished = 65535 - found.value, found.finished
+                if self.queues.tables[squeue]:
+                    value = worth(self.kelp.tables, squeue, page)
+                    p = p if value is None else 65535 - value
             else:
                 p = arithmetic.priority(
                     score,
@@ -170,7 +173,8 @@ class SweepAudit:
                         arithmetic.age(self.step, last_step)
                     ],
                 )
-            kind = candidate_class(page, last_step, self.step, self.newest, finished)
+            first = self.queues.tables[squeue]
+            kind = candidate_class(page, last_step, self.step, self.newest, finished, first)
             self.found.append(Candidate(kind, -p, page, last_step))
             if len(self.found) > self.config.candidates:
                 self.found.remove(max(self.found))

@@ -482,7 +482,7 @@ class GoldenCore(Core):
                         mass_shift=policy["mass_shift"],
                         source=policy["score_source"],
                         window=policy["window"],
-                        policy=policy["policy"],
+                        policy=policy["policy"] + (policy["policy"] & policy.get("tables", 0)),
                         tau=(recency["tau_m"], recency["tau_sh"] - RECENCY_BIAS),
                         idle=(recency["idle_m"], recency["idle_sh"] - IDLE_BIAS),
                         budget=budget,

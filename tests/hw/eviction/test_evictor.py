@@ -9,6 +9,7 @@ from kelp_spec.config import named
 from kelp_spec.policy import Policy
 
 ROOMY = named("unit").with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
+TABLES = named("unit_select").with_(queues=2, frames=(16, 8, 8, 8))
 
 
 def test_every_claim_is_the_golden_evictors():
@@ -25,6 +26,15 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(policies):
     records = run(ROOMY, "lockstep", ops=500, policies=policies, pools=[0]).records
     assert records["victims"] > 100 and records["refreshed"] > 50
     assert records["sweeps"] > records["victims"] + records["refreshed"] // 4
+    assert not records["events"]
+
+
+@pytest.mark.parametrize("policies", [[2], [2, Policy.KELP, 2, Policy.EMA]], ids=["all", "mixed"])
+def test_every_claim_by_tables_is_the_golden_evictors(policies):
+    """Policy 2, in a configuration with tables: what they say is taken, where they know of a
+    queue."""
+    records = run(TABLES, "lockstep", ops=500, policies=policies, pools=[0]).records
+    assert records["victims"] > 70 and records["refreshed"] > 20
     assert not records["events"]
 
 

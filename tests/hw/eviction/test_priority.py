@@ -37,7 +37,7 @@ def test_age_wraps():
     assert arithmetic.age(3, (1 << 24) - 2) == 5
 
 
-@pytest.mark.parametrize("config", ["unit", "llama70b"])
+@pytest.mark.parametrize("config", ["unit", "unit_select", "llama70b"])
 def test_pipeline_is_the_golden_arithmetic(config):
     run_cocotb(
         PriorityUnit(config=named(config)),

@@ -32,6 +32,8 @@ class AuditedShadow(MemoryShadow):
     Parameters
     ----------
     policy : Policy
+    tables : bool
+        Policy 2, with policy `kelp`.
 
     Attributes
     ----------
@@ -43,7 +45,9 @@ class AuditedShadow(MemoryShadow):
     beside: tuple[int, ...] = ()
     RULES = RunRules(record_hot_reads=True)
 
-    def __init__(self, config, formats, *, policy: Policy = Policy.EMA, **options):
+    def __init__(
+        self, config, formats, *, policy: Policy = Policy.EMA, tables: bool = False, **options
+    ):
         budget = max(n * lines for n, lines in zip(config.frames, config.frame_lines, strict=True))
         self.setup = Setup(
             config=config,
@@ -55,6 +59,7 @@ class AuditedShadow(MemoryShadow):
             limits=config.frames,
             budgets=(budget,) * len(config.frames),
             policy=policy,
+            tables=tables,
         )
         #: of each channel, requests that were accepted and not decided yet
         self._due: dict[bool, deque[int]] = {True: deque(), False: deque()}

@@ -118,7 +118,7 @@ class AuditedTenants(AuditedShadow):
         )
         parameters = QueueParameters(
             alpha=int(rng.choice([1, 26, 256])),
-            policy=int(rng.integers(2)),
+            policy=int(rng.integers(2 + c.select_tables)),
             tau=float(rng.choice([1.0, 1000.0])),
             budget=int(rng.choice([0, 10, 1000])),
         )

@@ -232,7 +232,7 @@ class Storm:
             mass_shift=int(rng.integers(16)),
             score_source=int(rng.integers(3)),
             window=int(rng.integers(4)),
-            policy=int(rng.integers(2)),
+            policy=int(rng.integers(2 + self.config.select_tables)),
             tau=float(rng.choice([1.0, 1000.0])),
             budget=int(rng.choice([0, 10, 1000])),
             auto_step=int(rng.choice([0, 1, 7])),

@@ -153,6 +153,7 @@ class Choices:
             "wait_above": int(rng.choice([0, 1 << 10, 1 << 15, (1 << 32) - 1])),
             "patience": int(rng.integers(1, 13)),
             "fetch_from": int(rng.choice([0, 1 << 10, 1 << 15, (1 << 32) - 1])),
+            "tables": int(rng.integers(2)),
             "target": int(rng.choice([0, 1 << 15, c.select_heads << 16, (1 << 32) - 1])),
             "m": int(rng.choice([47274, 0, 65535])),
             "sh": int(rng.choice([18, 0, 31])),

@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 
 import cocotb
-from cocotb.triggers import ReadOnly, RisingEdge, Timer
+from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import ops
 from kelp_golden.audit.sweeps import SweepAudit
@@ -63,6 +63,22 @@ class Values:
         pass
 
 
+class Worths:
+    """In place of the golden tables: what each page is worth, at random; of some queues nothing is
+    known."""
+
+    def __init__(self, config, rng):
+        self.value = {
+            (q, p): rng.choice([0, 65532, 65535, rng.getrandbits(16), rng.getrandbits(16)])
+            for q in range(config.squeues)
+            for p in range(config.pages)
+        }
+        self._known = [rng.random() < 0.8 for _ in range(config.squeues)]
+
+    def known(self, squeue):
+        return self._known[squeue]
+
+
 class TB:
     M3 = 4  #: cycles from an op's acceptance to its result
     SCAN = 17  #: least cycles from a SCAN's result to its score
@@ -98,11 +114,10 @@ class TB:
         self.policy = dict.fromkeys(range(c.squeues), Policy.EMA)
         self.kelp = KelpPolicy(c)
         self.kelp.scores = Values()
+        self.tables = self.kelp.tables = Worths(c, self.rng) if c.select_tables else None
         # the page words of each queue, where its pages' values change with time
         self.ages = [
-            range(q * c.pages, (q + 1) * c.pages)
-            for q in range(c.squeues)
-            if Policy.KELP in self.policies
+            range(q * c.pages, (q + 1) * c.pages) for q in range(c.squeues) if max(self.policies)
         ]
         self.audit = SweepAudit(
             c, self.queues, self.tracker.sessions, lambda q: self.tau[q], self.kelp
@@ -153,8 +168,6 @@ class TB:
         ):
             getattr(dut, port).value = 0
         dut.low_water.value = self.tracker.low_water
-        # Asserts look at the inputs from the first edge on.
-        await Timer(1, "ns")
         await start_clock(dut)
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
@@ -173,8 +186,9 @@ class TB:
     def configure(self, squeue, pool, budget):
         tau = recency_constants(self.rng.choice([1, 4, 64, 1000]))
         policy = self.policies[squeue % len(self.policies)]
+        tables, policy = policy == 2, min(policy, Policy.KELP)
         self.tau[squeue], self.pool[squeue], self.policy[squeue] = tau, pool, policy
-        self.queues.configure(squeue, pool, budget, policy)
+        self.queues.configure(squeue, pool, budget, policy, tables)
         self.tracker.configure(squeue, QueueConfig(pool=pool))
         values = {
             "pool": pool,
@@ -182,7 +196,7 @@ class TB:
             "policy": policy,
             "tau_m": tau[0],
             "tau_sh": tau[1] + RECENCY_BIAS,
-        }
+        } | ({"tables": int(tables)} if self.tables else {})
         self.dut.config_write__payload.value = self.write.pack(
             squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
         )
@@ -433,6 +447,7 @@ class TB:
             admit = self.taken_op()
         if admit is not None:
             self.pipe.append((self.cycle + self.M3, admit))
+        asked = self.asks_worth()
         if self.standing and dut.i_flushed__ready.value == 1:
             self.flushes.remove(self.standing)
             self.standing = None
@@ -447,6 +462,8 @@ class TB:
         self.queue_ready = int(dut.queue_ready.value)
         self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)
         await RisingEdge(dut.clk)
+        if self.tables is not None:
+            self.show_worth(asked)
         self.cycle += 1
 
     def admitted(self):
@@ -503,6 +520,16 @@ class TB:
             valid.value = int(due)
             if due:
                 port.value = packing.pack(**found.popleft()[1])
+
+    def asks_worth(self):
+        """What a sweep asks of the tables, (squeue, page); they answer in the next cycle."""
+        if self.tables is None or self.dut.i_scan__valid.value != 1:
+            return None
+        return int(self.dut.values__squeue.value), int(self.dut.values__page.value)
+
+    def show_worth(self, asked):
+        self.dut.values__value.value = self.tables.value[asked] if asked else 12345
+        self.dut.values__known.value = bool(asked and self.tables.known(asked[0]))
 
     def offer(self):
         """Offers a flush and a write-back that have ended; returns the write-back, or None. An
@@ -640,7 +667,7 @@ class LockStepTB(TB):
         self.refreshed = 0
         # A frame is always free in time: policy `kelp` values a queue anew when the access is
         # over, and this bench predicts once for each.
-        if Policy.KELP in self.policies:
+        if max(self.policies):
             self.pins = 0
 
     def decide(self, op):

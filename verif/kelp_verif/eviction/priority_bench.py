@@ -44,7 +44,10 @@ class TB:
         """A policy at random; policy 0 until a seed is used."""
         self.sweep = step, newest, m, sh
         self.kelp = self.outputs > 2 and self.rng.randrange(2)
+        self.tables = bool(self.config.select_tables and self.kelp and self.rng.randrange(3))
+        tables = {"tables": int(self.tables)} if self.config.select_tables else {}
         self.dut.constants.value = self.held.pack(
+            **tables,
             **{
                 "kelp": int(self.kelp),
                 "step": step,
@@ -52,7 +55,7 @@ class TB:
                 "tau_sh": sh + RECENCY_BIAS,
                 "newest.valid": int(newest is not None),
                 "newest.page": newest or 0,
-            }
+            },
         )
 
     async def send(self, page=0, last_step=0, score=0, eligible=1):
@@ -60,10 +63,17 @@ class TB:
         p = arithmetic.priority(score, arithmetic.decay(arithmetic.age(step, last_step), m, sh))
         finished = self.rng.randrange(2)
         kind = candidate_class(
-            page, last_step, step, -1 if newest is None else newest, self.kelp and finished
+            page,
+            last_step,
+            step,
+            -1 if newest is None else newest,
+            self.kelp and finished,
+            self.tables,
         )
+        known = self.rng.randrange(3)
+        value = self.rng.choice([0, 65532, 65533, 65534, 65535, self.rng.randrange(1 << 16)])
         if self.kelp:
-            p = 65535 - score
+            p = 65535 - (min(value, 65533) if self.tables and known else score)
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
         latency = PriorityUnit.KELP_LATENCY if self.kelp else PriorityUnit.LATENCY
         self.due.append((self.cycle + latency, eligible, expected))
@@ -77,6 +87,8 @@ class TB:
         self.dut.i__valid.value = 1
         await self.tick()
         self.dut.i__valid.value = 0
+        if self.config.select_tables:
+            self.dut.value.value, self.dut.known.value = value, bool(known)
 
     async def tick(self):
         await ReadOnly()

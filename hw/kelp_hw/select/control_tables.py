@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What a choice teaches the tables of its queue, beside SelectControl's states (docs/select.md,
+"Policy 2"): pages that it takes or wants are marked as they come, then the queue's turn is over; of
+a guess their masses, then the tables say what is fetched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from amaranth.hdl import Mux, Signal
+from amaranth.lib import data
+
+from kelp_spec.metadata import SCORE_BITS
+
+from ..lib.skid import Skid
+
+__all__ = ["learn"]
+
+
+def learn(control, m, s, session):
+    """Between the states of `choose`: it asks that the engine's item be marked (`marks`) where that
+    is `ready`; that a turn be over (`ends`) or a guess be told (`guesses`) until it is `done`; and
+    takes what is to be fetched (`early`, until there is `none` any more) with `takes`, while of the
+    credit that there was something is `left`. Of a session that has ended nothing is marked, and
+    nothing learnt."""
+    c, tables, engine = control.config, control.parts.tables, control.parts.engine
+    of, page = engine.chosen, engine.o.p
+    names = ("marks", "ready", "ends", "guesses", "done", "early", "none", "takes", "idle")
+    t = SimpleNamespace(**{name: Signal(name=f"tables_{name}") for name in names})
+    squeue = session * c.queues + of.queue
+    t.left = Signal(tables.credit[0].shape())
+    with m.If(t.guesses & t.done):
+        m.d.sync += t.left.eq(s.of_session([*tables.credit], session))
+    # `ready` of the tables comes and goes; what is offered here stays.
+    m.submodules.marks = marks = Skid(
+        data.StructLayout(
+            {
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "mass": SCORE_BITS,
+                "absent": 1,
+                "guess": 1,
+            }
+        )
+    )
+    mark, lost = marks.o.p, s.ended(marks.o.p.session)
+    m.d.comb += [
+        t.ready.eq(marks.i.ready),
+        t.idle.eq(marks.idle),
+        marks.i.valid.eq(t.marks & marks.i.ready),
+        marks.i.p.session.eq(session),
+        marks.i.p.squeue.eq(squeue),
+        marks.i.p.page.eq(page.id),
+        marks.i.p.mass.eq(Mux((page.mass >> SCORE_BITS).any(), ~0, page.mass)),
+        marks.i.p.absent.eq(page.wanted),
+        marks.i.p.guess.eq(of.speculative),
+        *(tables.i_read.p[name].eq(mark[name]) for name in ("squeue", "page")),
+        *(tables.i_mass.p[name].eq(mark[name]) for name in ("squeue", "page", "mass", "absent")),
+        tables.i_read.valid.eq(marks.o.valid & ~mark.guess & ~lost),
+        tables.i_mass.valid.eq(marks.o.valid & mark.guess & ~lost),
+        marks.o.ready.eq(lost | Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
+        *(walk.p.squeue.eq(squeue) for walk in (tables.i_turn, tables.i_guess)),
+        *(walk.p.session.eq(session) for walk in (tables.i_turn, tables.i_guess)),
+        *(walk.p.newest.eq(of.newest) for walk in (tables.i_turn, tables.i_guess)),
+        tables.i_turn.p.step.eq(s.of_session(s.steps, session)),
+        tables.i_turn.valid.eq(t.ends),
+        tables.i_guess.valid.eq(t.guesses),
+        t.done.eq(Mux(t.ends, tables.i_turn.ready, tables.i_guess.ready)),
+        t.early.eq(tables.o_early.valid & ~tables.o_early.p.none),
+        t.none.eq(tables.o_early.valid & tables.o_early.p.none),
+        tables.o_early.ready.eq(t.takes),
+    ]
+    return t
