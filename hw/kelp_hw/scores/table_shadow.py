@@ -140,9 +140,9 @@ class TableShadow(wiring.Component):
         m.d.comb += [
             self.kept.held.eq(read[2] | held),
             self.kept.step.eq(Mux(read[2], now, cohort[2].step)),
-            s.earns.eq(valid[2] & read[2] & ~held & ~first[2]),
             s.joins.eq(valid[2] & read[2] & (~held | aged)),
         ]
+        m.d.sync += s.earns.eq(valid[2] & read[2] & ~held & ~first[2])
         leaves = later(m, valid[2] & read[2] & held & aged, 3, "leaves")  # 2 … 5
         places = later(m, cohort[2].step, 3, "place")
         same = Signal()
