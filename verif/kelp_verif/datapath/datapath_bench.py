@@ -18,6 +18,7 @@ import numpy as np
 from kelp_golden.codec import decode, encode
 from kelp_hw.datapath.datapath import DataPath, axi_signature
 from kelp_hw.layouts import Layouts
+from kelp_hw.lib.protected import CheckedWord
 from kelp_rtl.build.packing import Packing
 from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
@@ -139,7 +140,7 @@ class Memory:
 @dataclass(frozen=True)
 class Flips:
     """Bits that flip in the block's memories, every `period` cycles: one of each row that was
-    written meanwhile, or two neighbours."""
+    written meanwhile, or of each part of it that was, or two neighbours."""
 
     bits: int
     memory: int | None = None  #: by number, in the order of their names; else all of them
@@ -482,6 +483,16 @@ class Traffic:
         return lines
 
 
+def _ports(config: Config) -> str:
+    """What the driver must know of the block when it is compiled."""
+    words = {"LINE_WORD": 64, "SCALE_WORD": 8}  # bits of what a store may write alone
+    widths = {
+        name: CheckedWord(bits, protect=config.protect).code_bits for name, bits in words.items()
+    }
+    known = {"PROTECTED": int(config.protect)} | widths
+    return "".join(f"#define DATAPATH_{name} {value}\n" for name, value in known.items())
+
+
 @functools.cache
 def build(config: Config, waves: bool = False):
     """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in
@@ -492,7 +503,7 @@ def build(config: Config, waves: bool = False):
         reachable(verilog),
         Cpp(
             sources=[driver],
-            headers={"datapath_ports.h": f"#define DATAPATH_PROTECTED {int(config.protect)}\n"},
+            headers={"datapath_ports.h": _ports(config)},
         ),
         name=f"datapath-{config.name}",
         opt=QUICK_OPT,

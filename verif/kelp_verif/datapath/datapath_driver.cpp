@@ -88,18 +88,18 @@ std::vector<Rows> memories(VerilatedContext &context) {
     return found;
 }
 
-// `count` neighbouring bits of each row that was written since the last time. Where stores write parts of a row, the first is a bit that a store has
-// changed, since the word of another may have flipped bits already.
+// `count` neighbouring bits of each row that was written since the last time; where stores write parts of a row, which are code words of their own, of
+// each such part.
 void flip(Rows &rows, unsigned count, Random &random) {
-    const bool in_parts = rows.name.ends_with(".store") || rows.name.ends_with(".lines.store.rows.rows");
+    const bool lines = rows.name.ends_with(".lines.store.rows.rows"), scales = rows.name.ends_with(".scales.store");
+    const unsigned part = lines ? DATAPATH_LINE_WORD : scales ? DATAPATH_SCALE_WORD : rows.width;
     for (unsigned n = 0; n < rows.depth; n++) {
         uint8_t *row = rows.bytes + n * rows.row_bytes, *seen = rows.seen.data() + n * rows.row_bytes;
-        if (!std::memcmp(row, seen, rows.row_bytes)) continue;
-        for (unsigned tries = 0; tries < 1000; tries++) {
-            const unsigned first = random.below(rows.width + 1 - count);
-            if (in_parts && !((row[first / 8] ^ seen[first / 8]) >> first % 8 & 1)) continue;
-            for (unsigned bit = first; bit < first + count; bit++) row[bit / 8] ^= 1 << bit % 8;
-            break;
+        for (unsigned at = 0; at < rows.width; at += part) {
+            bool written = false;
+            for (unsigned bit = at; bit < at + part; bit++) written |= (row[bit / 8] ^ seen[bit / 8]) >> bit % 8 & 1;
+            const unsigned first = at + random.below(part + 1 - count);
+            for (unsigned bit = first; written && bit < first + count; bit++) row[bit / 8] ^= 1 << bit % 8;
         }
         std::memcpy(seen, row, rows.row_bytes);
     }
