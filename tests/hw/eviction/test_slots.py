@@ -8,6 +8,7 @@ import random
 import pytest
 from amaranth.sim import Simulator
 from flips import opened
+from simulation import simulate
 
 from kelp_hw.eviction.slots import EvictionSlots
 from kelp_spec.config import named
@@ -145,3 +146,208 @@ def test_without_protection_a_dirty_page_is_dropped():
     """What these tests are for."""
     got, seen = evict({"found": [UNIT.frame_bits]}, UNIT.with_(protect=False))
     assert "write back" not in got and not any(seen.values())
+
+
+#: Sessions and queues are no powers of two.
+ODD = UNIT.with_(sessions=3, queues=3, write_backs=4)
+
+
+class Evictions:
+    """What `EvictionSlots` knows, in the rough: of each slot its page, pool and frame, and how far
+    it is."""
+
+    def __init__(self, seed):
+        self.dut, self.rng, self.config = EvictionSlots(config=ODD), random.Random(seed), ODD
+        self.slots = [None] * ODD.write_backs
+        self.writes, self.releases, self.decided, self.cooling = [], [], [], []
+        self.calm = False  #: nothing begins, and the flash does not answer
+        self.free, self.count, self.active = (1, 0), [0] * 4, [0] * 5
+        self.seen = dict.fromkeys(("written", "failed", "clean", "spoilt", "full", "waits"), 0)
+
+    def at(self, state):
+        return [k for k, slot in enumerate(self.slots) if slot and slot["state"] == state]
+
+    def working(self, page):
+        return any(slot and slot["page"] == page for slot in self.slots)
+
+    def page(self):
+        busy = [slot["page"] for slot in self.slots if slot]
+        if busy and self.rng.random() < 0.5:
+            return self.rng.choice(busy)
+        return self.rng.randrange(self.config.squeues), self.rng.randrange(self.config.pages)
+
+    def before(self, ctx):
+        """Inputs of the cycle; what they do, as functions of none, to be called after it."""
+        dut, rng, c, then = self.dut, self.rng, self.config, []
+        for port in ("i_result", "i_claim", "i_flushed", "i_error"):
+            ctx.set(getattr(dut, port).valid, 0)
+        self._results(ctx, then)
+        claimed = self.at("claimed")
+        if claimed and rng.random() < 0.4:
+            slot = rng.choice(claimed)
+            mask = {name: rng.getrandbits(8) for name in ("valid", "poison")}
+            found = {"frame": rng.randrange(c.total_frames), "dirty": rng.randrange(2)}
+            ctx.set(dut.i_claim.p, found | {"slot": slot, "line_mask": mask})
+            ctx.set(dut.i_claim.valid, 1)
+            more = found | {"mask": mask, "state": "found", "spoilt": False}
+            then.append(lambda slot=slot: self.slots[slot].update(more))
+        found = self.at("found")
+        clean = False
+        if found and rng.random() < 0.4:
+            slot = rng.choice(found)
+            known = self.slots[slot]
+            ctx.set(dut.i_flushed.p, slot)
+            ctx.set(dut.i_flushed.valid, 1)
+            clean = known["spoilt"] or not known["dirty"]
+            failed = known["spoilt"]
+            then.append(lambda slot=slot: self._flushed(slot, clean, failed))
+        frames = [slot["frame"] for slot in self.slots if slot and "frame" in slot]
+        if frames and rng.random() < 0.15:
+            frame = rng.choice(frames) ^ (rng.random() < 0.3) << rng.randrange(c.frame_bits)
+            ctx.set(dut.i_error.p, frame)
+            ctx.set(dut.i_error.valid, 1)
+            then.append(lambda: self._spoil(frame))
+        ctx.set(dut.o_write_back.ready, rng.random() < 0.5)
+        ctx.set(dut.o_op.ready, rng.random() < 0.5)
+        return clean, then
+
+    def _results(self, ctx, then):
+        """Of a CLAIM, of a RELEASE, or of something that is neither."""
+        dut, rng, c = self.dut, self.rng, self.config
+        (valid, slot), page = self.free, self.page()
+        op = {"squeue": page[0], "page": page[1], "slot": slot}
+        pool, choice = rng.randrange(4), rng.random()
+        fields = {"op": op, "pool": pool, "outcome": Outcome.DONE}
+        free = valid and self.slots[slot] is None and not self.working(page)
+        if self.decided and choice < 0.3:
+            slot = self.decided.pop(0)
+            op |= {"kind": Op.RELEASE, "slot": slot, "pool": self.slots[slot]["pool"]}
+            then.append(lambda slot=slot: self.cooling.append((EvictionSlots.COOL - 1, slot)))
+        elif free and choice < 0.6 and not self.calm:
+            op |= {"kind": Op.CLAIM}
+            known = {"page": page, "pool": pool, "state": "claimed"}
+            then.append(lambda slot=slot: self.slots.__setitem__(slot, known))
+        elif choice < 0.8:
+            kind, outcome = rng.choice(((Op.CLAIM, Outcome.VOID), (Op.READ, Outcome.DONE)))
+            op |= {"kind": kind, "slot": rng.randrange(c.write_backs)}
+            fields["outcome"] = outcome
+        else:
+            return
+        ctx.set(dut.i_result.p, fields)
+        ctx.set(dut.i_result.valid, 1)
+
+    def _flushed(self, slot, clean, failed):
+        known = self.slots[slot]
+        known["state"] = "leaving"
+        if clean:
+            self.seen["spoilt" if failed else "clean"] += 1
+            self.releases.append((slot, failed))
+        else:
+            self.writes.append(slot)
+
+    def _spoil(self, frame):
+        for slot in self.slots:
+            if slot and slot["state"] == "found" and slot["frame"] == frame:
+                slot["spoilt"] = True
+
+    def check(self, ctx, clean, then):
+        """Outputs of the cycle, and what of them is taken."""
+        dut = self.dut
+        assert not ctx.get(dut.fault.as_value())
+        under_way = dut.under_way
+        assert (ctx.get(under_way.free.valid), ctx.get(under_way.free.slot))[
+            : 1 + self.free[0]
+        ] == (self.free[: 1 + self.free[0]])
+        self.seen["full"] += not self.free[0]
+        assert [ctx.get(under_way.count[p]) for p in range(4)] == self.count
+        assert ctx.get(dut.idle) == (not any(self.slots))
+        wb, op = dut.o_write_back, dut.o_op
+        assert ctx.get(wb.valid) == bool(self.writes)
+        if self.writes:
+            known = self.slots[self.writes[0]]
+            assert [ctx.get(wb.p[name]) for name in ("token", "squeue", "page", "frame")] == [
+                self.writes[0],
+                *known["page"],
+                known["frame"],
+            ]
+            masks = {name: ctx.get(wb.p.line_mask[name]) for name in ("valid", "poison")}
+            assert masks == known["mask"]
+            if ctx.get(wb.ready):
+                slot = self.writes[0]
+                then.append(lambda: self.writes.pop(0))
+                then.append(lambda slot=slot: self.slots[slot].update(state="in flash"))
+        assert ctx.get(op.valid) == bool(self.releases)
+        if self.releases:
+            slot, failed = self.releases[0]
+            known, squeue = self.slots[slot], self.slots[slot]["page"][0]
+            names = ("kind", "slot", "failed", "pool", "squeue", "page", "frame", "written")
+            assert [ctx.get(op.p[name]) for name in (*names, "session")] == [
+                Op.RELEASE,
+                slot,
+                failed,
+                known["pool"],
+                *known["page"],
+                known["frame"],
+                known["dirty"],
+                squeue // self.config.queues,
+            ]
+            if ctx.get(op.ready):
+                then.append(lambda: self.releases.pop(0))
+                then.append(lambda slot=slot: self.decided.append(slot))
+        waits = self.active[-1] == 0 and not ctx.get(dut.i_written_back.valid)
+        if len(set(self.active)) == 1:
+            assert ctx.get(dut.quiet) == waits
+            self.seen["waits"] += waits and any(self.slots)
+        if ctx.get(dut.i_written_back.valid):
+            assert ctx.get(dut.i_written_back.ready) == (not clean)
+            if not clean:
+                p = dut.i_written_back.p
+                slot, failed = ctx.get(p.token), bool(ctx.get(p.failed))
+                self.seen["failed" if failed else "written"] += 1
+                then.append(lambda slot=slot, failed=failed: self.releases.append((slot, failed)))
+                then.append(lambda slot=slot: self.slots[slot].update(state="leaving"))
+        for check in (dut.check_victim, dut.check_orphan, dut.check_scrub):
+            page = self.page()
+            ctx.set(check.page, {"squeue": page[0], "page": page[1]})
+        return then
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_evictions_side_by_side_are_the_models(seed):
+    model = Evictions(seed)
+    dut, rng = model.dut, model.rng
+
+    async def bench(ctx):
+        await ctx.tick()
+        answering = False
+        for cycle in range(600):
+            model.calm = cycle % 100 >= 60
+            busy = [slot is not None for slot in model.slots]
+            clean, then = model.before(ctx)
+            done = model.at("in flash")
+            if done and not (answering or model.calm) and rng.random() < 0.2:
+                ctx.set(dut.i_written_back.p, {"token": rng.choice(done), "failed": cycle % 3 == 0})
+                answering = True
+            ctx.set(dut.i_written_back.valid, answering)
+            then = model.check(ctx, clean, then)
+            for check in (dut.check_victim, dut.check_orphan, dut.check_scrub):
+                page = ctx.get(check.page.squeue), ctx.get(check.page.page)
+                assert ctx.get(check.working) == model.working(page), f"seed {seed}, {cycle}"
+            if answering and not clean:
+                answering = False
+            gone = [slot for left, slot in model.cooling if left == 0]
+            model.cooling = [(left - 1, slot) for left, slot in model.cooling if left]
+            await ctx.tick()
+            for each in then:
+                each()
+            for slot in gone:
+                model.slots[slot] = None
+            model.free = (int(not all(busy)), busy.index(False) if not all(busy) else 0)
+            model.count = [
+                sum(s is not None and s["pool"] == p for s in model.slots) for p in range(4)
+            ]
+            flash = len(model.at("in flash"))
+            model.active = [*model.active[1:], sum(s is not None for s in model.slots) - flash]
+
+    simulate(dut, bench)
+    assert min(model.seen.values()) > 5, model.seen

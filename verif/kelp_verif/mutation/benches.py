@@ -157,11 +157,9 @@ BENCHES = (
     Bench(
         "eviction",
         {
-            "eviction/slots": ("EvictionSlots",),
             "eviction/residency_map": ("ResidencyMap",),
             "eviction/orphans": ("Orphans",),
             "eviction/excess_tree": ("ExcessTree",),
-            "eviction/closer": ("Closer",),
             "eviction/queue_state": ("QueueState",),
             "eviction/priority": ("PriorityUnit",),
             "eviction/eviction": ("Eviction",),
@@ -180,6 +178,13 @@ BENCHES = (
         ),
     ),
     _source("eviction/candidates", "CandidateList"),
+    _source("eviction/slots", "EvictionSlots"),
+    Bench(
+        "eviction.closer",
+        {"eviction/closer": ("Closer",)},
+        ("tests/hw/eviction/test_closer.py::test_every_page_is_scrubbed_and_waited_for",),
+        "source",
+    ),
     _source("eviction/pool_need", "PoolNeed"),
     _source("eviction/plain_search", "PlainSearch"),
     _source("eviction/kelp_search", "KelpSearch"),
