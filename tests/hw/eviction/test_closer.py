@@ -127,17 +127,18 @@ def test_every_page_is_scrubbed_and_waited_for():
     world = World(3)
 
     async def bench(ctx):
-        rests = 0
+        rests, pause = 0, 5
         for world.cycle in range(1200):
             rests = rests + 1 if world.session is None else 0
-            if rests > 5:
+            if rests > pause:
+                pause = world.rng.randint(3, 9)
                 world.begin(ctx)
             elif rests:
                 for session in range(ODD.sessions):
                     ctx.set(world.dut.sessions[session].closing, 0)
             world.result(ctx)
             ctx.set(world.dut.o_op.ready, world.rng.random() < 0.7)
-            if 1 < rests < 5:
+            if 1 < rests and world.session is None:
                 assert ctx.get(world.dut.idle) and not ctx.get(world.dut.o_op.valid)
             elif not rests:
                 assert not ctx.get(world.dut.idle)

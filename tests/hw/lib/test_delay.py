@@ -8,6 +8,7 @@ from timing import check_pace, varied
 from kelp_hw.lib.delay import Delay
 
 
-@pytest.mark.parametrize("cycles", [2, 5])
+# Of a memory as deep as 2(cycles − 1), a row is as far ahead as behind.
+@pytest.mark.parametrize("cycles", [2, 4, 7])
 def test_latency_and_interval(cycles):
     check_pace(Delay(shape=8, cycles=cycles), "LATENCY", "o", varied("i"), prepare={"en": 1})
