@@ -467,6 +467,42 @@ def test_an_absent_page_that_a_query_asks_for_is_wanted(monkeypatch):
         assert late == 3
 
 
+def test_policy_2_learns_from_choices_and_guesses():
+    """What is chosen or wanted is worth more than what is not; a guess fetches within its
+    credit."""
+    with cxl_kv.open("golden:unit_select?frames=16,4,4,4") as device:
+        device.configure(prefetch=["hint"], low_water=0, high_water=1)
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=64)
+        session = device.open_session(shape, policy=Policy(switches=2))
+        size, rng = session.page_tokens, np.random.default_rng(1)
+        tokens = 24 * size
+        keys, asked = needles(rng, 64, tokens, size)
+        session.write([0], keys, keys, start=0)
+        tables = device.transport.core.endpoint.tables
+        for _ in range(3):
+            for page, query in asked:
+                chosen = session.select(0, query, tokens=tokens, pages=2, fetch=True)
+                session.advance()
+        assert tables.known(0)
+        pages = {page for page, _ in asked}
+        value = tables.value[0, : tokens // size]
+        rest = [p for p in range(1, len(value) - 1) if p not in pages]
+        assert min(value[sorted(pages)]) > np.median(value[rest])
+        assert chosen.pages[0][0] == 0
+        session.select(0, asked[0][1], tokens=tokens, speculative=True)
+        assert tables.likely(0, asked[0][0]) > 0
+
+
+def test_policy_2_needs_tables():
+    with cxl_kv.open("golden:unit") as device:
+        shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+        with pytest.raises(cxl_kv.UnsupportedError, match="has no policy 2"):
+            device.open_session(shape, policy=Policy(switches=2))
+        session = device.open_session(shape)
+        with pytest.raises(cxl_kv.UnsupportedError, match="has no policy 2"):
+            session.set_policy(Policy(switches=2))
+
+
 def test_a_layer_is_planned_once():
     """When a page first lies between the first and the newest; then for good, or until it is said
     otherwise; of what could be read."""
