@@ -480,7 +480,7 @@ def test_policy_2_learns_from_choices_and_guesses():
         session.write([0], keys, keys, start=0)
         tables = device.transport.core.endpoint.tables
         for _ in range(3):
-            for page, query in asked:
+            for _, query in asked:
                 chosen = session.select(0, query, tokens=tokens, pages=2, fetch=True)
                 session.advance()
         assert tables.known(0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from amaranth.hdl import Mux, Signal
 from amaranth.lib import data
 
-from kelp_spec.metadata import SCORE_BITS
+from kelp_spec.metadata import SCORE_BITS, Op, Outcome
 
 from ..lib.skid import Skid
 
@@ -21,8 +21,8 @@ def learn(control, m, s, session):
     """Between the states of `choose`: it asks that the engine's item be marked (`marks`) where that
     is `ready`; that a turn be over (`ends`) or a guess be told (`guesses`) until it is `done`; and
     takes what is to be fetched (`early`, until there is `none` any more) with `takes`, while of the
-    credit that there was something is `left`. Of a session that has ended nothing is marked, and
-    nothing learnt."""
+    credit that there was something is `left`. What is offered stays; what was taken for a session
+    that has ended is erased, as by an OPEN."""
     c, tables, engine = control.config, control.parts.tables, control.parts.engine
     of, page = engine.chosen, engine.o.p
     names = ("marks", "ready", "ends", "guesses", "done", "early", "none", "takes", "idle")
@@ -45,9 +45,14 @@ def learn(control, m, s, session):
         )
     )
     mark, lost = marks.o.p, s.ended(marks.o.p.session)
+    erases = _erase(control, m, tables)
+    with m.If(marks.o.valid & marks.o.ready & lost):
+        m.d.sync += erases.bit_select(mark.session, 1).eq(1)
+    with m.If((t.ends | t.guesses) & t.done & s.ended(session)):
+        m.d.sync += erases.bit_select(session, 1).eq(1)
     m.d.comb += [
         t.ready.eq(marks.i.ready),
-        t.idle.eq(marks.idle),
+        t.idle.eq(marks.idle & ~erases.any()),
         marks.i.valid.eq(t.marks & marks.i.ready),
         marks.i.p.session.eq(session),
         marks.i.p.squeue.eq(squeue),
@@ -57,9 +62,9 @@ def learn(control, m, s, session):
         marks.i.p.guess.eq(of.speculative),
         *(tables.i_read.p[name].eq(mark[name]) for name in ("squeue", "page")),
         *(tables.i_mass.p[name].eq(mark[name]) for name in ("squeue", "page", "mass", "absent")),
-        tables.i_read.valid.eq(marks.o.valid & ~mark.guess & ~lost),
-        tables.i_mass.valid.eq(marks.o.valid & mark.guess & ~lost),
-        marks.o.ready.eq(lost | Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
+        tables.i_read.valid.eq(marks.o.valid & ~mark.guess),
+        tables.i_mass.valid.eq(marks.o.valid & mark.guess),
+        marks.o.ready.eq(Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
         *(walk.p.squeue.eq(squeue) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.session.eq(session) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.newest.eq(of.newest) for walk in (tables.i_turn, tables.i_guess)),
@@ -72,3 +77,23 @@ def learn(control, m, s, session):
         tables.o_early.ready.eq(t.takes),
     ]
     return t
+
+
+def _erase(control, m, tables):
+    """Sessions to be erased from the tables, beside those that are opened: one in each cycle in
+    which none is."""
+    c, result = control.config, control.i_result
+    erases, opened = Signal(c.sessions), Signal()
+    m.d.comb += [
+        opened.eq(
+            result.valid & (result.p.op.kind == Op.OPEN) & (result.p.outcome == Outcome.DONE)
+        ),
+        tables.i_open.valid.eq(opened | erases.any()),
+        tables.i_open.p.eq(result.p.op.session),
+    ]
+    with m.If(~opened):
+        for k in reversed(range(c.sessions)):
+            with m.If(erases[k]):
+                m.d.comb += tables.i_open.p.eq(k)
+        m.d.sync += erases.eq(erases & (erases - 1))
+    return erases

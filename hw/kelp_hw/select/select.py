@@ -207,15 +207,13 @@ class Select(wiring.Component):
         """What the tables are told beside choices, and asked."""
         m.submodules.tables = tables
         result = self.i_result
-        op, done = result.p.op, result.valid & (result.p.outcome == Outcome.DONE)
+        op = result.p.op
         m.d.comb += [
             tables.value_of.squeue.eq(self.values.squeue),
             tables.value_of.page.eq(self.values.page),
             self.values.value.eq(tables.value),
             self.values.known.eq(tables.known),
             tables.frames.eq(self.frames),
-            tables.i_open.valid.eq(done & (op.kind == Op.OPEN)),
-            tables.i_open.p.eq(op.session),
             tables.i_spend.valid.eq(
                 result.valid
                 & result.p.changed
