@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from amaranth.hdl import Mux, Signal
 from amaranth.lib import data
 
-from kelp_spec.metadata import SCORE_BITS, Op, Outcome
+from kelp_spec.metadata import SCORE_BITS, STEP_BITS, Op, Outcome
 
 from ..lib.skid import Skid
 
@@ -31,6 +31,9 @@ def learn(control, m, s, session):
     t.left = Signal(tables.credit[0].shape())
     with m.If(t.guesses & t.done):
         m.d.sync += t.left.eq(s.of_session([*tables.credit], session))
+    step = Signal(STEP_BITS)
+    with m.If(~t.ends):
+        m.d.sync += step.eq(s.of_session(s.steps, session))
     # `ready` of the tables comes and goes; what is offered here stays.
     m.submodules.marks = marks = Skid(
         data.StructLayout(
@@ -68,7 +71,7 @@ def learn(control, m, s, session):
         *(walk.p.squeue.eq(squeue) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.session.eq(session) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.newest.eq(of.newest) for walk in (tables.i_turn, tables.i_guess)),
-        tables.i_turn.p.step.eq(s.of_session(s.steps, session)),
+        tables.i_turn.p.step.eq(step),
         tables.i_turn.valid.eq(t.ends),
         tables.i_guess.valid.eq(t.guesses),
         t.done.eq(Mux(t.ends, tables.i_turn.ready, tables.i_guess.ready)),
