@@ -49,7 +49,13 @@ def learn(control, m, s, session):
     )
     mark, lost = marks.o.p, s.ended(marks.o.p.session)
     erases = _erase(control, m, tables)
-    with m.If(marks.o.valid & marks.o.ready & lost):
+    stands, drops, takes = Signal(), Signal(), Signal()  # it was offered before, so it stays
+    m.d.comb += [
+        drops.eq(lost & ~stands),
+        takes.eq(Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
+    ]
+    m.d.sync += stands.eq(marks.o.valid & ~drops & ~takes)
+    with m.If(marks.o.valid & takes & lost & stands):
         m.d.sync += erases.bit_select(mark.session, 1).eq(1)
     with m.If((t.ends | t.guesses) & t.done & s.ended(session)):
         m.d.sync += erases.bit_select(session, 1).eq(1)
@@ -65,9 +71,9 @@ def learn(control, m, s, session):
         marks.i.p.guess.eq(of.speculative),
         *(tables.i_read.p[name].eq(mark[name]) for name in ("squeue", "page")),
         *(tables.i_mass.p[name].eq(mark[name]) for name in ("squeue", "page", "mass", "absent")),
-        tables.i_read.valid.eq(marks.o.valid & ~mark.guess),
-        tables.i_mass.valid.eq(marks.o.valid & mark.guess),
-        marks.o.ready.eq(Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
+        tables.i_read.valid.eq(marks.o.valid & ~mark.guess & ~drops),
+        tables.i_mass.valid.eq(marks.o.valid & mark.guess & ~drops),
+        marks.o.ready.eq(drops | takes),
         *(walk.p.squeue.eq(squeue) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.session.eq(session) for walk in (tables.i_turn, tables.i_guess)),
         *(walk.p.newest.eq(of.newest) for walk in (tables.i_turn, tables.i_guess)),
