@@ -607,8 +607,8 @@ class Layouts:
 
 class PageValues(wiring.Signature):
     """Eviction engine → tables of choices (docs/select.md, "Policy 2"). `value` of `page` of
-    `squeue`, in the cycle after; it is `known` where a turn of the queue has been over since its
-    session was opened."""
+    `squeue`, in the cycle after; it is `known` where a turn or a guess of the queue has been over
+    since its session was opened."""
 
     def __init__(self, config: Config):
         address = {"squeue": Out(config.squeue_bits), "page": Out(config.page_bits)}

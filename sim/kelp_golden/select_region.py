@@ -32,7 +32,6 @@ from .endpoint import Endpoint
 from .lines import POISONED, ZEROS
 from .ops import Op as TrackerOp
 from .select import (
-    MOST_MASS,
     Blocks,
     choose_pages,
     name_pages,
@@ -351,8 +350,8 @@ class SelectRegion:
         many pages as there is credit for."""
         tables, wanted = self.endpoint.tables, choice.wanted.tolist()
         masses = dict(zip(choice.pages.tolist(), choice.masses.tolist(), strict=True))
-        for page, needed in zip(wanted, choice.needed.tolist(), strict=True):
-            masses[page] = 0 if needed == MOST_MASS else needed
+        masses |= dict(zip(wanted, choice.needed.tolist(), strict=True))
+        masses |= {page: 0 for page in wanted if page in (0, bell.newest)}
         tables.guessed(squeue, masses, bell.newest)
         if bell.tables:
             most = max(0, -(-tables.credit(squeue // self.config.queues) // COST))

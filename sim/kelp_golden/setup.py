@@ -114,6 +114,12 @@ class Setup:
                 + "; other formats need a configuration with codecs",
             )
         need("window", self.window, 0 <= self.window <= 63, "0 … 63 pages")
+        need(
+            "tables",
+            self.tables,
+            not self.tables or (self.policy == Policy.KELP and c.select_tables),
+            "False without policy `kelp` and select_tables",
+        )
         need("mass_shift", self.mass_shift, 0 <= self.mass_shift <= 15, "0 … 15")
         for pool, name in enumerate(POOLS):
             need(

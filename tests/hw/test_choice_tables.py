@@ -32,12 +32,13 @@ def run(seed, *, turns, tables=True, guess=0.3):
     values = next(m for name, m in memories(s.device).items() if "tables.values" in name)
     rng, fetched = np.random.default_rng(seed), []
     s.region._fetch = fetched.extend
-    bell = {"m": 47274, "sh": 18, "most": 4, "target": 1 << 17, "tables": int(tables)}
+    bell = {"m": 47274, "sh": 18, "most": 4, "target": 1 << 17}
     for n in range(turns):
         queue = n % s.config.queues
         own = [s.address(queue, p, 0, line) for p in range(PAGES) for line in range(4)]
         if rng.random() < guess:
-            s.select(0, PAGES, own, queue=queue, layer=n + 1, speculative=1, **bell)
+            says = {"speculative": 1, "tables": int(rng.integers(2))}
+            s.select(0, PAGES, own, queue=queue, layer=n + 1, **says, **bell)
             agree(s, values, queue)
         s.select(0, PAGES, own, queue=queue, layer=n, **bell)
         agree(s, values, queue)

@@ -84,8 +84,8 @@ class TableScores(wiring.Component):
     value_of : in
         squeue, page.
     value, known : out
-        What the page is worth now, UQ0.16; there was a turn or a guess of the queue, or the first
-        one is on its way.
+        What the page is worth now, UQ0.16; a turn or a guess of the queue has been over since its
+        session was opened.
     credit : out, array over sessions
         Signed.
     idle : out
@@ -151,8 +151,8 @@ class TableScores(wiring.Component):
 
     def _state(self, m):
         c, s = self.config, SimpleNamespace()
-        #: queues of which nothing is written
-        s.fresh = Signal(c.squeues, init=-1)
+        #: queues of which nothing is written, and those that have had a walk since it was
+        s.fresh, s.walked = Signal(c.squeues, init=-1), Signal(c.squeues)
         #: the walk under way: its queue, session, newest page, step; the page that is next and its
         #: distance
         s.squeue, s.session = Signal(c.squeue_bits), Signal(c.session_bits)
@@ -207,7 +207,7 @@ class TableScores(wiring.Component):
         s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
         m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
-        hidden = Signal()
+        hidden, of = Signal(), self.value_of.squeue
         m.d.comb += [
             values.read_en.eq(1),
             values.read_address.eq(Cat(self.value_of.page, self.value_of.squeue)),
@@ -217,9 +217,11 @@ class TableScores(wiring.Component):
             ),
             values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
             self.value.eq(Mux(hidden, 0, values.read_data)),
-            self.known.eq(~hidden),
         ]
-        m.d.sync += hidden.eq(s.fresh.bit_select(self.value_of.squeue, 1))
+        m.d.sync += [
+            hidden.eq(s.fresh.bit_select(of, 1)),
+            self.known.eq(s.walked.bit_select(of, 1) & ~s.fresh.bit_select(of, 1)),
+        ]
 
     def _marks(self, m, s):
         """A mark is written where its row is not being cleared, which comes before."""

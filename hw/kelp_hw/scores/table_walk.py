@@ -73,7 +73,7 @@ def sequence(block, m, s):
                 m.next = "ACCEPT"
         with m.State("START"):
             m.d.comb += s.starts.eq(1)
-            m.d.sync += s.row.eq(s.row + 1)
+            m.d.sync += [s.row.eq(s.row + 1), s.walked.bit_select(s.squeue, 1).eq(0)]
             with m.If(s.row == block.rows - 1):
                 m.d.sync += s.fresh.bit_select(s.squeue, 1).eq(0)
                 m.next = "IDLE"
@@ -156,6 +156,7 @@ def _pages(m, s, steps):
                 m.next = "DRAIN"
     with m.State("DRAIN"):
         with m.If(~s.busy):
+            m.d.sync += s.walked.bit_select(s.squeue, 1).eq(1)
             with m.If(s.turns):
                 m.d.comb += [shadow.ends.eq(1), steps.write_en.eq(1)]
                 m.next = "SHADOW"
