@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from amaranth.hdl import Mux, Signal
+from amaranth.hdl import Assert, Mux, Signal
 from amaranth.lib import data
 
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS, Op, Outcome
@@ -54,7 +54,12 @@ def learn(control, m, s, session):
         drops.eq(lost & ~stands),
         takes.eq(Mux(mark.guess, tables.i_mass.ready, tables.i_read.ready)),
     ]
-    m.d.sync += stands.eq(marks.o.valid & ~drops & ~takes)
+    stood = Signal()
+    m.d.sync += [
+        stands.eq(marks.o.valid & ~drops & ~takes),
+        stood.eq((tables.i_read.valid | tables.i_mass.valid) & ~takes),
+        Assert(~stood | tables.i_read.valid | tables.i_mass.valid, "a mark was taken back"),
+    ]
     with m.If(marks.o.valid & takes & lost & stands):
         m.d.sync += erases.bit_select(mark.session, 1).eq(1)
     with m.If((t.ends | t.guesses) & t.done & s.ended(session)):

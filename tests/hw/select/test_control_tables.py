@@ -16,17 +16,18 @@ FRAMES = 4  #: of LRU's shadow: fewer than a queue's pages
 class Taught(Room):
     """A room of two golden twins, whose LRU would have but a few frames."""
 
-    def __init__(self, **options):
+    def __init__(self, *, frames=FRAMES, **options):
+        self.frames = frames
         self.makes = device(queues=(0, 1)), device(queues=(0, 1))
         super().__init__(self.makes[0], cycles=60_000, **options)
         self.wanted = []
         self.region = SelectRegion(self.makes[1], fetch=self.wanted.extend)
         for made in self.makes:
-            made.tracker.pools[0].used = FRAMES
+            made.tracker.pools[0].used = frames
         self.sequence = 0
 
     async def cycle(self):
-        self.ctx.set(self.dut.frames, FRAMES)
+        self.ctx.set(self.dut.frames, self.frames)
         self.ctx.set(self.dut.sessions[0].step, self.makes[0].tracker.sessions[0].step)
         await super().cycle()
 
@@ -70,6 +71,33 @@ class Taught(Room):
                 word = made.tracker.words[key]
                 made.tracker.words[key] = word._replace(state=int(state))
 
+    async def reopen(self):
+        """The session ends, and another one begins."""
+        self.tell(Op.CLOSE)
+        for _ in range(60):
+            await self.cycle()
+        self.tell(Op.OPEN)
+        for made in self.makes:
+            made.tables.opened(0)
+        self.region.ended(0)
+        await self.cycle()
+
+    async def spend(self, most):
+        """Reads of flash until no more credit is left than that."""
+        while self.credit > most:
+            self.results.append(
+                {
+                    "op": {"kind": Op.PREFETCH},
+                    "changed": 1,
+                    "old": {"state": PageState.COLD},
+                    "word": {"state": PageState.FETCHING},
+                }
+            )
+            for made in self.makes:
+                made.tables.spend(0)
+            await self.cycle()
+        await self.cycle()
+
     @property
     def credit(self):
         return self.makes[1].tables.credit(0)
@@ -107,6 +135,31 @@ def test_a_guess_fetches_what_tables_say(offer, take, seed):
     assert sum(n for tables, n in counts if not tables) > 6
 
 
+def test_a_guess_fetches_no_more_than_there_is_credit_for():
+    """Of the same pages as many as are likely, two for 8 or less, one for 4 or less, none for
+    nothing."""
+    room, rng = Taught(seed=3), np.random.default_rng(3)
+    counts = []
+
+    async def host(room):
+        seeds = rng.integers(1 << 30, size=4).tolist()
+        for turn in range(24):
+            await room.ask(seeds[turn % 4], layer=turn)
+            room.step(3)
+        room.move(range(1, 9), PageState.COLD)
+        for most in (1 << 15, 8, 4, 0):
+            await room.spend(most)
+            before = len(room.fetched)
+            await room.ask(seeds[0], layer=40, speculative=1, tables=1)
+            counts.append((room.credit, len(room.fetched) - before))
+
+    room.run(host)
+    print(counts)
+    (credit, every), (_, two), (_, one), (_, none) = counts
+    assert credit > 8 and every > 2
+    assert (two, one, none) == (2, 1, 0)
+
+
 def test_nothing_is_learnt_of_a_session_that_has_ended():
     """It begins anew: the first turn of its queue is as that of a device that is reset."""
     room = Taught()
@@ -115,14 +168,7 @@ def test_nothing_is_learnt_of_a_session_that_has_ended():
         for turn in range(5):
             await room.ask(turn, layer=turn)
             room.step(1)
-        room.tell(Op.CLOSE)
-        for _ in range(60):
-            await room.cycle()
-        room.tell(Op.OPEN)
-        for made in room.makes:
-            made.tables.opened(0)
-        room.region.ended(0)
-        await room.cycle()
+        await room.reopen()
         for turn in range(8):
             await room.ask(7 * turn, layer=turn)
             room.step(1)
@@ -132,3 +178,39 @@ def test_nothing_is_learnt_of_a_session_that_has_ended():
 
     room.run(host)
     assert room.credit
+
+
+@pytest.mark.parametrize("more", [0, 7])
+def test_a_session_ends_while_the_tables_have_no_time(more):
+    """What stands before them stays, and nothing of it is left in the next session. (A turn after
+    300 steps, whose shadow loses pages of more than 200, takes a thousand cycles, in which its
+    queue takes no mark.)"""
+    room = Taught(frames=60)
+
+    async def host(room):
+        for turn in range(6):
+            await room.ask(turn, layer=turn)
+            room.step(40)
+        room.step(300)
+        await Room.ask(room, room.region, queries(50))
+        for sequence in (20, 21):
+            await room.ring(room.region, {"sequence": sequence, "layer": sequence})
+            if sequence == 20:
+                await room.answered(room.region, 20)
+        room.ops.clear()
+        while [kind for kind, *_ in room.ops].count("HOLD") < 2:  # the first one's mark stands
+            await room.cycle()
+        for _ in range(more):
+            await room.cycle()
+        room.tell(Op.CLOSE)
+        for _ in range(2500):
+            await room.cycle()
+        assert room.ctx.get(room.dut.idle)
+        room.tell(Op.OPEN)
+        for made in room.makes:
+            made.tables.opened(0)
+        room.region.ended(0)
+        await room.cycle()
+        await room.agree(0)
+
+    room.run(host)
