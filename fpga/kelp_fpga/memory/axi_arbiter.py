@@ -11,7 +11,7 @@ from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_hw.datapath.axi import AxiSignature
+from kelp_hw.lib.axi import AxiSignature
 from kelp_hw.lib.skid import Skid
 
 __all__ = ["AxiArbiter"]

@@ -10,7 +10,7 @@ from amaranth.hdl import ClockSignal, Instance, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from kelp_hw.datapath.axi import RESP_OKAY, AxiSignature
+from kelp_hw.lib.axi import RESP_OKAY, AxiSignature
 from kelp_hw.lib.wide_memory import WideMemory
 
 __all__ = ["LINE_RAM", "BlockStore"]

@@ -10,8 +10,8 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
-from kelp_hw.datapath.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from kelp_hw.layouts import Layouts
+from kelp_hw.lib.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import ColdOp, ColdStatus

@@ -7,7 +7,7 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_hw.datapath.axi import BURST_INCR, SIZE_LINE, AxiSignature
+from kelp_hw.lib.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from kelp_spec.formats import LINE_BYTES
 
 __all__ = ["MemoryTest"]

@@ -9,7 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_hw.datapath.axi import RESP_OKAY, AxiSignature
+from kelp_hw.lib.axi import RESP_OKAY, AxiSignature
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
 from .sdram_core import LINE_BEATS, SdramCore, SdramPins

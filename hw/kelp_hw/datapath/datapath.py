@@ -12,9 +12,9 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 
 from ..layouts import Layouts
+from ..lib.axi import RESP_OKAY, AxiSignature
 from ..lib.order_fifo import OrderFifo
 from ..lib.protected import BlockFault, gather, used
-from .axi import RESP_OKAY, AxiSignature
 from .error_reports import ErrorReports
 from .flush import FlushUnit
 from .front import DataFront

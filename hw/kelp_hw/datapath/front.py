@@ -14,9 +14,9 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, DataOp
 
 from ..layouts import Layouts
+from ..lib.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from ..lib.protected import fault_ports, merged
 from ..lib.request_fifo import RequestFifo
-from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .order import POSITION_BITS, order_layout, raw_only
 from .quarters import quarters_of
 from .signatures import LineLookUp, ScaleLookUp, full_write_layout

@@ -11,8 +11,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import LINE_BYTES
 
+from ..lib.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from ..lib.protected import CheckedWord, Fault, fault_ports, fifo_of, merged, used
-from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .quarters import QUARTERS
 from .signatures import WriteBack
 

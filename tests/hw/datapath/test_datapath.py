@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kelp_hw.codec.dequantise import Dequantiser
-from kelp_hw.datapath.axi import AxiSignature
 from kelp_hw.datapath.datapath import DataPath
 from kelp_hw.datapath.slot_table import SlotTable
+from kelp_hw.lib.axi import AxiSignature
 from kelp_spec.config import named
 from kelp_spec.formats import ELEMENTS, Format, HostType
 from kelp_spec.geometry import StoredPage

@@ -6,10 +6,10 @@ from amaranth.asserts import AnySeq
 from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from kelp_hw.datapath.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.host.egress import Egress
 from kelp_hw.layouts import MESSAGES
+from kelp_hw.lib.axi import BURST_INCR, SIZE_LINE, AxiSignature
 from kelp_spec.messages import S2MDRS, S2MNDR
 from kelp_spec.metadata import Answer
 

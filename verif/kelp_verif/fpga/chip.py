@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_fpga.memory.sdram import Sdram
 from kelp_fpga.memory.sdram_core import SdramPins
 from kelp_fpga.memory.sdram_pads import SdramPads
-from kelp_hw.datapath.axi import AxiSignature
+from kelp_hw.lib.axi import AxiSignature
 
 __all__ = [
     "CHIP",

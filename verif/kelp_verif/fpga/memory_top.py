@@ -14,8 +14,8 @@ from kelp_fpga.memory.axi_arbiter import AxiArbiter
 from kelp_fpga.memory.block_store import BlockStore
 from kelp_fpga.memory.cold_store import ColdStore
 from kelp_fpga.memory.memory_test import MemoryTest
-from kelp_hw.datapath.axi import AxiSignature
 from kelp_hw.layouts import Layouts
+from kelp_hw.lib.axi import AxiSignature
 from kelp_spec.config import Config
 
 __all__ = ["FIRST", "LINES", "MemorySide"]

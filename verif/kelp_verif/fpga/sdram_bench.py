@@ -9,7 +9,7 @@ from collections import deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.datapath.axi import AxiSignature
+from kelp_hw.lib.axi import AxiSignature
 from kelp_rtl.build.packing import Packing
 
 from ..harness.clocking import start_clock
