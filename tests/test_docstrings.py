@@ -107,7 +107,7 @@ ARGUMENTS = {
     **dict.fromkeys(
         (
             *("GatherWindow", "PageReader", "Select"),
-            *("SelectControl", "SelectWindow", "SummaryStore"),
+            *("SelectControl", "SelectWindow", "SummaryMemory", "SummaryRows", "SummaryStore"),
         ),
         {"config": named("unit_select")},
     ),

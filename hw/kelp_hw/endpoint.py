@@ -39,7 +39,7 @@ from .miss.miss_buffer import MissBuffer
 from .pipeline import RESERVE
 from .prefetch.prefetch import Prefetcher
 from .scores.ema import EmaEngine
-from .select.select import Select
+from .select.select import Select, select_events, summary_ports
 from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
 from .tracker.signatures import BACKGROUND
@@ -60,6 +60,7 @@ def endpoint_signature(config: Config) -> dict:
         "s2m_bisnp": Out(stream.Signature(MESSAGES["S2MBISnp"])),
         **({"bi_timeout": In(32), "bi_id": In(12)} if config.coherence else {}),
         "axi": Out(axi_signature(config)),
+        **summary_ports(config),
         "cold_command": Out(stream.Signature(layouts.cold_command)),
         "cold_completion": In(stream.Signature(layouts.cold_completion)),
         "ready": Out(1),
@@ -102,6 +103,8 @@ class Endpoint(wiring.Component):
         device's BI-ID.
     axi : out
         Memory port (AXI4), one 64-byte line per transaction.
+    summary_axi : out
+        With `Config.select_port`: the memory port of summaries, the same.
     cold_command : out, stream of cold_command
     cold_completion : in, stream of cold_completion
         The cold tier; its DMA has its own port to the memory.
@@ -188,7 +191,7 @@ class Endpoint(wiring.Component):
         s.phase = PhaseDetector(config=c)
         s.telemetry = Telemetry(config=c)
         self._own_events = 5 + c.protect + c.coherence  # sources of events without the choice's
-        s.registers = Registers(config=c, event_sources=self._own_events + 2 * bool(c.select))
+        s.registers = Registers(config=c, event_sources=self._own_events + select_events(c))
         if c.select:
             s.select = Select(config=c)
 
@@ -312,8 +315,10 @@ class Endpoint(wiring.Component):
             connect(m, s.eviction.values, select.values)
             used = s.tracker.pools.used
             m.d.sync += select.frames.eq(sum((used[p] for p in range(1, len(POOLS))), used[0]))
-        for k in range(2):
+        for k in range(select_events(self.config)):
             connect(m, select.o_event[k], s.registers.i_event[self._own_events + k])
+        if self.config.select_port:
+            connect(m, select.summary_axi, flipped(self.summary_axi))
 
     def _busy(self, m: Module):
         """For lock-step, in which a prefetch or an eviction waits its turn by the rules of the

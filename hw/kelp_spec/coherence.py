@@ -188,6 +188,7 @@ SIZES: dict[str, Coherence] = {
     "ulx3s": Coherence(sets=64, ways=2, sector=16, recalls=2, pending=16),
     "64x64": Coherence(sets=1024, ways=4, sector=32, recalls=8, pending=128),
     "llama70b": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
+    "llama70b_select": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
     "640x8192": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
 }
 

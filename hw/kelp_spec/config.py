@@ -84,12 +84,16 @@ class Config:
     select_quota: int = 16  #: pages that each query head names
     select_lanes: int = 16  #: lines of keys whose codes are scored in a cycle
     select_groups: int = 8  #: SELECTs of a session that may wait: the KV heads of a layer
-    select_looks: int = 64  #: lines of keys that are on their way to a choice
+    #: lines of keys, and with `select_port` of summaries, that are on their way to a choice
+    select_looks: int = 64
     #: a page that is scored and absent has the mass that its summary says
     select_estimates: bool = False
     #: what policy 2 learns from choices and guesses, for the device's own pages (docs/select.md,
     #: "Policy 2"); needs `select_estimates`
     select_tables: bool = False
+    #: summaries are in memory, behind a port of their own (docs/select.md, "Summaries"); False: on
+    #: the chip
+    select_port: bool = False
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
     coherence: bool = False
@@ -174,12 +178,18 @@ class Config:
         )
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
         flags = ("codecs", "wide_counters", "protect", "coherence", "select_estimates")
-        for field in (*flags, "select_tables"):
+        for field in (*flags, "select_tables", "select_port"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
         need(
             "select_tables",
             not self.select_tables or (self.select > 0 and self.select_estimates),
             "False without select and select_estimates",
+        )
+        need("select_port", not self.select_port or self.select > 0, "False without select")
+        need(
+            "select_port",
+            not (self.select_port and self.sanitizes),
+            "False with a cxlio that sanitizes: nothing erases what lies behind that port",
         )
 
     # - derived counts -----------------------------------------------------------------------------
@@ -307,6 +317,11 @@ class Config:
         return max(1, self.half_lines // 16)
 
     @property
+    def summary_lines(self) -> int:
+        """Memory lines of all pages' summaries; a page's index = page word · select_rows."""
+        return self.page_words * self.select_rows if self.select else 0
+
+    @property
     def slot_bits(self) -> int:
         """A slot's number in its queue."""
         return _log2(self.select)
@@ -325,13 +340,13 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select`, `select_estimates`, `select_tables`, `coherence`, `cxlio` and `flits` where
-        they are off, so that devices from before there were others keep theirs."""
+        do `select`, `select_estimates`, `select_tables`, `select_port`, `coherence`, `cxlio` and
+        `flits` where they are off, so that devices from before there were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
         else:
-            for name in ("select_estimates", "select_tables"):
+            for name in ("select_estimates", "select_tables", "select_port"):
                 if not values[name]:
                     del values[name]
         if not self.coherence:
@@ -390,10 +405,10 @@ _UNIT = Config(
 #: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
 #: with both, `unit_flit` with a front for a link of flits, `trace` fits the
 #: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
-#: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64`
-#: and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders
-#: and decoders lie between its block RAMs and the registers behind them, where its clock has no
-#: room for them.
+#: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B,
+#: `llama70b_select` that with the choice near memory; `64x64` and `640x8192` are the two ends of
+#: the scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between its block
+#: RAMs and the registers behind them, where its clock has no room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -431,6 +446,7 @@ NAMED: dict[str, Config] = {
             select_looks=16,
             select_estimates=True,
             select_tables=True,
+            select_port=True,
         ),
         Config(
             name="trace_select",
@@ -506,6 +522,20 @@ NAMED: dict[str, Config] = {
             queues=640,
             pages=8192,
             frames=(262144, 262144, 262144, 262144),
+            **_BIG,
+        ),
+        Config(
+            name="llama70b_select",
+            sessions=1,
+            queues=640,
+            pages=8192,
+            frames=(262144, 262144, 262144, 262144),
+            select=64,
+            select_heads=8,
+            select_quota=32,
+            select_looks=256,
+            select_estimates=True,
+            select_port=True,
             **_BIG,
         ),
         Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),

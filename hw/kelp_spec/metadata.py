@@ -201,6 +201,9 @@ class Event(IntEnum):
     SNOOP_LOST = 25  #: the host did not give a line back that was called back: it is poisoned
     BIRSP_UNASKED = 26  #: a BIRsp that answers no BISnp
     COPY_UNGRANTED = 27  #: the host keeps a copy that it was never granted
+    #: memory answered a line of a page's summary with an error, argument 1 a write's: it is made
+    #: anew
+    SUMMARY_LOST = 28
 
 
 class Protected(IntEnum):

@@ -85,6 +85,10 @@ class Counts(ctypes.Structure):
             "memory_writes",
             "memory_read_errors",
             "memory_write_errors",
+            "summary_reads",
+            "summary_writes",
+            "summary_read_errors",
+            "summary_write_errors",
             "flash_reads",
             "flash_writes",
             "flash_read_bytes",
@@ -100,6 +104,7 @@ class Counts(ctypes.Structure):
             "completions",
             "peak_outstanding",
             "peak_memory_reads",
+            "peak_summary_reads",
             "peak_flash",
             "commits",
         )
@@ -145,10 +150,12 @@ def ports_header(component, config: Config) -> str:
     lines = [
         "// Generated from the endpoint's signature; to be included after bits.h.",
         "#pragma once",
+        *(["#define KELP_SUMMARIES"] if config.select_port else []),
         "",
     ]
     lines += ["namespace kelp::sizes {", f"constexpr uint64_t dram_lines = {config.dram_lines};"]
     lines += [
+        f"constexpr uint64_t summary_lines = {config.summary_lines};",
         f"constexpr int64_t deadline_cycles = {2 * (config.misses + config.write_backs) + 16};",
         "}",
         "",

@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 from select_cases import SCALE, sound_plan
+from summary_port import SummaryPort
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
 from kelp_golden.lines import POISONED
@@ -79,11 +80,12 @@ def device(*, pages=10, queues=(0,), reserve=0, seed=1):
 
 
 class Room:
-    """The block, the golden endpoint around it, and a host that does one access after another."""
+    """The block, the golden endpoint and a memory of summaries around it, and a host that does one
+    access after another. `errs` as of SummaryPort."""
 
-    def __init__(self, around, *, offer=1.0, take=1.0, seed=1, cycles=30_000):
+    def __init__(self, around, *, offer=1.0, take=1.0, seed=1, cycles=30_000, errs=None):
         self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
-        self.rng = random.Random(seed)
+        self.rng, self.errs = random.Random(seed), errs
         self.ops, self.events, self.fetched = [], [], []
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
@@ -92,6 +94,13 @@ class Room:
     def run(self, host):
         """`host(room)` is a coroutine that awaits `access`, `read`, `gather` and `cycle`."""
         self.dut = runner.made(Select, config=CONFIG)
+        self.summaries = SummaryPort(
+            self.dut.summary_axi,
+            rng=random.Random(self.rng.random()),
+            latency=1 if self.take == 1 else 12,
+            stall=(1 - self.take) / 2,
+            **({"errs": self.errs} if self.errs else {}),
+        )
 
         async def bench(ctx):
             self.ctx, self.left = ctx, self.cycles
@@ -139,6 +148,7 @@ class Room:
         for source in dut.o_event:
             if ctx.get(source.valid):
                 self.events.append((Event(ctx.get(source.p.code)), ctx.get(source.p.argument)))
+        self.summaries.cycle(ctx)
         await ctx.tick()
 
     def _decide(self, op):

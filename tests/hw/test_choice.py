@@ -39,8 +39,8 @@ from kelp_verif.harness.runner import leave_figures
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
 CONFIG = named("unit_select")
-#: what a board's configuration has of its own: one session, raw16 alone, and a quarter of a line a
-#: cycle
+#: what a board's configuration has of its own: one session, raw16 alone, a quarter of a line a
+#: cycle, and summaries on the chip
 BOARD = CONFIG.with_(
     name="unit_select_board",
     sessions=1,
@@ -49,6 +49,7 @@ BOARD = CONFIG.with_(
     select_lanes=1,
     select_estimates=False,
     select_tables=False,
+    select_port=False,
     protect=False,
 )
 OWNER, HEADS, LINES, TOKENS = 5, CONFIG.select_heads, 2, 2

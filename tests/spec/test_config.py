@@ -69,7 +69,7 @@ def test_flits_have_credits_that_a_front_can_have():
 
 
 def test_tables_need_estimates_and_change_nothing_where_they_are_off():
-    select = named("unit_select").with_(select_tables=False)
+    select = named("unit_select").with_(select_tables=False, select_port=False)
     assert select.digest == "26c2c1915908"
     assert select.with_(select_tables=True).digest != select.digest
     for without in ({"select": 0}, {"select_estimates": False}):
@@ -77,3 +77,15 @@ def test_tables_need_estimates_and_change_nothing_where_they_are_off():
             select.with_(select_tables=True, **without)
     with pytest.raises(ConfigError, match="select_tables = 1 is refused; legal: True, False"):
         select.with_(select_tables=1)
+
+
+def test_a_port_of_summaries_needs_a_choice_and_no_sanitize():
+    memory = named("unit_select")
+    chip = memory.with_(select_port=False)
+    assert chip.digest != memory.digest and chip.summary_lines == memory.summary_lines
+    assert named("llama70b_select").summary_lines * 64 == 640 * 8192 * 2 * 128
+    for bad in ({"select": 0}, {"cxlio": "joined"}):
+        with pytest.raises(ConfigError, match="select_port = True is refused; legal: False with"):
+            memory.with_(select_tables=False, select_estimates=False, **bad)
+    with pytest.raises(ConfigError, match="select_port = 1 is refused; legal: True, False"):
+        memory.with_(select_port=1)

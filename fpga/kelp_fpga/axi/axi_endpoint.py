@@ -9,13 +9,15 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.endpoint import Endpoint, endpoint_signature
 from kelp_spec.config import Config
 
 from .axi_front import AxiFront
 
 __all__ = ["AxiEndpoint"]
+
+#: Prefix of flat ports → the endpoint's port to memory.
+_MEMORIES = {"m_axi_": "axi", "m_axi_summary_": "summary_axi"}
 
 
 def _payload(member):
@@ -39,6 +41,7 @@ class AxiEndpoint(wiring.Component):
     -------
     s_axi_<name> : the AXI4 port of the CXL IP, as of the front end
     m_axi_<name> : the AXI4 port of the memory controller
+    m_axi_summary_<name> : with `Config.select_port`, that of the memory of summaries
     cold_command, cold_completion : streams to and from the cold tier
     ready, irq : out
         The endpoint's.
@@ -56,17 +59,25 @@ class AxiEndpoint(wiring.Component):
         members |= {
             name: signature[name] for name in ("cold_command", "cold_completion", "ready", "irq")
         }
-        for channel, member in axi_signature(config).members.items():
+        for prefix, channel, member in self._memory_channels():
             out = member.flow is Out
             members |= {
-                f"m_axi_{channel}valid": (Out if out else In)(1),
-                f"m_axi_{channel}ready": (In if out else Out)(1),
+                f"{prefix}{channel}valid": (Out if out else In)(1),
+                f"{prefix}{channel}ready": (In if out else Out)(1),
             }
             members |= {
-                f"m_axi_{channel}{field}": (Out if out else In)(_payload(member)[field].shape)
+                f"{prefix}{channel}{field}": (Out if out else In)(_payload(member)[field].shape)
                 for field in _payload(member).members
             }
         super().__init__(members)
+
+    def _memory_channels(self):
+        """(prefix, channel, member) of the ports to memory."""
+        signature = endpoint_signature(self.config)
+        for prefix, port in _MEMORIES.items():
+            if port in signature:
+                for channel, member in signature[port].signature.members.items():
+                    yield prefix, channel, member
 
     def elaborate(self, platform):
         m = Module()
@@ -85,14 +96,14 @@ class AxiEndpoint(wiring.Component):
             self.irq.eq(endpoint.irq),
             endpoint.s2m_bisnp.ready.eq(1),
         ]
-        for channel, member in axi_signature(self.config).members.items():
-            port = getattr(endpoint.axi, channel)
+        for prefix, channel, member in self._memory_channels():
+            port = getattr(getattr(endpoint, _MEMORIES[prefix]), channel)
             valid, ready = (
-                getattr(self, f"m_axi_{channel}valid"),
-                getattr(self, f"m_axi_{channel}ready"),
+                getattr(self, f"{prefix}{channel}valid"),
+                getattr(self, f"{prefix}{channel}ready"),
             )
             fields = [
-                (getattr(self, f"m_axi_{channel}{field}"), port.p[field])
+                (getattr(self, f"{prefix}{channel}{field}"), port.p[field])
                 for field in _payload(member).members
             ]
             if member.flow is Out:

@@ -42,6 +42,35 @@ def _lines(what: str) -> dict[str, str]:
     }
 
 
+def _memory(prefix: str, *, wrote: str, read: str) -> dict[str, str]:
+    """A port to memory, and what an error of it does."""
+    return {
+        **_channel(prefix + "aw", _lines("of the write")),
+        **_channel(
+            prefix + "w",
+            {
+                "data": "a line as it is stored",
+                "strb": "bytes to write; the memory must honour it",
+                "last": "1",
+            },
+        ),
+        **_channel(
+            prefix + "b",
+            {"id": "the write's; any order across ids", "resp": f"other than OKAY: {wrote}"},
+        ),
+        **_channel(prefix + "ar", _lines("of the read")),
+        **_channel(
+            prefix + "r",
+            {
+                "id": "the read's; any order across ids",
+                "data": "the line",
+                "resp": f"other than OKAY: {read}",
+                "last": "not looked at",
+            },
+        ),
+    }
+
+
 #: Port → what it is. Of a stream's payload, its fields' meaning is in the document named.
 PORT_DOCS = {
     "clk": "one clock for everything",
@@ -75,31 +104,15 @@ PORT_DOCS = {
             "user": "the line is poisoned; `rresp` is OKAY",
         },
     ),
-    **_channel("m_axi_aw", _lines("of the write")),
-    **_channel(
-        "m_axi_w",
-        {
-            "data": "a line as it is stored",
-            "strb": "bytes to write; the memory must honour it",
-            "last": "1",
-        },
+    **_memory(
+        "m_axi_",
+        wrote="host lines stored in that line are poisoned",
+        read="what needs the line is answered with poison",
     ),
-    **_channel(
-        "m_axi_b",
-        {
-            "id": "the write's; any order across ids",
-            "resp": "other than OKAY: host lines stored in that line are poisoned",
-        },
-    ),
-    **_channel("m_axi_ar", _lines("of the read")),
-    **_channel(
-        "m_axi_r",
-        {
-            "id": "the read's; any order across ids",
-            "data": "the line",
-            "resp": "other than OKAY: what needs the line is answered with poison",
-            "last": "not looked at",
-        },
+    **_memory(
+        "m_axi_summary_",
+        wrote="a page's summary is made anew, and the choice under way has none",
+        read="a page's summary is zeros for the choice under way, and made anew",
     ),
     **_channel("cold_command__", {"payload": "a command to the cold tier (docs/cold_tier.md)"}),
     **_channel("cold_completion__", {"payload": "an answer of the cold tier (docs/cold_tier.md)"}),

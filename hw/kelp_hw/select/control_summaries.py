@@ -33,6 +33,8 @@ def summarise(control, m, s):
     looked = control.i_result
     #: a LOOK of the page was decided, the last one; all so far found it there
     asks, last, there = Signal(), Signal(), Signal()
+    #: the page's last line has gone to the store; it is there, too, or will be
+    written, over = Signal(), Signal()
     m.d.comb += [
         asks.eq(s.building & looked.valid & (looked.p.op.kind == Op.LOOK)),
         s.build_ready.eq(build.i.ready),
@@ -44,7 +46,7 @@ def summarise(control, m, s):
         build.i.p.line.eq(keys.p.at.line),
         build.i.p.last.eq(keys.p.at.page_end),
         build.i.p.id.eq(keys.p.at.page),
-        build.o.ready.eq(1),
+        build.o.ready.eq(store.i_line.ready),
         store.i_line.valid.eq(build.o.valid),
         store.i_line.p.eq(build.o.p),
         store.look_row.eq(at[row:]),
@@ -67,7 +69,7 @@ def summarise(control, m, s):
         m.d.sync += complete.eq(there)
         with m.If(looked.p.op.kv_line == 0):
             m.d.sync += touched.eq(0)
-    m.d.comb += store.look.eq(s.scans)
+    m.d.comb += [store.look.eq(s.scans), store.begins.eq(s.begins)]
     with m.If(s.scans & ~found):
         with m.If(lacks.any()):
             m.d.sync += [asked.eq(0), at.eq(lacking + 1), page.eq(lacking), found.eq(1)]
@@ -98,6 +100,10 @@ def summarise(control, m, s):
             with m.If(p.reader.i.ready):
                 m.next = "BUILDING"
     with m.State("BUILDING"):
-        m.d.comb += s.building.eq(1)
-        with m.If(build.o.valid & build.o.p.last):
+        m.d.comb += [
+            s.building.eq(1),
+            over.eq(written | (build.o.valid & build.o.ready & build.o.p.last)),
+        ]
+        m.d.sync += written.eq(over & ~store.settled)
+        with m.If(over & store.settled):
             m.next = "SUMMARISE"

@@ -10,14 +10,25 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts, PageValues
 from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
 from .select_control import SelectControl, SelectParts
+from .summary_memory import summary_axi
 
-__all__ = ["Select"]
+__all__ = ["Select", "select_events", "summary_ports"]
+
+
+def select_events(config: Config) -> int:
+    """Sources of events that the choice has in a configuration."""
+    return 2 + config.select_port if config.select else 0
+
+
+def summary_ports(config: Config) -> dict:
+    """The memory port of summaries, where a configuration has one."""
+    return {"summary_axi": Out(summary_axi(config))} if config.select_port else {}
 
 
 class Select(wiring.Component):
@@ -51,10 +62,13 @@ class Select(wiring.Component):
     i_result, i_hot : in, always-ready streams of result, hot
     sessions, now : in
     o_event : out, always-ready streams of event
-        Refused SELECTs; accesses to the region that are not the owner's.
+        Refused SELECTs; accesses to the region that are not the owner's; with `Config.select_port`
+        summaries that memory lost.
     idle : out
         Nothing is inside, and no SELECT waits.
     fault : out, BlockFault
+    summary_axi : out
+        With `Config.select_port`: the memory port of summaries (AXI4), one line per transaction.
     values : in, PageValues; frames : in
         With `Config.select_tables`: what sweeps ask of the tables, and the frames that are in use.
     """
@@ -87,10 +101,13 @@ class Select(wiring.Component):
                 "i_hot": In(stream.Signature(layouts.hot, always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, c.sessions)),
                 "now": In(TIME_BITS),
-                "o_event": Out(stream.Signature(layouts.event, always_ready=True)).array(2),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)).array(
+                    select_events(c)
+                ),
                 "idle": Out(1),
                 "fault": Out(BlockFault),
             }
+            | summary_ports(c)
             | self._table_ports(c)
         )
 
@@ -120,6 +137,8 @@ class Select(wiring.Component):
         self._results(m, parts, control)
         for k, source in enumerate((control.o_event, window.o_event)):
             m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
+        if c.select_port:
+            self._memory(m, parts.store)
         learnt = 1
         if c.select_tables:
             self._tables(m, parts.tables)
@@ -132,9 +151,27 @@ class Select(wiring.Component):
                 window.idle & gather.idle & parts.reader.idle & control.idle & held.idle & learnt
             ),
         ]
-        blocks = (gather, window, parts.reader, parts.engine)
+        blocks = [gather, window, parts.reader, parts.engine]
+        if c.select_port:
+            blocks.append(parts.store)
         gather_blocks(m, self.fault, *(block.fault for block in blocks))
         return m
+
+    def _memory(self, m, store):
+        """The port of summaries, and what memory lost of them."""
+        lost, event = store.o_failed, self.o_event[2]
+        connect(m, store.axi, flipped(self.summary_axi))
+        m.d.comb += [
+            event.valid.eq(lost.valid),
+            event.p.code.eq(Event.SUMMARY_LOST),
+            event.p.squeue.eq(lost.p.squeue),
+            event.p.page.eq(lost.p.page),
+            event.p.argument.eq(lost.p.write),
+        ]
+        for k in range(self.config.sessions):
+            first = k * self.config.queues
+            with m.If((lost.p.squeue >= first) & (lost.p.squeue < first + self.config.queues)):
+                m.d.comb += event.p.ld_id.eq(self.sessions[k].ld_id)
 
     def _order(self, m, gather):
         """Messages reach ingress in the order in which they were taken; of two taken in one cycle

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Summaries of all pages, and which of them still hold (docs/select.md, "Summaries"). One line a
-cycle out, 2 cycles after its page is asked for."""
+"""Which pages have a summary that still holds, and where summaries lie (docs/select.md,
+"Summaries"). A look at eight pages a cycle."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.formats import LINE_BITS
 
 from ..choice.signatures import SelectLayouts
 from ..layouts import Layouts
+from ..lib.protected import BlockFault
 from ..lib.sram import Sram
+from .summary_memory import SummaryMemory, failed_layout, summary_axi
+from .summary_rows import SummaryRows
 
 __all__ = ["SummaryStore"]
 
@@ -23,11 +25,14 @@ class SummaryStore(wiring.Component):
     a write of a key clears that, and so does the scrub of a page, so no summary of a former owner
     is looked at, nor a line of one that was made of fewer.
 
-    Latency: `LATENCY` cycles from a page at `i` to its first line at `o`; one line in each cycle
-    (`INTERVAL`). A look is answered in the next cycle, of `ROW` pages. A summary is set and cleared
-    in a cycle each, never in the same one. After reset `ready` rises when no summary holds,
-    `config.page_words / ROW` cycles later.
-    No error cases; a summary only advises, and has no check bits.
+    Latency: `LATENCY` cycles from a page at `i` to its first line at `o`, and memory's where
+    `config.select_port`; one line in each cycle (`INTERVAL`). A look is answered in the next cycle,
+    of `ROW` pages. A summary is set and cleared in a cycle each, never in the same one. After reset
+    `ready` rises when no summary holds, `config.page_words / ROW` cycles later.
+    Errors: a summary of which memory answered a line with an error does not hold any more, but for
+    one that was to be read while the one before is not cleared yet, because keys are written in
+    each cycle: it is found out anew. Where one was to be written, all are zeros for the SELECT
+    under way. A summary only advises, and has no check bits.
 
     Parameters
     ----------
@@ -36,19 +41,25 @@ class SummaryStore(wiring.Component):
     Members
     -------
     squeue, token_lines, rows : in
-        Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile. `rows` is one
-        less than the lines of a summary.
+        Of the pages at `i`, `i_line`, `look` and `set`; they hold still meanwhile, and until lines
+        are `settled`. `rows` is one less than the lines of a summary.
+    begins : in
+        A SELECT begins.
     i_clear : in, always-ready stream of page
     look, look_row, holds : in, in, out
         `holds` says of each page whose number's upper bits were looked at in the cycle before
         whether its summary does, for tokens of `token_lines`; bit k of page `ROW · look_row + k`.
     set, set_page : in
         The summary of `set_page` holds for them; in a cycle without a page at `i_clear`.
-    i_line : in, always-ready stream of summary_line
+    i_line : in, stream of summary_line
         Lines of a summary; `id` is the page.
+    settled : out
+        Every line that was taken may be read, or its summary does not hold.
     i : in, stream of pages
+        While lines are settled.
     o : out, stream of summary_line
     ready : out
+    axi, o_failed, fault : as SummaryMemory's, with `config.select_port`
     """
 
     LATENCY = 2
@@ -65,23 +76,40 @@ class SummaryStore(wiring.Component):
                 "squeue": In(c.squeue_bits),
                 "token_lines": In(range(c.select_lines)),
                 "rows": In(range(c.select_rows)),
+                "begins": In(1),
                 "i_clear": In(stream.Signature(Layouts(c).page, always_ready=True)),
                 "look": In(1),
                 "look_row": In(c.page_bits - self.row_bits),
                 "holds": Out(self.ROW),
                 "set": In(1),
                 "set_page": In(c.page_bits),
-                "i_line": In(stream.Signature(line, always_ready=True)),
+                "i_line": In(stream.Signature(line)),
+                "settled": Out(1),
                 "i": In(stream.Signature(c.page_bits)),
                 "o": Out(stream.Signature(line)),
                 "ready": Out(1),
             }
+            | (self._port(c) if c.select_port else {})
         )
+
+    @staticmethod
+    def _port(config: Config) -> dict:
+        failed = stream.Signature(failed_layout(config), always_ready=True)
+        return {
+            "axi": Out(summary_axi(config)),
+            "o_failed": Out(failed),
+            "fault": Out(BlockFault),
+        }
 
     def elaborate(self, platform):
         m = Module()
         c, bits = self.config, self.config.page_bits
-        m.submodules.rows = rows = Sram(depth=c.page_words * c.select_rows, shape=LINE_BITS)
+        rows = SummaryMemory(config=c) if c.select_port else SummaryRows(config=c)
+        m.submodules.rows = rows
+        connect(m, flipped(self.i_line), rows.i_line)
+        connect(m, flipped(self.i), rows.i)
+        connect(m, rows.o, flipped(self.o))
+        m.d.comb += [rows.squeue.eq(self.squeue), rows.rows.eq(self.rows)]
         held = [
             Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1), block=True)
             for _ in range(self.ROW)
@@ -93,7 +121,7 @@ class SummaryStore(wiring.Component):
         # - which of them hold ---------------------------------------------------------------------
         scrub = Signal(range(c.page_words // self.ROW))
         clear = self.i_clear
-        word = Signal(range(c.page_words))
+        word, drops = Signal(range(c.page_words)), Signal()
         m.d.comb += word.eq(
             Mux(
                 clear.valid,
@@ -101,9 +129,13 @@ class SummaryStore(wiring.Component):
                 page_word(self.squeue, self.set_page),
             )
         )
+        if c.select_port:
+            self._port_of(m, rows, word, drops)
+        else:
+            m.d.comb += self.settled.eq(1)
         for k, lines in enumerate(held):
             m.submodules[f"lines_{k}"] = lines
-            own = (clear.valid | self.set) & (word[: self.row_bits] == k)
+            own = (clear.valid | self.set | drops) & (word[: self.row_bits] == k)
             m.d.comb += [
                 lines.read_en.eq(self.look),
                 lines.read_address.eq(Cat(self.look_row, self.squeue)),
@@ -120,34 +152,34 @@ class SummaryStore(wiring.Component):
             Assert(self.ready | ~clear.valid, "a key is written before the scrub is over"),
             Assert(~self.set | (self.ready & ~clear.valid), "two changes of summaries at once"),
         ]
-
-        # - summaries ------------------------------------------------------------------------------
-        def row(page, line):
-            return page_word(self.squeue, page) * c.select_rows + line
-
-        line, moves = Signal(range(c.select_rows)), Signal()
-        last = line == self.rows
-        asked, asked_page, asked_line = Signal(), Signal(bits), Signal.like(line)
-        out_free = ~self.o.valid | self.o.ready
-        m.d.comb += [
-            moves.eq(~asked | out_free),
-            rows.read_en.eq(self.i.valid & moves),
-            rows.read_address.eq(row(self.i.p, line)),
-            self.i.ready.eq(moves & last),
-            rows.write_en.eq(self.i_line.valid),
-            rows.write_address.eq(row(self.i_line.p.id, self.i_line.p.line)),
-            rows.write_data.eq(self.i_line.p.code),
-        ]
-        with m.If(moves):
-            m.d.sync += [asked.eq(self.i.valid), asked_page.eq(self.i.p), asked_line.eq(line)]
-            with m.If(self.i.valid):
-                m.d.sync += line.eq(Mux(last, 0, line + 1))
-        with m.If(out_free):
-            m.d.sync += [
-                self.o.valid.eq(asked),
-                self.o.p.code.eq(rows.read_data),
-                self.o.p.id.eq(asked_page),
-                self.o.p.line.eq(asked_line),
-                self.o.p.last.eq(asked_line == self.rows),
-            ]
         return m
+
+    def _port_of(self, m, rows, word, drops):
+        """Memory's port, and what it lost: summaries that are cleared when nothing else changes
+        one. One that was not written keeps lines from settling, and nobody reads what was there
+        before, which may be a former owner's; one that was not read is only read once more."""
+        bits, failed = self.config.page_bits, rows.o_failed
+        connect(m, rows.axi, flipped(self.axi))
+        spare = self.ready & ~self.i_clear.valid & ~self.set
+        unwritten, unread = Signal(), Signal()  # a page of either kind waits for that
+        to_write, to_read, lost = (
+            Signal(failed.p.shape(), name=name) for name in ("to_write", "to_read", "lost")
+        )
+        m.d.comb += [
+            self.o_failed.valid.eq(failed.valid),
+            self.o_failed.p.eq(failed.p),
+            self.fault.eq(rows.fault),
+            lost.eq(Mux(unwritten, to_write.as_value(), to_read.as_value())),
+            drops.eq(spare & (unread | unwritten)),
+            self.settled.eq(rows.settled & ~unwritten & ~(failed.valid & failed.p.write)),
+        ]
+        with m.If(drops):
+            m.d.comb += word.eq((lost.squeue << bits) | lost.page)
+            m.d.sync += [unwritten.eq(0), unread.eq(unread & unwritten)]
+        with m.If(self.begins):
+            m.d.sync += rows.blank.eq(0)
+        with m.If(failed.valid & failed.p.write):
+            m.d.sync += rows.blank.eq(1)
+            m.d.sync += [unwritten.eq(1), to_write.eq(failed.p)]
+        with m.If(failed.valid & ~failed.p.write):
+            m.d.sync += [unread.eq(1), to_read.eq(failed.p)]

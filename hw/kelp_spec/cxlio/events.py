@@ -47,6 +47,7 @@ RECORDS = {
     Event.FRAME_RECOVERED: (Log.WARNING, Kind.VENDOR),
     Event.STARVED: (Log.WARNING, Kind.VENDOR),
     Event.NO_VICTIM: (Log.WARNING, Kind.VENDOR),
+    Event.SUMMARY_LOST: (Log.WARNING, Kind.VENDOR),
     Event.FATAL: (Log.FATAL, Kind.VENDOR),
 }
 

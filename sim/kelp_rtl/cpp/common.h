@@ -48,9 +48,10 @@ struct Settings {
 struct Counts {
     int64_t evaluated, simulated;
     int64_t memory_reads, memory_writes, memory_read_errors, memory_write_errors;
+    int64_t summary_reads, summary_writes, summary_read_errors, summary_write_errors;
     int64_t flash_reads, flash_writes, flash_read_bytes, flash_write_bytes, flash_failed, flash_never, flash_aborts;
     int64_t accepted, answered, data, nxm, poison, completions;
-    int64_t peak_outstanding, peak_memory_reads, peak_flash;
+    int64_t peak_outstanding, peak_memory_reads, peak_summary_reads, peak_flash;
     int64_t commits;
 };
 

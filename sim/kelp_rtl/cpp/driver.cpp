@@ -58,6 +58,7 @@ class Simulation {
     Counts counts{};
     Random random;
     Memory memory{settings, counts, random};
+    SummaryMemory summaries{settings, counts, random};
     Flash flash{settings, counts, random, memory};
     Host host{settings, counts, random};
     std::unique_ptr<OtherHost> other;
@@ -147,7 +148,7 @@ class Simulation {
     // Where nothing happens before the tier completes a command, the time at which to go on; 0 otherwise. A deadline of the endpoint's own may
     // lie on the way: a jump passes it by `max_skip` at most, and where it did not end at a completion, the endpoint has time to look for deadlines before the next.
     uint64_t jump() {
-        if (other || !settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !host.blocked()) return 0;
+        if (other || !settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !summaries.idle() || !host.blocked()) return 0;
         const uint64_t furthest = time_ + settings.max_skip;
         const uint64_t to = flash.next_due() < furthest ? flash.next_due() : furthest;
         return to > time_ + 1 ? to : 0;
@@ -159,15 +160,17 @@ class Simulation {
         host.drive(t, settled_, other ? other->taken : none);
         if (other) other->drive(t, time_, !host.offers(0), !host.offers(1));
         memory.drive(t, time_);
+        summaries.drive(t, time_);
         flash.drive(t, time_);
         t.eval();
         bool moved = host.sample(t, time_, other.get());
         moved |= memory.sample(t, time_);
+        moved |= summaries.sample(t, time_);
         moved |= flash.sample(t, time_);
         if (other) moved |= other->sample(t, time_);
         else if (t.s2m_bisnp___05Fvalid) fail("s2m_bisnp: a snoop where no host caches");
         log_commits();
-        settled_ = !moved && t.quiescent && !host.offering() && memory.idle() && flash.idle();
+        settled_ = !moved && t.quiescent && !host.offering() && memory.idle() && summaries.idle() && flash.idle();
         if (moved) last_progress_ = counts.evaluated;
         const uint64_t to = moved ? 0 : jump();
         if (to) {
@@ -199,7 +202,8 @@ class Simulation {
     void reset(int cycles, int64_t limit) {
         Vtop &t = *top_;
         host.reset();
-        memory.reset();
+        memory.reset(t);
+        summaries.reset(t);
         flash.reset();
         settled_ = false;
         // A random state before the reset may break any invariant.
@@ -209,7 +213,6 @@ class Simulation {
         t.skip = 0;
         t.m2s_req___05Fvalid = t.m2s_rwd___05Fvalid = t.m2s_birsp___05Fvalid = 0;
         t.s2m_drs___05Fready = t.s2m_ndr___05Fready = 0;
-        t.axi___05Far___05Fready = t.axi___05Faw___05Fready = t.axi___05Fw___05Fready = t.axi___05Fr___05Fvalid = t.axi___05Fb___05Fvalid = 0;
         t.cold_command___05Fready = t.cold_completion___05Fvalid = 0;
         for (int i = 0; i < cycles; i++) {
             t.eval();

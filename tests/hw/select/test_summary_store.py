@@ -1,85 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SummaryStore: lines come back as they were written; a bit holds until it is cleared."""
+"""SummaryStore, on the chip and in memory: lines come back as they were written; a summary holds
+until it is cleared, or lost by memory."""
 
+import pytest
 from flips import opened
 from simulation import simulate
 from streams import Ends, pump
+from summary_port import CHIP, MEMORY, PAGES, SQUEUE, SummaryBench, codes
 
 from kelp_hw.select.summary_store import SummaryStore
-from kelp_spec.config import named
 
-CONFIG = named("unit_select").with_(half_lines=32)
-SQUEUE, PAGES = 5, (3, 9, 63)
+CONFIGS = pytest.mark.parametrize("config", [CHIP, MEMORY], ids=["chip", "memory"])
 
 
-def codes(page, line):
-    return [page << 8 | line << 4 | k for k in range(16)]
+class Bench(SummaryBench):
+    """A store, whose summaries are set and cleared."""
+
+    def __init__(self, config, **memory):
+        super().__init__(SummaryStore(config=config), **memory)
+
+    async def holds(self, ctx, dut, page):
+        """Whether it does, and the row of its bits."""
+        ctx.set(dut.look, 1)
+        ctx.set(dut.look_row, page // dut.ROW)
+        await self.tick(ctx)
+        ctx.set(dut.look, 0)
+        row = ctx.get(dut.holds)
+        return row >> page % dut.ROW & 1, row
+
+    async def change(self, ctx, dut, sets=None, clears=None):
+        ctx.set(dut.set, sets is not None)
+        ctx.set(dut.set_page, sets or 0)
+        ctx.set(dut.i_clear.valid, clears is not None)
+        ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": clears or 0})
+        await self.tick(ctx)
+        ctx.set(dut.set, 0)
+        ctx.set(dut.i_clear.valid, 0)
 
 
-async def ready(ctx, dut):
-    ctx.set(dut.squeue, SQUEUE)
-    ctx.set(dut.token_lines, 1)
-    ctx.set(dut.rows, 1)
-    for _ in range(CONFIG.page_words):
-        await ctx.tick()
-    assert ctx.get(dut.ready)
+@CONFIGS
+def test_lines(config):
+    Bench(config, latency=9, stall=0.3).lines(offer=0.5, take=0.6, cycles=150)
 
 
-async def write(ctx, dut):
-    await ready(ctx, dut)
-    for page in PAGES:
-        for line in range(2):
-            ctx.set(dut.i_line.p, {"id": page, "line": line, "code": codes(page, line)})
-            ctx.set(dut.i_line.valid, 1)
-            await ctx.tick()
-    ctx.set(dut.i_line.valid, 0)
-
-
-def run(offer, take):
-    ends = Ends(sends={"i": [*PAGES, *PAGES]}, takes=("o",), offer=offer, take=take, before=write)
-    seen = pump(SummaryStore(config=CONFIG), ends, cycles=int(16 / offer / take) + 10)
-    got = [(t.item.id, t.item.line, t.item.last, list(t.item.code)) for t in seen["o"]]
-    assert got == [
-        (page, line, line, codes(page, line)) for page in (*PAGES, *PAGES) for line in range(2)
-    ]
-    return seen
-
-
-def test_lines():
-    run(0.5, 0.6)
-
-
-def test_latency_and_interval():
-    seen = run(1, 1)
-    assert seen["o"][0].offered - seen["i"][0].offered == SummaryStore.LATENCY
-    taken = [t.taken for t in seen["o"]]
-    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {SummaryStore.INTERVAL}
-
-
-def test_a_summary_holds_until_it_is_cleared():
-    found, rows = [], []
+@CONFIGS
+def test_a_summary_holds_until_it_is_cleared(config):
+    found, bench = [], Bench(config)
 
     async def steps(ctx, dut):
-        await ready(ctx, dut)
+        await bench.ready(ctx, dut)
 
         async def holds(page):
-            ctx.set(dut.look, 1)
-            ctx.set(dut.look_row, page // dut.ROW)
-            await ctx.tick()
-            ctx.set(dut.look, 0)
-            row = ctx.get(dut.holds)
-            found.append(row >> page % dut.ROW & 1)
-            rows.append(row)
+            found.append(await bench.holds(ctx, dut, page))
 
-        async def change(sets=None, clears=None):
-            ctx.set(dut.set, sets is not None)
-            ctx.set(dut.set_page, sets or 0)
-            ctx.set(dut.i_clear.valid, clears is not None)
-            ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": clears or 0})
-            await ctx.tick()
-            ctx.set(dut.set, 0)
-            ctx.set(dut.i_clear.valid, 0)
+        async def change(**what):
+            await bench.change(ctx, dut, **what)
 
         await holds(3)
         await change(sets=3)
@@ -95,17 +71,83 @@ def test_a_summary_holds_until_it_is_cleared():
         ctx.set(dut.token_lines, 1)
         await holds(9)
 
-    pump(SummaryStore(config=CONFIG), Ends(sends={}, takes=(), before=steps), cycles=1)
-    assert found == [0, 1, 0, 0, 0, 1, 0]
+    pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
     # Each page of a row has its own: 3 is in the first, 9 in the second.
-    assert rows == [0, 8, 0, 0, 0, 2, 0]
+    assert found == [(0, 0), (1, 8), (0, 0), (0, 0), (0, 0), (1, 2), (0, 0)]
 
 
-def test_it_is_ready_when_no_row_holds():
+@pytest.mark.parametrize("hammered", [0, 1])
+def test_what_memory_did_not_write_does_not_hold(hammered):
+    """Nor does it settle before, however long keys are written in each cycle."""
+    bench = Bench(MEMORY, errs=lambda write, address: write and address // 128 % 64 == 9)
+
+    async def steps(ctx, dut):
+        await bench.ready(ctx, dut)
+        for page in PAGES:
+            await bench.change(ctx, dut, sets=page)
+        if hammered:
+            ctx.set(dut.i_clear.valid, 1)
+            ctx.set(dut.i_clear.p, {"squeue": 0, "page": 1})
+        for page in (3, 63):
+            await bench.write(ctx, dut, [page])
+        if hammered:
+            with pytest.raises(AssertionError, match="settled"):
+                await bench.write(ctx, dut, [9])
+            ctx.set(dut.i_clear.valid, 0)
+            await bench.tick(ctx)
+            assert ctx.get(dut.settled)
+        else:
+            await bench.write(ctx, dut, [9])
+        assert [(await bench.holds(ctx, dut, page))[0] for page in PAGES] == [1, 0, 1]
+        assert await bench.read(ctx, dut) == [(p, n, [0] * 16) for p in PAGES for n in (0, 1)]
+        ctx.set(dut.begins, 1)
+        await bench.tick(ctx)
+        ctx.set(dut.begins, 0)
+        pages = (3, 63)
+        assert await bench.read(ctx, dut, pages) == [
+            (p, n, codes(p, n)) for p in pages for n in (0, 1)
+        ]
+
+    pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    assert bench.failed == [(SQUEUE, 9, 1)] * 2
+
+
+@pytest.mark.parametrize("hammered", [0, 1])
+def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
+    """Keys that are written in each cycle put that off, and nothing waits for it."""
+    lost = 9, 0
+    bench = Bench(MEMORY, errs=lambda write, at: not write and at == (SQUEUE * 64 + lost[0]) * 128)
+    held = []
+
+    async def steps(ctx, dut):
+        await bench.ready(ctx, dut)
+        for page in PAGES:
+            await bench.change(ctx, dut, sets=page)
+        await bench.write(ctx, dut)
+        ctx.set(dut.i_clear.valid, hammered)
+        ctx.set(dut.i_clear.p, {"squeue": 0, "page": 1})
+        got = await bench.read(ctx, dut)
+        assert got == [
+            (page, line, [0] * 16 if (page, line) == lost else codes(page, line))
+            for page in PAGES
+            for line in range(2)
+        ]
+        held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
+        ctx.set(dut.i_clear.valid, 0)
+        await bench.tick(ctx)
+        held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
+
+    pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    assert bench.failed == [(SQUEUE, 9, 0)]
+    assert held == [[1, hammered, 1], [1, 0, 1]]
+
+
+@CONFIGS
+def test_it_is_ready_when_no_row_holds(config):
     """Whatever the memories held before: the last row is scrubbed in the cycle before `ready`."""
-    dut = SummaryStore(config=CONFIG)
+    dut = SummaryStore(config=config)
     top, memories = opened(dut)
-    rows = CONFIG.page_words // dut.ROW
+    rows = config.page_words // dut.ROW
     held = [memory for path, memory in memories.items() if "lines_" in path]
     assert len(held) == dut.ROW
 

@@ -256,6 +256,8 @@ BENCHES = (
     _source("select/select_control", "SelectControl"),
     _source("select/select_window", "SelectWindow"),
     _source("select/summary_store", "SummaryStore"),
+    _source("select/summary_rows", "SummaryRows"),
+    _source("select/summary_memory", "SummaryMemory"),
     _source("flit/credits", "CreditSender", "CreditReceiver"),
     _source("flit/packer", "FlitPacker"),
     _source("flit/unpacker", "FlitUnpacker", also=("flips",)),

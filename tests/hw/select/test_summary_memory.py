@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SummaryMemory: lines come back as they were written, in order, as many on their way as there are
+places; memory's errors are told, and what it answers with them is not."""
+
+import pytest
+from streams import Ends, pump
+from summary_port import MEMORY, PAGES, SQUEUE, SummaryBench, codes
+
+from kelp_hw.select.summary_memory import SummaryMemory
+
+
+def bench(**memory):
+    return SummaryBench(SummaryMemory(config=MEMORY), **memory)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lines(seed):
+    bench(latency=9, stall=0.3, seed=seed).lines(offer=0.5, take=0.6, cycles=150)
+
+
+def test_latency_and_interval():
+    seen = bench().lines()
+    # Memory answers in the next cycle; the page's name stands a cycle later than that.
+    assert seen["o"][0].offered - seen["i"][0].offered == SummaryMemory.LATENCY + 1
+    taken = [t.taken for t in seen["o"]]
+    assert {b - a for a, b in zip(taken, taken[1:], strict=False)} == {SummaryMemory.INTERVAL}
+
+
+def test_many_lines_are_on_their_way():
+    """As many as there are places, whatever memory's latency."""
+    looks, b = MEMORY.select_looks, bench()
+    b.memory._due = lambda: b.memory.now + 3 * looks
+    ends = Ends(sends={"i": list(range(looks))}, takes=("o",), before=b.ready, watch=b.watch)
+    seen = pump(b.dut, ends, cycles=3 * looks)
+    assert len(seen["i"]) == looks // 2 and len(seen["o"]) < looks
+    assert seen["i"][-1].taken <= looks + 1
+
+
+def test_writes_wait_for_a_memory_that_confirms_none():
+    b = bench()
+    b.memory._due = lambda: b.memory.now + 200
+    taken = []
+
+    async def steps(ctx, dut):
+        await b.ready(ctx, dut)
+        ctx.set(dut.i_line.valid, 1)
+        for _ in range(100):
+            b.watch(ctx)
+            taken.append(ctx.get(dut.i_line.ready))
+            assert not ctx.get(dut.settled)
+            await ctx.tick()
+
+    pump(b.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    assert taken == [1] * SummaryMemory.WRITES + [0] * (100 - SummaryMemory.WRITES)
+
+
+def test_errors():
+    """A line that is not read is zeros, as is every line while it is `blank`."""
+    lost = {(0, 9, 0), (1, 63, 1)}  # write, page, line
+
+    def errs(write, address):
+        row = address // 64
+        return (write, row // 2 - SQUEUE * 64, row % 2) in lost
+
+    b, got = bench(errs=errs), {}
+
+    async def steps(ctx, dut):
+        await b.ready(ctx, dut)
+        await b.write(ctx, dut)
+        for blank in (0, 1):
+            ctx.set(dut.blank, blank)
+            got[blank] = await b.read(ctx, dut)
+
+    pump(b.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    zeros = {(9, 0), (63, 1)}  # what was not written was zeros before
+    assert got[0] == [
+        (page, line, [0] * 16 if (page, line) in zeros else codes(page, line))
+        for page in PAGES
+        for line in range(2)
+    ]
+    assert got[1] == [(page, line, [0] * 16) for page in PAGES for line in range(2)]
+    assert b.failed == [(SQUEUE, 63, 1), (SQUEUE, 9, 0), (SQUEUE, 9, 0)]
