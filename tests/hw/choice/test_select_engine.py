@@ -41,13 +41,17 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
     rows = -(-group.codes[0].size // CODED_LINES)
     estimates, absent = absent is not None, absent or ()
     dut = SelectEngine(
-        **sizes, sizes=KeySizes(lines, rows, lanes, pace.get("products", 32)), estimates=estimates
+        **sizes,
+        sizes=KeySizes(lines, rows, lanes, pace.get("products", 32)),
+        context=3,
+        estimates=estimates,
     )
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
     plans = [plan_items(group.plan_rows) for _ in asked]
-    left = [request for _, request in asked]
+    left = [request | {"context": n % 8} for n, (_, request) in enumerate(asked)]
+    begun = ended = 0  # of requests: those whose pages are looked at, those that have been chosen
     waits, planned = [len(lines) for lines in sent], [len(lines) for lines in plans]
 
     def answer(path, item):
@@ -83,6 +87,18 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
             for line in sent.pop(0):
                 yield "i_query", line
 
+    def watch(ctx):
+        """Whose page each is."""
+        nonlocal begun, ended
+        if ctx.get(dut.o_key.valid):
+            first, bank = ctx.get(dut.o_key.p.page) == 0, ctx.get(dut.o_key.p.bank)
+            assert ctx.get(dut.scores) >> bank & 1
+            assert ctx.get(dut.scored[bank]) == (begun if first else begun - 1) % 8
+            begun += first and ctx.get(dut.o_key.ready)
+        if ctx.get(dut.o.valid):
+            assert ctx.get(dut.chooses) and ctx.get(dut.chosen) == ended % 8
+            ended += ctx.get(dut.o.ready) and ctx.get(dut.o.p.none)
+
     ends = Ends(
         sends={"i_query": sent.pop(0), "i_plan": [], "i": [], "i_summary": [], "i_key": []},
         takes=("o_summary", "o_key", "o"),
@@ -91,6 +107,7 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
         takes_of={"o_key": slow * take},
         answer=answer,
         sent=after,
+        watch=watch,
     )
     return pump(dut, ends, cycles=int(cycles * len(asked) / offer / take)), dut
 

@@ -103,6 +103,25 @@ async def no_frame_ends_in_poison(dut):
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
+async def a_limit_of_any_length(dut):
+    """A miss without a frame is given up when its time is over and not before, whatever bits the
+    limit has."""
+    tb = await start(dut, frames=[0] * 4)
+    for bits in range(8, 33):
+        limit = tb.rng.getrandbits(bits) | 1 << bits - 1
+        await tb.reset(starve_limit=limit)
+        while not await tb.cycle(tb.new_op(Op.READ, (0, 0))):
+            pass
+        while not tb.misses:
+            await tb.cycle()
+        (entry,) = tb.misses.values()
+        tb.now = entry.since + limit - VISIT
+        for _ in range(3 * VISIT):
+            await tb.cycle()
+        assert not tb.misses, f"not given up after {limit} cycles"
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
 async def a_flooded_page_still_comes_home(dut):
     """Requests to one page in every cycle cannot keep it fetching, nor keep others waiting."""
     tb = await start(dut)

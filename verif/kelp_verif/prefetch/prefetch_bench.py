@@ -15,6 +15,10 @@ from kelp_spec.metadata import PrefetchSource
 from ..harness.runner import bench_params, record
 from .prefetch_tb import SOURCES, TB
 
+#: In lock-step, the trigger up to which there are only these: by then the credits of what they
+#: suggest have fallen.
+_FALLS = {"hint": 140, "spec": 600, "access": 1250}
+
 
 def same_counts(tb, golden):
     """What the block has counted is what the golden model has."""
@@ -33,6 +37,16 @@ def same_counts(tb, golden):
             assert tb.counts["pulse", reason, s] == 0, (reason, s)
 
 
+def _kind(rng, n):
+    """Of trigger `n`. A credit that falls amid a list counts from the next one on."""
+    for kind in ("hint", "spec"):
+        if n < _FALLS[kind]:
+            return kind
+    if n < _FALLS["access"]:
+        return "access" if n % 5 else "step"
+    return rng.choices(["access", "step", "hint", "spec", "other"], [20, 2, 2, 8, 2])[0]
+
+
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def lockstep(dut):
     """One trigger at a time: the same ops in the same order as the golden model, the same counts,
@@ -46,12 +60,15 @@ async def lockstep(dut):
     enabled = set(SOURCES)
     triggers = Counter()
     accessed = [set() for _ in range(config.sessions)]
+    ring = bench_params()["previous"] // config.sessions
+    remembered, overwritten = [0] * config.sessions, 0
     for n in range(bench_params()["triggers"]):
         if n % 50 == 0:
             tb.p_ready, tb.p_taken = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.8, 1.0])
-            # credits fall, then recover
-            share = rng.choice([0.2, 0.6]) if n // 1000 % 2 else 0.0
+            share = rng.choice([0.0, 0.2, 0.6])
             enabled = set(SOURCES) if rng.random() < 0.7 else set(rng.sample(SOURCES, 3))
+            if n < _FALLS["access"]:
+                tb.p_ready, tb.p_taken, share, enabled = 1.0, 1.0, 0.0, set(SOURCES)
             golden.enable = enabled
             tb.enable(enabled)
         session = rng.randrange(config.sessions)
@@ -61,21 +78,26 @@ async def lockstep(dut):
             if regs.closing:
                 golden.closed(session)
                 accessed[session].clear()
+                remembered[session] = 0
             tb.set_sessions()
-        squeue = session * config.queues + rng.randrange(regs.used_queues)
-        kind = rng.choices(["access", "step", "hint", "spec", "other"], [20, 2, 2, 3, 2])[0]
+        kind, queues = _kind(rng, n), regs.used_queues if n >= _FALLS["access"] else 1
+        squeue = session * config.queues + rng.randrange(queues)
         if kind == "access":
             page = rng.choice([0, 1, regs.used_pages - 1, rng.randrange(regs.used_pages)])
             if (squeue, page) in accessed[session]:
                 continue  # not its first demand in this step
             if not regs.closing:
                 accessed[session].add((squeue, page))
+                if PrefetchSource.PREVIOUS in enabled:
+                    overwritten += remembered[session] == ring
+                    remembered[session] = min(remembered[session] + 1, ring)
                 tb.results.append(tb.access_result(squeue, page))
                 want = golden.access(session, squeue, page, tb.windows[squeue])
             else:
                 want = []
         elif kind == "step":
             accessed[session].clear()
+            remembered[session] = 0
             tb.results.append(tb.step_result(session))
             want = golden.step(session)
         elif kind == "hint":
@@ -116,13 +138,15 @@ async def lockstep(dut):
             golden.throttles[s].credit for s in SOURCES
         ], n
     same_counts(tb, golden)
+    assert tb.counts["previous_lost"] == overwritten
+    throttled = {s: golden.dropped[s, "THROTTLED"] for s in SOURCES}
     credits = [golden.throttles[s].credit for s in SOURCES]
     record(
         triggers=dict(triggers),
         ops=sum(golden.issued.values()) + sum(golden.refused.values()),
         credits=credits,
-        throttled=sum(v for (_, reason), v in golden.dropped.items() if reason == "THROTTLED"),
-        previous_lost=tb.counts["previous_lost"],
+        throttled={s.name: count for s, count in throttled.items()},
+        previous_lost=overwritten,
     )
 
 
