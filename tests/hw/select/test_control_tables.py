@@ -28,7 +28,7 @@ class Taught(Room):
 
     async def cycle(self):
         self.ctx.set(self.dut.frames, self.frames)
-        self.ctx.set(self.dut.sessions[0].step, self.makes[0].tracker.sessions[0].step)
+        self.tell_session(0, "step", self.makes[0].tracker.sessions[0].step)
         await super().cycle()
 
     async def ask(self, seed, **bell):

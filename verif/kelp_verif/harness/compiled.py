@@ -22,6 +22,7 @@ from kelp_rtl.build.verilog import to_verilog
 __all__ = ["simulate"]
 
 _DRIVER = Path(__file__).with_name("compiled.cpp")
+_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
 
 def simulate(component, bench, *, seed: int = 1) -> None:
@@ -58,11 +59,15 @@ class _Context:
         at = (ctypes.c_void_p * len(ports))()
         library.block_ports(self._block, at)
         self._ports, self._changed = {}, True
+        self._words = {}  # of the ports that are unsigned numbers of at most 64 bits
         for (signal, member), address in zip(ports.values(), at, strict=True):
             size = _size(len(signal))
             cells = (ctypes.c_char * size).from_address(address)
             # The signal is kept with it: another one could come to have its id.
             self._ports[id(signal)] = cells, size, signal
+            if size <= 8 and not signal.shape().signed:
+                word = _WORDS[size].from_address(address)
+                self._words[id(signal)] = word, (1 << len(signal)) - 1
             if member.flow is In:
                 self.set(signal, signal.init)
 
@@ -101,6 +106,8 @@ class _Context:
 
     def get(self, expression):
         self.settle()
+        if word := self._words.get(id(expression)):
+            return word[0].value
         value = Value.cast(expression)
         if isinstance(value, Const):  # the `ready` of a stream that is always taken
             return value.value
@@ -113,6 +120,12 @@ class _Context:
         return Const(bits, value.shape()).value
 
     def set(self, expression, value):
+        if word := self._words.get(id(expression)):
+            cell, mask = word
+            value = int(value) & mask
+            if cell.value != value:
+                cell.value, self._changed = value, True
+            return
         target = Value.cast(expression)
         if isinstance(expression, ValueCastable) and isinstance(
             shape := expression.shape(), ShapeCastable
