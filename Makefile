@@ -13,6 +13,9 @@ STAMP := .venv/kelp-stamp
 KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
+# Benches and commands are processes by the hundred that import the same modules: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow lint-configs soak bench prove coverage mutate nightly lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
 
