@@ -168,9 +168,9 @@ class Select(wiring.Component):
             event.p.page.eq(lost.p.page),
             event.p.argument.eq(lost.p.write),
         ]
-        for k in range(self.config.sessions):
-            first = k * self.config.queues
-            with m.If((lost.p.squeue >= first) & (lost.p.squeue < first + self.config.queues)):
+        m.d.comb += event.p.ld_id.eq(self.sessions[0].ld_id)
+        for k in range(1, self.config.sessions):
+            with m.If(lost.p.squeue >= k * self.config.queues):
                 m.d.comb += event.p.ld_id.eq(self.sessions[k].ld_id)
 
     def _order(self, m, gather):
