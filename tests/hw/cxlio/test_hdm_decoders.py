@@ -32,10 +32,16 @@ def test_random_commits(coherent):
             held = golden.held(i)
             if not held:
                 near = 8 if rng.random() < 0.9 else 1 << 36
-                for what, most in (("base", 32), ("size", near), ("skip", 3)):
-                    unit = rng.randrange(most)
+                ways = values[p + "control_ways"] = rng.choice((0, 0, 0, 1, 2, 3, 4, 8))
+                units = {what: rng.randrange(n) for what, n in (("base", 32), ("size", near))}
+                units["skip"] = skip = rng.randrange(3)
+                if rng.random() < 0.3:  # up to the end of memory, or a unit beyond
+                    windows = [w for w in golden.windows if w]
+                    left = CONFIG.capacity - skip
+                    left -= max(((w.dpa + w.size // w.ways) >> 28 for w in windows), default=0)
+                    units["size"] = max(0, left + (rng.random() < 0.3)) << min(ways, 3)
+                for what, unit in units.items():
                     values[p + what], values[p + what + "_high"] = unit & 15, unit >> 4
-                values[p + "control_ways"] = rng.choice((0, 0, 0, 1, 2, 3, 4, 8))
                 values[p + "control_granularity"] = rng.choice((0, 1, 6, 6, 7))
                 snooped = coherent and rng.random() < 0.5
                 values[p + "control_host_only"] = (rng.random() < 0.95) != snooped

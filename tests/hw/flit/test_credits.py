@@ -10,7 +10,7 @@ from simulation import simulate
 from timing import check_pace
 
 from kelp_hw.flit.credits import CreditReceiver, CreditSender
-from kelp_spec.flit import COUNT_BITS
+from kelp_spec.flit import COUNT_BITS, MOST_CREDITS
 
 COUNTS = 1 << COUNT_BITS
 
@@ -25,7 +25,7 @@ def test_all_credits_come_back(credits, loss):
     rng, sent = random.Random(credits), [0, 0, 0]
 
     async def bench(ctx):
-        held = [0, 0, 0]
+        held, received = [0, 0, 0], [0, 0, 0]
         before, new = [0, 0, 0], [0, 0, 0]
         for cycle in range(900):
             ends = cycle >= 800
@@ -47,10 +47,14 @@ def test_all_credits_come_back(credits, loss):
             freed = sum((held[n] > 0 and (ends or rng.random() < 0.3)) << n for n in range(3))
             ctx.set(receiver.freed, freed)
             ctx.set(receiver.takes, closes and not loses)
+            lost = closes * (before[n] - received[n])
+            assert ctx.get(receiver.lost) == lost, f"cycle {cycle}"
             if closes:
                 assert not ctx.get(receiver.refuses), f"cycle {cycle}"
                 if not loses:
                     held = [h + k for h, k in zip(held, new, strict=True)]
+                    received[n] = before[n]
+                    received = [r + k for r, k in zip(received, new, strict=True)]
                 before, new = list(sent), [0, 0, 0]
             held = [h - (freed >> n & 1) for n, h in enumerate(held)]
             k = rng.randrange(3)
@@ -84,6 +88,23 @@ def test_what_cannot_be_is_refused():
         await ctx.tick()
 
     simulate(dut, bench)
+
+
+def test_no_more_than_can_be_is_believed():
+    """By the sender, of what it hears; what it had stays."""
+    dut, told, most = CreditSender(), [], MOST_CREDITS
+
+    async def bench(ctx):
+        counts = (most + 1, COUNTS - 1, most, most + 2, most + 1, most + 2, most + 2)
+        for count, takes in zip(counts, (0, 0, 0, 1, 0, 1, 0), strict=True):
+            ctx.set(dut.heard, {"valid": 1, "channel": 1, "count": count})
+            ctx.set(dut.takes, takes << 1)
+            told.append(ctx.get(dut.wrong))
+            await ctx.tick()
+        assert ctx.get(dut.left) == 0b10
+
+    simulate(dut, bench)
+    assert told == [1, 1, 0, 1, 0, 1, 0]
 
 
 def test_latency_and_interval():

@@ -6,6 +6,7 @@ and turns are. `test_ema.py` compares whole engines."""
 import random
 
 import pytest
+from flips import opened
 from simulation import simulate
 from timing import check_interval, varied
 
@@ -163,6 +164,76 @@ def test_profile_latency_and_interval():
 def test_profile_entry_latency_and_interval():
     stimuli = [COUNT | {"distance": k, "epoch": k} for k in (1, 2, 3)]
     check_interval(lambda: Profile(config=UNIT), "ENTRY_LATENCY", "entry", stimuli, settle=80)
+
+
+def test_counts_are_those_of_a_list():
+    """Rows hold anything before the scrub; an event that is none may say anything."""
+    rng, dut = random.Random(4), Profile(config=UNIT)
+    top, memories = opened(dut)
+    kept, recent, coming, epoch, seen = {}, [], [None] * 4, 0, set()
+
+    def event(place, counts, clears):
+        """What is shown of it: the count, and the entry behind it."""
+        count, since = kept.get(place, (0, 0))
+        now = count >> (epoch - since) % (1 << policy.EPOCH_BITS)
+        seen.add(now)
+        if counts or clears:
+            kept[place] = 0 if clears else min(now + 1, 127), epoch
+        return now, kept.get(place, (0, 0))
+
+    async def bench(ctx):
+        nonlocal epoch, recent
+        for memory in memories.values():
+            for row in range(UNIT.page_words):
+                ctx.set(memory[row], rng.getrandbits(8))
+        await ctx.tick().until(dut.ready)
+        for n in range(3600):
+            place = rng.choice([rng.randrange(4), rng.randrange(UNIT.page_words)])
+            ages = n % 1800 > 1400  # until then counts grow as far as they can
+            valid, counts, clears = (rng.random() < p for p in (0.9, 0.9, ages * 0.05))
+            valid = valid and place not in recent
+            if ages:
+                epoch = (epoch + rng.choice([0, 0, 0, 1, 1, 3, 7])) % (1 << policy.EPOCH_BITS)
+            inputs = {"valid": valid, "epoch": epoch, "counts": counts, "clears": clears}
+            inputs |= {"distance": place % UNIT.pages, "squeue": place // UNIT.pages}
+            for name, each in inputs.items():
+                ctx.set(getattr(dut, name), each)
+            recent = [*recent, place if valid else None][-dut.BUSY :]
+            coming.append(event(place, counts, clears) if valid else None)
+            if shown := coming[-1 - dut.LATENCY]:
+                assert ctx.get(dut.count) == shown[0]
+            if shown := coming[-1 - dut.ENTRY_LATENCY]:
+                assert (ctx.get(dut.entry.count), ctx.get(dut.entry.epoch)) == shown[1]
+            await ctx.tick()
+
+    simulate(top, bench)
+    assert max(seen) > 100 and len(seen) > 60
+
+
+def test_a_turn_is_that_of_the_latest_access():
+    rng, dut = random.Random(5), Turns(config=UNIT)
+    turns, seen = [None] * UNIT.sessions, set()
+
+    async def bench(ctx):
+        for _ in range(2000):
+            session, queue, page = (rng.randrange(n) for n in (UNIT.sessions, 4, UNIT.pages))
+            squeue, step = session * UNIT.queues + queue, rng.choice([7, 7, 7, 8, 255])
+            accessed, forgets = rng.random() < 0.2, rng.random() < 0.02
+            inputs = {"session": session, "squeue": squeue, "page": page, "step": step}
+            for name, each in (inputs | {"accessed": accessed, "forgets": forgets}).items():
+                ctx.set(getattr(dut, name), each)
+            of, at = turns[session] or (None, None)
+            shown = ctx.get(dut.over), ctx.get(dut.finished)
+            assert shown == (of == step and (squeue, page) < at, of == step and squeue < at[0])
+            seen.add(shown)
+            if forgets:
+                turns[session] = None
+            elif accessed:
+                turns[session] = step, (squeue, page)
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize(

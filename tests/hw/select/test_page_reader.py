@@ -2,11 +2,12 @@
 
 """PageReader: a LOOK for each line, and the lines in that order, as int8 would store them."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
-from amaranth.hdl import Elaboratable
+from amaranth.hdl import Elaboratable, Value
 from flips import fields, flip, opened
 from streams import Ends, pump
 
@@ -127,17 +128,25 @@ def test_tokens_that_are_not_near_are_left_out():
 
 def test_queries_pass_between_lines():
     """In their own host type, each with its place; `idle` is what is inside, of both kinds."""
-    dut, idle = PageReader(config=CONFIG), []
+    dut, idle, offers = PageReader(config=CONFIG), [], []
     places = [{"head": k % CONFIG.select_heads, "line": k % 3 % 2} for k in range(12)]
     queries = [(rows(100 + k)[0], place) for k, place in enumerate(places)]
+
+    def watch(ctx):
+        idle.append(ctx.get(dut.idle))
+        into = dut._quantiser.i
+        offers.append(tuple(ctx.get(Value.cast(x)) for x in (into.valid, into.ready, into.p)))
+
     seen = run(
         PAGES * 2,
         offer=0.5,
         take=0.6,
         dut=dut,
         queries=queries,
-        watch=lambda ctx: idle.append(ctx.get(dut.idle)),
+        watch=watch,
     )
+    for (valid, ready, line), (still, _, then) in itertools.pairwise(offers):
+        assert not valid or ready or (still, then) == (1, line), "the quantiser's line is changed"
     assert len(seen["o"]) == 2 * sum(count for _, count in PAGES)
     for t, (row, place) in zip(seen["o_query"], queries, strict=True):
         assert {name: t.item.place[name] for name in place} == place

@@ -35,7 +35,10 @@ class TB:
             Session(
                 ld_id=s,
                 used_queues=config.queues - rng.randrange(2),
-                used_pages=rng.randint(max(2, config.pages // 2), config.pages - 1),
+                # the first session's pages have numbers of every bit
+                used_pages=rng.randint(max(2, config.pages // 2), config.pages - 1)
+                if s
+                else config.pages - 1,
                 kv_heads=rng.choice([1, 2]),
             )
             for s in range(config.sessions)
