@@ -32,6 +32,8 @@ def describe(config: Config) -> dict:
         "page_word_bits": word_bits,
         "aperture_bytes": 1 << config.aperture_bits,
         "dram_bytes": config.dram_lines * 64,
+        # Behind a port of its own with `select_port`, on the chip without.
+        "summary_bytes": config.summary_lines * 64,
         "mixed_pages": _mixed_pages(config),
         "pools": {
             name: {"pages": pages, "frames": frames, "frame_lines": lines}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kelp_hw.select.summary_store import SummaryStore
 from kelp_rtl.device import Descriptor, Driver, MemoryTiming, RunRules
 from kelp_rtl.program import Program
 from kelp_spec.config import Config
@@ -29,7 +30,7 @@ HEADS, LINES, TOKENS, QUOTA, SLOTS = 8, 4, 16, 32, 32  # a KV head of Llama-3-70
 DIM = 32 * LINES
 #: cycles of latencies that the sum leaves out: doorbell, queries and plan loaded, the engine's
 #: pipelines, a line's way through the tracker and memory, both memories' latencies
-MARGIN = 900
+MARGIN = 600
 
 
 def config_of(pages: int) -> Config:
@@ -75,10 +76,12 @@ class Latency:
 
     @property
     def stages(self) -> int:
-        """docs/select.md's sum: plan, stage one, names, stage two, masses, choice."""
+        """docs/select.md's sum: the look for summaries, plan, stage one, names, stage two, masses,
+        choice."""
         rows = TOKENS * LINES // 16
         masses = 2 * self.candidates + 23 + HEADS
-        return 68 * LINES + self.pages * rows + QUOTA + self.looks + masses + self.chosen
+        one = self.pages // SummaryStore.ROW + 68 * LINES + self.pages * rows + QUOTA
+        return one + self.looks + masses + self.chosen
 
 
 class _Bench:
