@@ -20,8 +20,8 @@ CONFIG, SIZES_ = named("unit"), SIZES["unit"]
 SENT_BACK = (DirectoryOutcome.WAIT, DirectoryOutcome.RECALL)
 
 
-def new_directory():
-    return Directory(config=CONFIG, sizes=SIZES_)
+def new_directory(sizes=SIZES_):
+    return Directory(config=CONFIG, sizes=sizes)
 
 
 def test_latency_and_interval():
@@ -58,9 +58,9 @@ async def put(ctx, port, values):
         ctx.set(port[name], int(values.get(name, 0)))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_op_comes_to_what_the_golden_model_says(seed):
-    rng, dut, golden = random.Random(seed), new_directory(), Golden(SIZES_, CONFIG)
+@pytest.mark.parametrize("sizes", [SIZES_, SIZES["unit_coherent"]], ids=["eager", "not eager"])
+def test_every_op_comes_to_what_the_golden_model_says(sizes):
+    rng, dut, golden = random.Random(sizes.eager), new_directory(sizes), Golden(sizes, CONFIG)
     recalls, seen, epoch, compared = [], set(), 0, 0
 
     async def bench(ctx):
@@ -77,9 +77,9 @@ def test_every_op_comes_to_what_the_golden_model_says(seed):
             if ctx.get(dut.o.valid) and not ctx.get(dut.o.p.dropped):
                 got = fields(ctx, dut.o.p)
                 told = fields(ctx, dut.o.p.op)
-                want = expected(golden, told, free, SIZES_)
+                want = expected(golden, told, free, sizes)
                 if want is not None:
-                    compare(compared, got, want, golden, told, SIZES_)
+                    compare(compared, got, want, golden, told, sizes)
                     compared += 1
                     seen.add((told["kind"], got["outcome"]))
                     if want.recall:

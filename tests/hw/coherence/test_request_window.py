@@ -81,7 +81,7 @@ def test_a_flip_is_corrected_two_are_told_where_the_request_leaves():
         ctx.set(dut.m2s_req.valid, 0)
         flip(ctx, memory, 1, 3)
         flip(ctx, memory, 2, 3, 9)
-        for take in (1, 0, 1, 1, 1):
+        for take in (1, 0, 1, 0, 1, 1):
             ctx.set(dut.take, take)
             tags.append(ctx.get(dut.message.tag))
             await ctx.tick()
@@ -90,7 +90,7 @@ def test_a_flip_is_corrected_two_are_told_where_the_request_leaves():
     simulate_memory(dut, bench)
     assert tags[:3] == [0x5A00, 0x5A01, 0x5A01]
     corrected, fatal = NO_FAULT | {"corrected": 1}, NO_FAULT | {"fatal": 1}
-    assert faults == [NO_FAULT, NO_FAULT, corrected, fatal, NO_FAULT]
+    assert faults == [NO_FAULT, NO_FAULT, corrected, NO_FAULT, fatal, NO_FAULT]
 
 
 def test_nothing_is_taken_before_it_is_enabled():

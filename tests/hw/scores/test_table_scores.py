@@ -21,13 +21,13 @@ MEMORIES = (
 )
 
 
-def run(test, model=Model(), **params):
+def run(test, **params):
     return run_cocotb(
         made(TableScores, config=CONFIG),
         bench="kelp_verif.scores.table_scores_bench",
         test=test,
         params={"config": dataclasses.asdict(CONFIG), **params},
-        model=model,
+        model=Model(public=PUBLIC),
         timeout_s=300,
     ).records
 
@@ -39,6 +39,15 @@ def test_random_turns_and_guesses():
     assert seen["early"] > 50 and seen["values"] > 2000
 
 
+def test_cohorts_come_and_go():
+    records = run("cohorts_come_and_go")
+    assert records["seen"]["shadow"] > 150 and min(records["credits"]) > 20, records
+
+
+def test_credit_falls_as_far_as_it_can():
+    run("credit_falls")
+
+
 def test_a_session_opened_amid_its_turn_is_new():
     run("opened_amid_turns")
 
@@ -48,7 +57,7 @@ def test_pages_to_fetch_wait():
 
 
 def test_flipped_bits_let_every_walk_end():
-    records = run("flipped_words", Model(public=PUBLIC), cycles=8000, memories=MEMORIES)
+    records = run("flipped_words", cycles=8000, memories=MEMORIES)
     assert set(records["flips"]) == set(MEMORIES) and min(records["seen"].values()) > 0
     assert min(records["seen"][name] for name in ("turn", "guess")) > 20
 

@@ -109,6 +109,7 @@ async def totals(dut):
             await tb.reset(["pulses", "read_index"], rows + 4)
             want[:] = [0] * len(COUNTERS)
             for i, value in (
+                *((rng.choice(names), rng.getrandbits(48)) for _ in range(3)),
                 (rng.randrange(30), (1 << 32) - 3),
                 (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3),
             ):

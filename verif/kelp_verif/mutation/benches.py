@@ -64,6 +64,7 @@ BENCHES = (
     _source("lib/free_list", "FreeList", proofs=("free_list",), count=5),
     _source("lib/byte_mask", "ByteMask", slots=8, protect=True),
     _source("lib/delay", "Delay"),
+    _source("lib/exp2", "Exp2", bias=1),
     _source("lib/log2", "Log2", bits=12, least=4),
     _source("lib/protected", "ProtectedMemory", "ProtectedFifo"),
     Bench("lib", {"lib/split_sram": ("SplitSram",)}, ("tests/hw/lib/test_split_sram.py",)),
@@ -90,6 +91,7 @@ BENCHES = (
         ),
     ),
     _source("scores/kelp_scores", "Frequency", "Age", "Profile", "Turns"),
+    _source("scores/table_values", "PageFrequencies", "GuessedValue"),
     _source("prefetch/fifo", "PrefetchFifo", proofs=("prefetch_fifo",)),
     _source("host/windows", "WindowRouter"),
     Bench(
@@ -113,7 +115,6 @@ BENCHES = (
         "tables",
         {
             "scores/table_scores": ("TableScores",),
-            "scores/table_values": ("PageFrequencies", "GuessedValue"),
             "scores/table_learning": ("TableLearning",),
             "scores/table_shadow": ("TableShadow",),
         },
@@ -165,7 +166,6 @@ BENCHES = (
             "eviction/eviction": ("Eviction",),
             "eviction/evictor": ("Evictor",),
             "eviction/sweep": ("Sweep",),
-            "lib/exp2": ("Exp2",),
         },
         (
             "tests/hw/eviction/test_priority.py",
@@ -199,7 +199,6 @@ BENCHES = (
             "control/counters": ("TotalCounters", "QueueCounters"),
             "control/phase": ("PhaseDetector",),
             "control/events": ("EventLog",),
-            "control/queue_config": ("QueueConfig",),
             "lib/histogram": ("LatencyHistogram",),
         },
         (
@@ -212,6 +211,7 @@ BENCHES = (
         ),
     ),
     _source("control/faults", "FaultMonitor"),
+    _source("control/queue_config", "QueueConfig", fields=("window", "alpha"), protect=True),
     Bench(
         "datapath",
         {

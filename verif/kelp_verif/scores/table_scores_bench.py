@@ -14,12 +14,14 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_golden.tables import Tables
 from kelp_hw.scores.table_scores import TableScores
 from kelp_rtl.build.packing import Packing
+from kelp_spec import policy2
 from kelp_spec.config import Config
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
 _TURN = 1 << 24
+_LEAST = -(1 << 15)  #: credit
 _SKIPS = (0, 1, 1, 1, 1, 2, 63, 64, 254, 255, 256, 300, 1 << 20)
 
 
@@ -46,6 +48,7 @@ class TB:
         self.takes = 0.5
         self.frames = 0
         self.cycle, self.accepted = 0, {}
+        self.turned = set()  #: sessions that have had a turn since they were opened
         self.seen = Counter()
 
     async def start(self):
@@ -121,6 +124,16 @@ class TB:
         await RisingEdge(dut.clk)
         self.cycle += 1
 
+    def same_shadow(self):
+        """While no walk is under way: the cohorts of each session are the golden ones."""
+        rows = self.dut.shadow.counts.memory
+        for session in self.turned:
+            cohorts = self.tables._sessions[session].cohorts
+            first = session * len(cohorts)
+            got = [int(rows[first + k].value) for k in range(len(cohorts))]
+            assert got == cohorts, f"cycle {self.cycle}: cohorts of session {session}"
+            self.seen["shadow"] += len(cohorts) - cohorts.count(0) > 1
+
     def _transfers(self):
         c, tables = self.config, self.tables
         for name in ("read", "mass", "turn", "guess"):
@@ -137,6 +150,7 @@ class TB:
             elif name == "turn":
                 tables.frames = self.frames
                 tables.turn_over(squeue, self.reads[squeue], item["newest"], item["step"])
+                self.turned.add(self.session(squeue))
                 self.reads[squeue] = set()
                 self.walks = squeue, True
             else:
@@ -145,6 +159,7 @@ class TB:
             tables.spend(self.spends)
         if self.opens is not None:
             tables.opened(self.opens)
+            self.turned.discard(self.opens)
             self.seen["open"] += 1
             for squeue in range(self.opens * c.queues, (self.opens + 1) * c.queues):
                 self.reads[squeue], self.masses[squeue] = set(), {}
@@ -257,6 +272,7 @@ async def random_traffic(dut):
         if not tb.offers and dut.idle.value == 1:
             break
     assert not tb.offers and dut.idle.value == 1
+    tb.same_shadow()
     before = tb.seen["values"]
     for _ in range(4 * tb.config.page_words):
         await tb.tick()
@@ -293,6 +309,17 @@ async def flipped_words(dut):
             break
     assert not tb.offers and dut.idle.value == 1 and not tb.early
     record(seen=dict(tb.seen), flips=dict(flips))
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def credit_falls(dut):
+    """By what a read of flash costs, down to its least."""
+    tb = TB(dut)
+    await tb.start()
+    for cycle in range(-_LEAST // policy2.COST + 40):
+        tb.spends = int(cycle < 20)
+        await tb.tick()
+    assert tb.credits() == [_LEAST, tb.tables.credit(1)]
 
 
 class Walks:
@@ -353,6 +380,31 @@ async def walks_take(dut):
         tb.frames = 0
         figures[f"{left} left"] = await walks.takes("turn", 0)
     record(figures=figures)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def cohorts_come_and_go(dut):
+    """Turns of all queues with few steps between, so that many cohorts stand and pages move from
+    one to another; frames become more and fewer. After each turn cohorts and credit are the golden
+    ones."""
+    tb = TB(dut)
+    await tb.start()
+    walks, rng, c = Walks(tb), tb.rng, tb.config
+    steps = [_TURN - 150, rng.randrange(1 << 20)]
+    for turn in range(180):
+        if turn % 20 == 0:
+            tb.frames = rng.choice([4, 10, 18, 30])
+        squeue, newest = rng.randrange(c.squeues), rng.randrange(6, 14)
+        session = tb.session(squeue)
+        skip = rng.choice([200, 254, 255, 256]) if turn % 60 == 59 else rng.choice([0, 1, 1, 2, 5])
+        walks.step = steps[session] = (steps[session] + skip) % _TURN
+        await walks.marked("read", squeue, rng.sample(range(newest + 1), rng.randrange(7)))
+        await walks.accepted("turn", squeue, newest)
+        await walks.over()
+        tb.same_shadow()
+        if rng.random() < 0.2:
+            tb.spends = rng.randrange(c.sessions)
+    record(seen=dict(tb.seen), credits=tb.credits())
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
