@@ -35,6 +35,7 @@ def test_many_lines_are_on_their_way():
     seen = pump(b.dut, ends, cycles=3 * looks)
     assert len(seen["i"]) == looks // 2 and len(seen["o"]) < looks
     assert seen["i"][-1].taken <= looks + 1
+    assert len(b.memory.reads) == looks
 
 
 def test_writes_wait_for_a_memory_that_confirms_none():

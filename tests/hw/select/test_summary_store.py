@@ -79,7 +79,8 @@ def test_a_summary_holds_until_it_is_cleared(config):
 @pytest.mark.parametrize("hammered", [0, 1])
 def test_what_memory_did_not_write_does_not_hold(hammered):
     """Nor does it settle before, however long keys are written in each cycle."""
-    bench = Bench(MEMORY, errs=lambda write, address: write and address // 128 % 64 == 9)
+    # The last line of a page: what settles it is that error.
+    bench = Bench(MEMORY, errs=lambda write, address: write and address // 64 % 128 == 19)
 
     async def steps(ctx, dut):
         await bench.ready(ctx, dut)
@@ -109,7 +110,7 @@ def test_what_memory_did_not_write_does_not_hold(hammered):
         ]
 
     pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
-    assert bench.failed == [(SQUEUE, 9, 1)] * 2
+    assert bench.failed == [(SQUEUE, 9, 1)]
 
 
 @pytest.mark.parametrize("hammered", [0, 1])
@@ -136,10 +137,13 @@ def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
         ctx.set(dut.i_clear.valid, 0)
         await bench.tick(ctx)
         held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
+        await bench.change(ctx, dut, sets=9)
+        await bench.tick(ctx)
+        held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
 
     pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
     assert bench.failed == [(SQUEUE, 9, 0)]
-    assert held == [[1, hammered, 1], [1, 0, 1]]
+    assert held == [[1, hammered, 1], [1, 0, 1], [1, 1, 1]]
 
 
 @CONFIGS
