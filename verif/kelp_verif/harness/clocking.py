@@ -6,7 +6,11 @@ import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import Timer
 
+from .handles import quicken
+
 __all__ = ["start_clock"]
+
+quicken()
 
 
 async def start_clock(dut) -> None:
