@@ -62,9 +62,10 @@ def _fixed(stream):
     return not hasattr(stream.ready, "name")
 
 
-def pump(dut, ends, *, cycles, seed=1):
+def pump(dut, ends, *, cycles, seed=1, quiet=None):
     """`cycles` cycles; stream → its transfers. What is offered by the block must stay until it is
-    taken."""
+    taken. It ends sooner where nothing is left to send and for `quiet` cycles nothing was
+    offered."""
     rng = random.Random(seed)
     queues = {path: deque(items) for path, items in ends.sends.items()}
     streams = {path: _at(dut, path) for path in (*queues, *ends.takes)}
@@ -113,6 +114,7 @@ def pump(dut, ends, *, cycles, seed=1):
             ctx.set(_at(dut, path), value)
         if ends.before:
             await ends.before(ctx, dut)
+        still = 0
         for cycle in range(cycles):
             drive(ctx, cycle)
             if ends.watch:
@@ -125,6 +127,9 @@ def pump(dut, ends, *, cycles, seed=1):
                 left.add(path)
                 follow(ends.sent, path, seen[path][-1].item)
             await ctx.tick()
+            still = 0 if since or any(queues.values()) else still + 1
+            if still == quiet:
+                break
 
     top = Module()
     top.submodules.dut = dut
