@@ -23,7 +23,7 @@ def scored(group, *, heads, lines, seed=1, offer=1.0, take=1.0, products=32):
         before=put_queries(group.query),
     )
     cycles = int((len(sends) * dut.INTERVAL + 40) / offer / take * 1.5)
-    return pump(dut, ends, cycles=cycles, seed=seed)
+    return pump(dut, ends, cycles=cycles, seed=seed, quiet=100)
 
 
 @pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4])

@@ -25,7 +25,8 @@ def built(group, *, lines, offer=1.0, take=1.0, elements=32):
     rows = -(-count // CODED_LINES)
     dut = SummaryBuild(lines=lines, rows=rows, id_bits=8, elements=elements)
     ends = Ends(sends={"i": sends}, takes=("o",), offer=offer, take=take, before=plan)
-    return pump(dut, ends, cycles=int((len(sends) * dut.INTERVAL + 20) / offer / take * 1.5))
+    cycles = int((len(sends) * dut.INTERVAL + 20) / offer / take * 1.5)
+    return pump(dut, ends, cycles=cycles, quiet=150)
 
 
 @pytest.mark.parametrize("wild", [False, True])

@@ -30,7 +30,7 @@ def estimated(group, *, heads, lines, lanes, most=None, least=(), idle=None, **p
         watch=lambda ctx: idle is not None and idle.append(ctx.get(dut.idle)),
     )
     cycles = len(sends) * CODED_LINES // lanes + 70 * lines + 40
-    return pump(dut, ends, cycles=int(cycles / offer / take * 1.5))
+    return pump(dut, ends, cycles=int(cycles / offer / take * 1.5), quiet=150)
 
 
 @pytest.mark.parametrize("wild", [False, True])

@@ -64,7 +64,8 @@ def test_reads_and_writes_reach_ingress_in_the_order_in_which_they_were_taken(of
         "i_write": [{"tag": n} for n in range(60)],
     }
     ends = Ends(sends=sends, takes=("o_request", "o_write"), offer=offer, take=take)
-    seen = pump(Select(config=CONFIG.with_(protect=False)), ends, cycles=int(400 / offer / take))
+    dut = Select(config=CONFIG.with_(protect=False))
+    seen = pump(dut, ends, cycles=int(400 / offer / take), quiet=200)
 
     def order(prefix):
         writes, reads = seen[prefix + "_write"], seen[prefix + "_request"]
