@@ -3,11 +3,15 @@
 """SessionControl: how fast it answers a command, and how far apart commands are; the benches of the
 registers and of the endpoint open and close sessions."""
 
+import itertools
+
+from simulation import simulate
 from timing import changes, check_pace, varied
 
 from kelp_hw.control.session_control import SessionControl, _StoredLines
 from kelp_spec.config import named
 from kelp_spec.formats import Format
+from kelp_spec.geometry import stored_lines
 from kelp_spec.registers import SessionCommand
 
 UNIT = named("unit")
@@ -43,6 +47,25 @@ def test_commands_are_as_far_apart_as_their_interval():
     given = [command(SessionCommand.ADVANCE)] * 80
     seen = changes(block, "o_op.valid", given, prepare=COMMAND | {"sessions.open": 1})
     assert seen[0:6:2] == [block.LATENCY + k * block.INTERVAL for k in range(3)]
+
+
+def test_stored_lines_are_those_of_the_page():
+    """Of every pair of formats and every number of lines, one a cycle."""
+    config = named("llama70b")
+    dut, seen = _StoredLines(config=config), []
+    numbers = range(1, config.half_lines + 1)
+    pages = [*itertools.product(Format, Format, numbers, (0, 1))]
+
+    async def bench(ctx):
+        for page in pages:
+            names = ("format_k", "format_v", "used_lines", "k_only")
+            for name, value in zip(names, page, strict=True):
+                ctx.set(getattr(dut, name), int(value))
+            await ctx.tick()
+            seen.append(ctx.get(dut.lines))
+
+    simulate(dut, bench)
+    assert seen == [stored_lines(*page) for page in pages]
 
 
 def test_stored_lines_latency_and_interval():

@@ -192,7 +192,7 @@ BENCHES = (
     Bench(
         "control",
         {
-            "control/session_control": ("SessionControl", "_StoredLines"),
+            "control/session_control": ("SessionControl",),
             "control/telemetry": ("Telemetry",),
             "control/registers": ("Registers",),
             "control/register_file": ("RegisterFile",),
@@ -211,6 +211,7 @@ BENCHES = (
         ),
     ),
     _source("control/faults", "FaultMonitor"),
+    _source("control/session_control", "_StoredLines"),
     _source("control/queue_config", "QueueConfig", fields=("window", "alpha"), protect=True),
     Bench(
         "datapath",
