@@ -118,8 +118,8 @@ def verilate_model(
     :mod:`ctypes`.
 
     With ``waves`` the model can write VCD (``VM_TRACE`` is 1). The model and the C++ are cached
-    apart, so that a change of the driver alone costs one compilation of it. ``opt`` is for the
-    model alone.
+    apart, so that a change of the driver alone costs one compilation of it. ``opt`` is how far
+    the compiler goes with either.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
@@ -144,7 +144,7 @@ def verilate_model(
                 flags = [*cpp.all_flags, opt]
                 _build_model(model_dir, [model, *files], top, args, split, flags)
                 tools.write_if_changed(model_dir / "built", key)
-            _link(model_dir, cpp, library, waves)
+            _link(model_dir, cpp, library, opt, waves)
     passes.installed().simulates(verilog)
     return library
 
@@ -169,7 +169,7 @@ def _build_model(
     make(model_dir, "libVtop", key=[*cxx, *args], opt=opt, runtime_opt=opt, one_file=bool(split))
 
 
-def _link(model_dir: Path, cpp: Cpp, library: Path, waves: bool) -> None:
+def _link(model_dir: Path, cpp: Cpp, library: Path, opt: str, waves: bool) -> None:
     """The C++ and the model as ``library``, which is there whole or not at all."""
     include = tools.verilator_root() / "include"
     generated = model_dir / f"headers-{cpp.key}"
@@ -180,7 +180,7 @@ def _link(model_dir: Path, cpp: Cpp, library: Path, waves: bool) -> None:
     command = [
         "g++",
         "-shared",
-        _MODEL_OPT,
+        *opt.split(),
         *cpp.all_flags,
         f"-DVM_TRACE={int(waves)}",
         f"-DVM_TRACE_VCD={int(waves)}",

@@ -9,9 +9,10 @@ from timing import changes
 
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
+from kelp_rtl.build.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.registers import RegisterMap
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 UNIT = named("unit")
 
@@ -44,6 +45,7 @@ def run(test, config=UNIT, **params):
         bench="kelp_verif.control.registers_bench",
         test=test,
         params={"config": asdict(config), **params},
+        model=Model(opt=QUICK_OPT),  # a hundred thousand cycles a run
         timeout_s=200,
     ).records
 
