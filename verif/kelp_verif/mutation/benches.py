@@ -289,9 +289,10 @@ BENCHES = (
     _source("media/snoop_address", "SnoopAddress"),
     Bench("cxlio", {"cxlio/cxl_io": ("CxlIo",)}, ("tests/hw/cxlio/test_cxl_io.py",)),
     Bench("cxl_device", {"cxl_device": ("CxlDevice",)}, ("tests/hw/test_cxl_device.py",)),
+    Bench("data_fifo", {"endpoint": ("DataFifo",)}, ("tests/hw/test_data_fifo.py",), "source"),
     Bench(
         "endpoint",
-        {"endpoint": ("Endpoint", "DataFifo")},
+        {"endpoint": ("Endpoint",)},
         ("tests/hw/test_endpoint.py::test_traffic",),
     ),
 )
