@@ -10,7 +10,7 @@ from timing import check_pace, shown
 from kelp_hw.eviction.page_recall import PageRecall
 from kelp_spec.config import named
 
-CONFIG = named("unit_coherent")
+CONFIG = named("unit_coherent").with_(queues=3)
 SECTORS = CONFIG.page_lines // 4  # of a page
 
 
@@ -121,9 +121,9 @@ def test_a_host_that_keeps_its_lines_ends_that_eviction_and_holds_up_no_other():
         await front.flush(0)
         await front.claim(1, 4, 2)
         await front.flush(1)
-        await front.tick(40)
+        await front.tick(PageRecall.PATIENCE - 10)
         assert front.gone == [(1, 0)]
-        await front.tick(2 * PageRecall.PATIENCE)
+        await front.tick(PageRecall.PATIENCE // 2 + 40)
         assert front.gone == [(1, 0), (0, 1)]
 
     run(test)
@@ -132,9 +132,9 @@ def test_a_host_that_keeps_its_lines_ends_that_eviction_and_holds_up_no_other():
 def test_the_closer_waits_as_long_as_it_takes_and_others_go_on():
     async def test(front):
         ctx, dut = front.ctx, front.dut
-        front.held = {sectors(7, 1)[0]}
+        front.held = {sectors(5, 1)[0]}
         ctx.set(dut.i_scrub.valid, 1)
-        ctx.set(dut.i_scrub.p.squeue, 7)
+        ctx.set(dut.i_scrub.p.squeue, 5)
         ctx.set(dut.i_scrub.p.page, 1)
         for _ in range(3 * PageRecall.PATIENCE):
             assert not ctx.get(dut.i_scrub.ready)

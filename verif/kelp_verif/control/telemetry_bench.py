@@ -210,7 +210,7 @@ class TB:
             "op.miss_kind": rng.choice(list(MissKind)),
             "op.refused": 0,
             "first": 0,
-            "miss": rng.randrange(c.misses),
+            "miss": rng.choice([rng.randrange(4), rng.randrange(c.misses)]),
             "outcome": Outcome.DONE,
             "old.state": rng.choice(list(PageState)),
             "old.place": self.step - age & (1 << c.place_bits) - 1,
