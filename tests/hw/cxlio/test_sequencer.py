@@ -146,13 +146,18 @@ def test_a_program_without_an_end_is_an_assertion():
         stores(p)
 
 
-def halts(bits, spoil, cycles=200):
-    """What a loop of stores stores before `bits` of a row are turned over, and after."""
+def loop():
     p = Program()
     p.li(A, 5)
     p.label("loop")
     p.sw(A, Reg.ZERO, 8)
     p.jmp("loop")
+    return p
+
+
+def halts(bits, spoil, cycles=200, program=None, harms=True):
+    """What a loop of stores stores before `bits` of a row are turned over, and after."""
+    p = program or loop()
     dut, seen = Sequencer(program=p.words(), protect=True), [[], []]
 
     async def bench(ctx):
@@ -163,10 +168,21 @@ def halts(bits, spoil, cycles=200):
             if ctx.get(dut.write):
                 seen[cycle >= cycles].append(ctx.get(dut.write_data))
             await ctx.tick()
-        assert ctx.get(dut.halted) == (len(bits) == 2)
+        assert ctx.get(dut.halted) == (harms and len(bits) == 2)
 
     simulate(dut, bench)
     return seen
+
+
+@pytest.mark.parametrize("register", [A + 1, 15])
+def test_a_register_that_a_constant_seems_to_name_may_be_beyond_repair(register):
+    p = Program()
+    p.label("loop")
+    p.li(A, (1 << 23) - 1)
+    p.sw(A, Reg.ZERO, 8)
+    p.jmp("loop")
+    before, after = halts([3, 7], lambda dut: dut.register_rows.data[register], 200, p, False)
+    assert set(before) == set(after) == {(1 << 23) - 1} and len(after) > 5
 
 
 @pytest.mark.parametrize(
