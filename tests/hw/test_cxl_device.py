@@ -55,7 +55,6 @@ def test_the_whole_device(bench):
         made(CxlDevice, config=named("unit_cxl")),
         bench=f"kelp_verif.cxlio.{bench}",
         params={"config": "joined", "endpoint": "unit_cxl", "pause": 0.2},
-        model=Model(opt="-O0"),
         timeout_s=1200,
     ).records
     assert seen["cycles"] > 10_000
