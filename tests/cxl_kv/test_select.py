@@ -96,7 +96,7 @@ def test_a_board_at_a_serial_port_chooses_as_the_golden_model_does():
             made = Device(LocalTransport(core)) if core else cxl_kv.open(f"serial:{board.port}")
             device, session, k, _ = filled(made)
             with device:
-                q = queries(np.random.default_rng(3))
+                q = queries(np.random.default_rng(3), HEADS)  # it has one for each KV head
                 chosen = session.select(1, q, tokens=TOKENS, mass=1.0)
                 found.append((chosen.pages, chosen.masses, session.gather(chosen)))
                 for head, share in enumerate(exact(q, k[1], session.page_tokens)):

@@ -13,8 +13,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +87,13 @@ class Target:
     #: `ecp5_refinement` works between placement and routing: where the clock is not met without it
     refined: bool = False
     most_luts: float = 1.0  #: the share of the device's comb sites that may be taken
+    #: MHz of configurations that are built for another clock than `clock_mhz` when nothing else is
+    #: asked for
+    clocks: Mapping[str, float] = field(default_factory=dict)
+
+    def clock_of(self, config: str) -> float:
+        """MHz that the board is built for with a configuration when nothing else is asked for."""
+        return self.clocks.get(config, self.clock_mhz)
 
 
 def _ulx3s(config: Config, hz: int, baud: int):
@@ -113,7 +120,15 @@ def _block(name: str, lines: int) -> Callable:
 
 TARGETS: dict[str, Target] = {
     "ulx3s_85f": Target(
-        _ulx3s, ("-b", "ulx3s"), 80.0, 80.0, 6, "ulx3s", refined=True, most_luts=0.75
+        _ulx3s,
+        ("-b", "ulx3s"),
+        80.0,
+        80.0,
+        6,
+        "ulx3s",
+        refined=True,
+        most_luts=0.75,
+        clocks={"ulx3s_select": 50.0},
     ),
     "ecpix5_85f": Target(
         _block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 80.0, 8, "ulx3s_block"

@@ -52,7 +52,7 @@ def build(
     try:
         chosen, hz = (
             board_config(config or target.config),
-            round((target.clock_mhz if mhz is None else mhz) * 1e6),
+            round((target.clock_of(config or target.config) if mhz is None else mhz) * 1e6),
         )
         what = (
             f"{'sizing' if size else 'building'} {board}, configuration {chosen.name}, "

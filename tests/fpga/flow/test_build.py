@@ -14,6 +14,8 @@ import pytest
 from command import kelp
 from stub_board import Stub
 
+from kelp_cli.fpga.build import build as command
+from kelp_cli.output import UserError
 from kelp_fpga.boards.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.configs import board_config
 from kelp_fpga.flow import build as flow
@@ -142,6 +144,27 @@ def test_one_board_alone_is_refined(unrefined, tmp_path):
     a_build(tmp_path / "seed1")
     assert unrefined.called == [step for step in STEPS if step != "refinement"]
     assert unrefined.routed == "moved.json"
+
+
+@pytest.mark.parametrize(
+    ("config", "mhz", "hz"),
+    [
+        (None, None, 80_000_000),
+        ("ulx3s_select", None, 50_000_000),
+        ("ulx3s_select", 62.5, 62_500_000),
+    ],
+)
+def test_a_configuration_can_have_a_clock_of_its_own(monkeypatch, config, mhz, hz):
+    asked = []
+
+    def sized(name, config, *, hz, **_):
+        asked.append(hz)
+        raise BuildError("asked")
+
+    monkeypatch.setattr(flow, "size", sized)
+    with pytest.raises(UserError, match="asked"):
+        command(board="ulx3s_85f", config=config, mhz=mhz, size=True)
+    assert asked == [hz]
 
 
 @pytest.mark.parametrize(("luts", "mhz", "passed"), [(32, 90, 1), (33, 90, 0), (32, 79, 0)])
