@@ -12,6 +12,7 @@ import pytest
 from paths import DOCS
 
 from kelp_hw.endpoint import Endpoint
+from kelp_rtl.device import Driver
 from kelp_spec.config import named
 from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, table
 from kelp_verif.endpoint.flip_model import memories
@@ -24,9 +25,12 @@ BAD = {Outcome.SILENT, Outcome.BROKEN, Outcome.HANG}
 
 
 @functools.cache
+def everything():
+    return inventory(Endpoint(config=named("unit_select")))
+
+
 def design():
-    every = inventory(Endpoint(config=named("unit_select")))
-    return {name: cells for name, cells in every.items() if name.startswith("select.")}
+    return {name: cells for name, cells in everything().items() if name.startswith("select.")}
 
 
 @functools.cache
@@ -52,6 +56,12 @@ def test_each_memory_of_a_choice_is_in_the_table_once():
     assert not strays, f"rows of docs/protection.md for each of these: {strays}"
     wrong = [name for name, cells in design().items() if checked(name) != bool(cells.columns)]
     assert not wrong, f"docs/protection.md says another thing of {wrong}"
+
+
+@pytest.mark.timeout(2400)  # it may build the model
+def test_each_memory_is_within_reach_of_a_campaign():
+    strays = set(memories(Driver(named("unit_select")))) ^ set(everything())
+    assert not strays, f"either the model or the design lacks {sorted(strays)}"
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ class TableLearning(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.starts = table = memory.Memory(
+        m.submodules.opening = table = memory.Memory(
             shape=2 * VALUE_BITS, depth=_ENTRIES, init=_STARTS
         )
         port = table.read_port()
