@@ -27,7 +27,7 @@ from .some_plan import some_plan
 
 __all__ = ["SelectHost"]
 
-_POLLS = 60  # reads of an answer, before the doorbell counts as lost
+_POLLS = 400  # reads of an answer, before the doorbell counts as lost
 _TRIES = 3  # doorbells, before the choice counts as hanging
 _WITHOUT = 200  # requests without a SELECT among them
 _BELL = {"newest": 7, "tokens": 2, "lines": 2, "most": 2, "m": 47274, "sh": 18}
@@ -119,7 +119,7 @@ class SelectHost(Host):
             if not again or header["sequence"] == self.sequence:
                 break
         else:
-            raise DriverError("nothing has moved: a SELECT has no answer")
+            raise DriverError("nothing has moved: a SELECT has no answer", driver.time)
         if header["status"] != SelectStatus.DONE:
             return
         rows = answer[1:].tobytes()
