@@ -400,6 +400,15 @@ _UNIT = Config(
     candidates=4,
 )
 
+_LLAMA70B = Config(
+    name="llama70b",
+    sessions=1,
+    queues=640,
+    pages=8192,
+    frames=(262144, 262144, 262144, 262144),
+    **_BIG,
+)
+
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
 #: `trace_select` fits the small model that chooses, every page of which has a frame,
 #: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
@@ -516,27 +525,15 @@ NAMED: dict[str, Config] = {
             wide_counters=False,
             protect=False,
         ),
-        Config(
-            name="llama70b",
-            sessions=1,
-            queues=640,
-            pages=8192,
-            frames=(262144, 262144, 262144, 262144),
-            **_BIG,
-        ),
-        Config(
+        _LLAMA70B,
+        _LLAMA70B.with_(
             name="llama70b_select",
-            sessions=1,
-            queues=640,
-            pages=8192,
-            frames=(262144, 262144, 262144, 262144),
             select=64,
             select_heads=8,
             select_quota=32,
             select_looks=256,
             select_estimates=True,
             select_port=True,
-            **_BIG,
         ),
         Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
         Config(

@@ -167,8 +167,8 @@ class Select(wiring.Component):
             event.p.squeue.eq(lost.p.squeue),
             event.p.page.eq(lost.p.page),
             event.p.argument.eq(lost.p.write),
+            event.p.ld_id.eq(self.sessions[0].ld_id),
         ]
-        m.d.comb += event.p.ld_id.eq(self.sessions[0].ld_id)
         for k in range(1, self.config.sessions):
             with m.If(lost.p.squeue >= k * self.config.queues):
                 m.d.comb += event.p.ld_id.eq(self.sessions[k].ld_id)

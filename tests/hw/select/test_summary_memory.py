@@ -5,7 +5,7 @@ places; memory's errors are told, and what it answers with them is not."""
 
 import pytest
 from streams import Ends, pump
-from summary_port import MEMORY, PAGES, SQUEUE, SummaryBench, codes
+from summary_port import MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
 
 from kelp_hw.select.summary_memory import SummaryMemory
 
@@ -16,11 +16,14 @@ def bench(**memory):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_lines(seed):
-    bench(latency=9, stall=0.3, seed=seed).lines(offer=0.5, take=0.6, cycles=150)
+    b = bench(latency=9, stall=0.3, seed=seed)
+    assert told(b.lines(offer=0.5, take=0.6, cycles=150)) == TWICE
+    assert not b.failed
 
 
 def test_latency_and_interval():
     seen = bench().lines()
+    assert told(seen) == TWICE
     # Memory answers in the next cycle; the page's name stands a cycle later than that.
     assert seen["o"][0].offered - seen["i"][0].offered == SummaryMemory.LATENCY + 1
     taken = [t.taken for t in seen["o"]]

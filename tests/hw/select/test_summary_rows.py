@@ -2,13 +2,14 @@
 
 """SummaryRows: lines come back as they were written."""
 
-from summary_port import CHIP, SummaryBench
+from summary_port import CHIP, TWICE, SummaryBench, told
 
 from kelp_hw.select.summary_rows import SummaryRows
 
 
 def test_lines():
-    SummaryBench(SummaryRows(config=CHIP)).lines(offer=0.5, take=0.6)
+    seen = SummaryBench(SummaryRows(config=CHIP)).lines(offer=0.5, take=0.6)
+    assert told(seen) == TWICE
 
 
 def test_latency_and_interval():

@@ -7,7 +7,7 @@ import pytest
 from flips import opened
 from simulation import simulate
 from streams import Ends, pump
-from summary_port import CHIP, MEMORY, PAGES, SQUEUE, SummaryBench, codes
+from summary_port import CHIP, MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
 
 from kelp_hw.select.summary_store import SummaryStore
 
@@ -41,7 +41,9 @@ class Bench(SummaryBench):
 
 @CONFIGS
 def test_lines(config):
-    Bench(config, latency=9, stall=0.3).lines(offer=0.5, take=0.6, cycles=150)
+    bench = Bench(config, latency=9, stall=0.3)
+    assert told(bench.lines(offer=0.5, take=0.6, cycles=150)) == TWICE
+    assert not bench.failed
 
 
 @CONFIGS

@@ -18,7 +18,7 @@ import numpy as np
 from kelp_hw.select.summary_store import SummaryStore
 from kelp_rtl.device import Descriptor, Driver, MemoryTiming, RunRules
 from kelp_rtl.program import Program
-from kelp_spec.config import Config
+from kelp_spec.config import Config, named
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import Op
 from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, SelectMap, record, record_bytes
@@ -31,27 +31,19 @@ DIM = 32 * LINES
 #: cycles of latencies that the sum leaves out: doorbell, queries and plan loaded, the engine's
 #: pipelines, a line's way through the tracker and memory, both memories' latencies
 MARGIN = 600
+_LOOKS = 4  #: at an answer, 500 cycles apart, for each page
 
 
 def config_of(pages: int) -> Config:
-    """A queue of so many pages of 16 tokens, as `llama70b_select` has 640."""
-    return Config(
+    """A queue of so many pages of 16 tokens, as `llama70b_select` has 640, beside the small buffers
+    of `trace_select`."""
+    return named("trace_select").with_(
         name=f"select_{pages}",
         sessions=1,
         queues=1,
         pages=pages,
         half_lines=LINES * TOKENS,
         frames=(pages, 4, 4, 4),
-        misses=16,
-        parked=32,
-        write_backs=4,
-        line_slots=128,
-        scale_slots=8,
-        write_slots=64,
-        hot_pages=4,
-        hint_lines=4,
-        prefetch_slots=8,
-        candidates=4,
         select=SLOTS,
         select_heads=HEADS,
         select_lines=LINES,
@@ -85,6 +77,8 @@ class Latency:
 
 
 class _Bench:
+    """An endpoint with all keys of its queue's pages."""
+
     def __init__(self, pages: int, *, memory: int, seed: int):
         self.config, self.pages = config_of(pages), pages
         self.rng = np.random.default_rng(seed)
@@ -115,6 +109,7 @@ class _Bench:
         return self.driver.run(Program.writes(where, np.ascontiguousarray(rows).view(np.uint8)))
 
     def select(self) -> Latency:
+        """One SELECT; the first makes the summaries."""
         driver, heads = self.driver, range(HEADS + 1)
         queries = self.rng.standard_normal((HEADS, DIM)).astype("<f2")
         plan = plan_lines(self.keys[:4096].astype(np.float64), queries.astype(np.float64))
@@ -129,12 +124,13 @@ class _Bench:
         first = self.map.bell(0, 0)
         rung = self._write([first], np.frombuffer(data, np.uint8)[None])
         answer = np.array([driver.addresses.select_base + LINE_BYTES * first], np.uint64)
-        while True:
+        for _ in range(_LOOKS * self.pages):
             header = driver.run(Program.reads(answer)).data[0].tobytes()
-            found = record(ANSWER_FIELDS, header)
-            if found["sequence"] == self.sequence:
+            if record(ANSWER_FIELDS, header)["sequence"] == self.sequence:
                 break
             driver.idle(500)
+        else:
+            raise SystemExit(f"{self.pages} pages: no answer at cycle {driver.time}")
         results = driver.take_commits().result
         kind, page = results["op.kind"], results["op.page"]
         looks, holds = kind == Op.LOOK, kind == Op.HOLD
