@@ -270,6 +270,37 @@ def test_choices_and_gathered_lines(fmt, host_type):
     assert result.response[0] == Response.NXM
 
 
+def test_a_memory_that_loses_summaries():
+    """A SELECT is answered while memory answers reads with errors, and tells the owner of each page
+    whose summary it lost; once memory is well nothing more is told."""
+    both = Both(seed=7)
+    both.write(range(12))
+    both.select()
+    driver, bell = both.driver, both.region.map.bell(0, 0)
+
+    def again(sequence):
+        row = record_bytes(BELL_FIELDS, BELL | {"sequence": sequence}).ljust(64, b"\0")
+        both.region_write([bell], np.frombuffer(row, np.uint8)[None])
+        for _ in range(400):
+            header = record(ANSWER_FIELDS, both.answer(0)[0].tobytes()[:13])
+            if header["sequence"] == sequence:
+                break
+        assert (header["sequence"], header["status"]) == (sequence, SelectStatus.DONE)
+        events = [driver.read_fields(f"event_{n}") for n in range(driver.read64("event_count"))]
+        driver.write64("event_clear", 1)
+        return [event for event in events if event["code"] == Event.SUMMARY_LOST]
+
+    driver.write64("event_clear", 1)
+    driver.configure(memory=MemoryTiming(latency=64, read_error=1.0))
+    lost = again(2)
+    assert lost and {event["ld_id"] for event in lost} == {OWNER}
+    assert {event["argument"] for event in lost} == {0}
+    assert {event["page"] for event in lost} <= set(range(11)) and len(lost) > 4
+    driver.configure(memory=MemoryTiming(latency=64))
+    again(3)  # makes them anew
+    assert not again(4)
+
+
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(BOARD, marks=pytest.mark.slow)])
 def test_the_heads_of_a_layer_and_the_next_layer(config):
     both = Both(seed=4, config=config)
