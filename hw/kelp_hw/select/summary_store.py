@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Shape, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 from ..choice.signatures import SelectLayouts
 from ..layouts import Layouts
 from ..lib.protected import BlockFault
+from ..lib.secded import Secded
 from ..lib.sram import Sram
 from .summary_memory import SummaryMemory, failed_layout, summary_axi
 from .summary_rows import SummaryRows
@@ -30,9 +31,12 @@ class SummaryStore(wiring.Component):
     of `ROW` pages. A summary is set and cleared in a cycle each, never in the same one. After reset
     `ready` rises when no summary holds, `config.page_words / ROW` cycles later.
     Errors: a summary of which memory answered a line with an error does not hold any more, but for
-    one that was to be read while the one before is not cleared yet, because keys are written in
-    each cycle: it is found out anew. Where one was to be written, all are zeros for the SELECT
-    under way. A summary only advises, and has no check bits.
+    one that was to be read while the one before is not cleared yet, because keys of pages beside it
+    (the same modulo `ROW`) are written in each cycle: it is found out anew. Where one was to be
+    written, all are zeros for the SELECT under way. A summary only advises, and has no check bits.
+    For how many lines it holds is a code word of `Secded` with `config.protect`, and it holds where
+    that is the very word: up to three flipped bits make a summary anew, and never let a former
+    owner's hold.
 
     Parameters
     ----------
@@ -110,10 +114,17 @@ class SummaryStore(wiring.Component):
         connect(m, flipped(self.i), rows.i)
         connect(m, rows.o, flipped(self.o))
         m.d.comb += [rows.squeue.eq(self.squeue), rows.rows.eq(self.rows)]
+        count = range(c.select_lines + 1)
+        code = Secded(max(4, Shape.cast(count).width)) if c.protect else None
         held = [
-            Sram(depth=c.page_words // self.ROW, shape=range(c.select_lines + 1), block=True)
+            Sram(
+                depth=c.page_words // self.ROW, shape=code.code_bits if code else count, block=True
+            )
             for _ in range(self.ROW)
         ]
+        holds = self.token_lines + 1  #: the word of one that holds; of one that does not it is 0
+        if code:
+            holds = code.encode(Cat(holds, Const(0, code.width)))
 
         def page_word(squeue, page):
             return (squeue << bits) | page
@@ -121,28 +132,36 @@ class SummaryStore(wiring.Component):
         # - which of them hold ---------------------------------------------------------------------
         scrub = Signal(range(c.page_words // self.ROW))
         clear = self.i_clear
-        word, drops = Signal(range(c.page_words)), Signal()
-        m.d.comb += word.eq(
-            Mux(
-                clear.valid,
-                page_word(clear.p.squeue, clear.p.page),
-                page_word(self.squeue, self.set_page),
-            )
-        )
+        #: of the page that is cleared or set; of one that memory lost
+        word, lost = Signal(range(c.page_words)), Signal(range(c.page_words))
+        changes, drops = Signal(), Signal()
+        m.d.comb += [
+            changes.eq(clear.valid | self.set),
+            word.eq(
+                Mux(
+                    clear.valid,
+                    page_word(clear.p.squeue, clear.p.page),
+                    page_word(self.squeue, self.set_page),
+                )
+            ),
+        ]
         if c.select_port:
-            self._port_of(m, rows, word, drops)
+            beside = word[: self.row_bits] != lost[: self.row_bits]
+            self._port_of(m, rows, lost, drops, self.ready & (~changes | beside))
         else:
             m.d.comb += self.settled.eq(1)
         for k, lines in enumerate(held):
             m.submodules[f"lines_{k}"] = lines
-            own = (clear.valid | self.set | drops) & (word[: self.row_bits] == k)
+            own = changes & (word[: self.row_bits] == k)
+            dropped = drops & (lost[: self.row_bits] == k)
+            row = Mux(own, word[self.row_bits :], lost[self.row_bits :])
             m.d.comb += [
                 lines.read_en.eq(self.look),
                 lines.read_address.eq(Cat(self.look_row, self.squeue)),
-                self.holds[k].eq(lines.read_data == self.token_lines + 1),
-                lines.write_en.eq(~self.ready | own),
-                lines.write_data.eq(Mux(self.set, self.token_lines + 1, 0)),
-                lines.write_address.eq(Mux(self.ready, word[self.row_bits :], scrub)),
+                self.holds[k].eq(lines.read_data == holds),
+                lines.write_en.eq(~self.ready | own | dropped),
+                lines.write_data.eq(Mux(self.set & own, holds, 0)),
+                lines.write_address.eq(Mux(self.ready, row, scrub)),
             ]
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
@@ -154,13 +173,13 @@ class SummaryStore(wiring.Component):
         ]
         return m
 
-    def _port_of(self, m, rows, word, drops):
+    def _port_of(self, m, rows, word, drops, free):
         """Memory's port, and what it lost: summaries that are cleared when nothing else changes
-        one. One that was not written keeps lines from settling, and nobody reads what was there
-        before, which may be a former owner's; one that was not read is only read once more."""
+        one beside it (`free`). One that was not written keeps lines from settling, and nobody reads
+        what was there before, which may be a former owner's; one that was not read is only read
+        once more."""
         bits, failed = self.config.page_bits, rows.o_failed
         connect(m, rows.axi, flipped(self.axi))
-        spare = self.ready & ~self.i_clear.valid & ~self.set
         unwritten, unread = Signal(), Signal()  # a page of either kind waits for that
         to_write, to_read, lost = (
             Signal(failed.p.shape(), name=name) for name in ("to_write", "to_read", "lost")
@@ -170,11 +189,11 @@ class SummaryStore(wiring.Component):
             self.o_failed.p.eq(failed.p),
             self.fault.eq(rows.fault),
             lost.eq(Mux(unwritten, to_write.as_value(), to_read.as_value())),
-            drops.eq(spare & (unread | unwritten)),
+            word.eq((lost.squeue << bits) | lost.page),
+            drops.eq(free & (unread | unwritten)),
             self.settled.eq(rows.settled & ~unwritten & ~(failed.valid & failed.p.write)),
         ]
         with m.If(drops):
-            m.d.comb += word.eq((lost.squeue << bits) | lost.page)
             m.d.sync += [unwritten.eq(0), unread.eq(unread & unwritten)]
         with m.If(self.begins):
             m.d.sync += rows.blank.eq(0)

@@ -3,12 +3,15 @@
 """SummaryStore, on the chip and in memory: lines come back as they were written; a summary holds
 until it is cleared, or lost by memory."""
 
+from itertools import combinations
+
 import pytest
 from flips import opened
 from simulation import simulate
 from streams import Ends, pump
 from summary_port import CHIP, MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
 
+from kelp_hw.lib.secded import Secded
 from kelp_hw.select.summary_store import SummaryStore
 
 CONFIGS = pytest.mark.parametrize("config", [CHIP, MEMORY], ids=["chip", "memory"])
@@ -78,9 +81,19 @@ def test_a_summary_holds_until_it_is_cleared(config):
     assert found == [(0, 0), (1, 8), (0, 0), (0, 0), (0, 0), (1, 2), (0, 0)]
 
 
-@pytest.mark.parametrize("hammered", [0, 1])
+#: A page whose keys are written in each cycle: none, one beside page 9 (equal modulo ROW), another.
+HAMMERED = pytest.mark.parametrize("hammered", [None, 1, 2])
+
+
+def hammer(ctx, dut, page):
+    ctx.set(dut.i_clear.valid, page is not None)
+    ctx.set(dut.i_clear.p, {"squeue": 0, "page": page or 0})
+
+
+@HAMMERED
 def test_what_memory_did_not_write_does_not_hold(hammered):
-    """Nor does it settle before, however long keys are written in each cycle."""
+    """Nor does it settle before, however long keys of a page beside it are written in each
+    cycle."""
     # The last line of a page: what settles it is that error.
     bench = Bench(MEMORY, errs=lambda write, address: write and address // 64 % 128 == 19)
 
@@ -88,15 +101,13 @@ def test_what_memory_did_not_write_does_not_hold(hammered):
         await bench.ready(ctx, dut)
         for page in PAGES:
             await bench.change(ctx, dut, sets=page)
-        if hammered:
-            ctx.set(dut.i_clear.valid, 1)
-            ctx.set(dut.i_clear.p, {"squeue": 0, "page": 1})
+        hammer(ctx, dut, hammered)
         for page in (3, 63):
             await bench.write(ctx, dut, [page])
-        if hammered:
+        if hammered == 1:
             with pytest.raises(AssertionError, match="settled"):
                 await bench.write(ctx, dut, [9])
-            ctx.set(dut.i_clear.valid, 0)
+            hammer(ctx, dut, None)
             await bench.tick(ctx)
             assert ctx.get(dut.settled)
         else:
@@ -115,9 +126,9 @@ def test_what_memory_did_not_write_does_not_hold(hammered):
     assert bench.failed == [(SQUEUE, 9, 1)]
 
 
-@pytest.mark.parametrize("hammered", [0, 1])
+@HAMMERED
 def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
-    """Keys that are written in each cycle put that off, and nothing waits for it."""
+    """Keys that are written beside it in each cycle put that off, and nothing waits for it."""
     lost = 9, 0
     bench = Bench(MEMORY, errs=lambda write, at: not write and at == (SQUEUE * 64 + lost[0]) * 128)
     held = []
@@ -127,8 +138,7 @@ def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
         for page in PAGES:
             await bench.change(ctx, dut, sets=page)
         await bench.write(ctx, dut)
-        ctx.set(dut.i_clear.valid, hammered)
-        ctx.set(dut.i_clear.p, {"squeue": 0, "page": 1})
+        hammer(ctx, dut, hammered)
         got = await bench.read(ctx, dut)
         assert got == [
             (page, line, [0] * 16 if (page, line) == lost else codes(page, line))
@@ -136,7 +146,7 @@ def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
             for line in range(2)
         ]
         held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
-        ctx.set(dut.i_clear.valid, 0)
+        hammer(ctx, dut, None)
         await bench.tick(ctx)
         held.append([(await bench.holds(ctx, dut, page))[0] for page in PAGES])
         await bench.change(ctx, dut, sets=9)
@@ -145,7 +155,7 @@ def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
 
     pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
     assert bench.failed == [(SQUEUE, 9, 0)]
-    assert held == [[1, hammered, 1], [1, 0, 1], [1, 1, 1]]
+    assert held == [[1, hammered == 1, 1], [1, 0, 1], [1, 1, 1]]
 
 
 @CONFIGS
@@ -166,5 +176,49 @@ def test_it_is_ready_when_no_row_holds(config):
         await ctx.tick()
         assert ctx.get(dut.ready)
         assert not any(ctx.get(memory[row]) for memory in held for row in range(rows))
+
+    simulate(top, bench)
+
+
+@CONFIGS
+def test_flipped_bits_let_no_summary_hold(config):
+    """Neither that of a former owner, which was cleared, nor one of another number of lines: one
+    to three bits of any code word, in each bank."""
+    dut = SummaryStore(config=config)
+    top, memories = opened(dut)
+    pages = range(16, 16 + dut.ROW)
+    row = SQUEUE << config.page_bits - dut.row_bits | 2
+    banks = [memories[path] for path in sorted(memories) if "lines_" in path]
+    width = Secded(4).code_bits
+    flips = [sum(1 << k for k in bits) for n in (1, 2, 3) for bits in combinations(range(width), n)]
+
+    async def bench(ctx):
+        async def holds():
+            ctx.set(dut.look, 1)
+            ctx.set(dut.look_row, 2)
+            await ctx.tick()
+            return ctx.get(dut.holds)
+
+        ctx.set(dut.squeue, SQUEUE)
+        await ctx.tick().repeat(config.page_words // dut.ROW)
+        assert ctx.get(dut.ready)
+        for written in (0, 1, None):  # lines of a token, less one; None: cleared
+            for page in pages:
+                ctx.set(dut.token_lines, written or 0)
+                ctx.set(dut.set, written is not None)
+                ctx.set(dut.set_page, page)
+                ctx.set(dut.i_clear.valid, written is None)
+                ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": page})
+                await ctx.tick()
+            ctx.set(dut.set, 0)
+            ctx.set(dut.i_clear.valid, 0)
+            words = [ctx.get(bank[row]) for bank in banks]
+            for flip in (0, *flips):
+                for bank, word in zip(banks, words, strict=True):
+                    ctx.set(bank[row], word ^ flip)
+                for token_lines in (0, 1):
+                    ctx.set(dut.token_lines, token_lines)
+                    sound = not flip and token_lines == written
+                    assert await holds() == (255 if sound else 0), (written, flip, token_lines)
 
     simulate(top, bench)
