@@ -1,251 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""vLLM's own scheduler, block pool and connector factory with a KELP device behind them; only the
-forward pass is stood in for, by a function of the tokens."""
+"""The connector below vLLM's own scheduler (`vllm_engine`)."""
 
 import contextlib
 import json
+import random
 import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    SlidingWindowSpec,
-)
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
+from vllm_engine import BLOCK, BLOCKS, DIM, HEADS, LAYERS, Engine, prompt
 
-from cxl_kv.connectors.vllm_connector import Key, Moves
-
-BLOCK, BLOCKS, LAYERS, HEADS, DIM = 16, 24, 2, 2, 32
-MODEL = dict(
-    architectures=["LlamaForCausalLM"],
-    model_type="llama",
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=HEADS,
-    head_dim=DIM,
-    vocab_size=128,
-    max_position_embeddings=512,
-    torch_dtype="bfloat16",
-    eos_token_id=2,
-    bos_token_id=1,
-)
-
-
-class Engine:
-    """vLLM's engine loop in short: schedule, load, compute, store, report."""
-
-    def __init__(
-        self,
-        folder,
-        url="golden:trace?frames=64,16,16,16",
-        policy="recompute",
-        kernel_blocks=1,
-        window=None,
-        **extra,
-    ):
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        transfer = KVTransferConfig(
-            kv_connector="CxlConnector",
-            kv_connector_module_path="cxl_kv.connectors.vllm_connector",
-            kv_role="kv_both",
-            kv_load_failure_policy=policy,
-            kv_connector_extra_config={"url": url, **extra},
-        )
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
-        cache.num_gpu_blocks = BLOCKS
-        self.config = VllmConfig(
-            model_config=ModelConfig(
-                model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True
-            ),
-            cache_config=cache,
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=4,
-                max_num_batched_tokens=64,
-                max_model_len=256,
-                is_encoder_decoder=False,
-            ),
-            kv_transfer_config=transfer,
-            device_config=DeviceConfig("cpu"),
-        )
-        names = [f"layer.{i}" for i in range(LAYERS)]
-        sizes = dict(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
-        groups = [KVCacheGroupSpec(names, FullAttentionSpec(**sizes))]
-        if window:  # the last layer's, in a group of its own
-            groups = [
-                KVCacheGroupSpec(names[:-1], FullAttentionSpec(**sizes)),
-                KVCacheGroupSpec(names[-1:], SlidingWindowSpec(**sizes, sliding_window=window)),
-            ]
-        self.window = window
-        self.groups = [int(bool(window) and i == LAYERS - 1) for i in range(LAYERS)]  # by layer
-        self.kv_config = KVCacheConfig(
-            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups
-        )
-        self.scheduler = Scheduler(
-            self.config, self.kv_config, StructuredOutputManager(self.config), block_size=BLOCK
-        )
-        self.worker = KVConnectorFactory.create_connector(
-            self.config, KVConnectorRole.WORKER, self.kv_config
-        )
-        self.kernel_block = BLOCK // kernel_blocks  # tokens
-        rows = BLOCKS * kernel_blocks
-        self.caches = {
-            name: torch.zeros(rows, HEADS, self.kernel_block, 2 * DIM, dtype=torch.bfloat16)
-            for name in names
-        }
-        self.worker.register_kv_caches(self.caches)
-        self.requests: dict[str, Request] = {}
-        self.tables: dict[str, list[list[int]]] = {}  # of each group
-        self.computed = 0  # tokens that forward passes were given
-        self.failed_requests: set[str] = set()  # of loads beside the passes
-
-    def close(self):
-        self.worker.shutdown()
-        self.scheduler.shutdown()
-
-    def add(self, name, tokens, salt=None):
-        init_none_hash(sha256)
-        request = Request(
-            name,
-            list(tokens),
-            SamplingParams(max_tokens=3, ignore_eos=True),
-            None,
-            cache_salt=salt,
-            block_hasher=get_request_block_hasher(BLOCK, sha256),
-        )
-        self.requests[name] = request
-        self.scheduler.add_request(request)
-        return request
-
-    def right(self, name, position, layer):
-        """What a layer's cache must hold at a position: a function of every token up to it, as
-        attention is."""
-        seed = hash(tuple(self.requests[name].all_token_ids[: position + 1])) & 0x7FFFFFFF
-        rng = np.random.default_rng([seed, layer])
-        return torch.from_numpy(rng.standard_normal((HEADS, 2 * DIM)).astype(np.float32)).to(
-            torch.bfloat16
-        )
-
-    def place(self, name, position, layer):
-        """Of a position in a layer's cache, as the kernel numbers its blocks."""
-        table, within = self.tables[name][self.groups[layer]], position % BLOCK
-        row, token = divmod(table[position // BLOCK] * BLOCK + within, self.kernel_block)
-        return row, slice(None), token
-
-    def check(self, name, start, layer):
-        """Whether a layer's cache holds what the pass from position `start` on must read there."""
-        first = max(0, start - self.window + 1) if self.groups[layer] else 0
-        cache = self.caches[f"layer.{layer}"]
-        return all(
-            torch.equal(cache[self.place(name, p, layer)], self.right(name, p, layer))
-            for p in range(first, start)
-        )
-
-    def step(self):
-        """One pass, as vLLM's runner makes it; the load errors that it had."""
-        out = self.scheduler.schedule()
-        for r in out.scheduled_new_reqs:
-            self.tables[r.req_id] = [list(ids) for ids in r.block_ids]
-        cached = out.scheduled_cached_reqs
-        for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            afresh = name in cached.resumed_req_ids
-            for table, more in zip(self.tables[name], ids or (), strict=bool(ids)):
-                table[:] = list(more) if afresh else table + list(more)
-        starts = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs} | dict(
-            zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        )
-        self.worker.bind_connector_metadata(out.kv_connector_metadata)
-        if out.has_sync_kv_loads:
-            self.worker.start_load_kv(None)
-        names, astray = list(out.num_scheduled_tokens), set()
-        for i in range(LAYERS if names else 0):
-            self.worker.wait_for_layer_load(f"layer.{i}")
-            for name in names:
-                start, count = starts[name], out.num_scheduled_tokens[name]
-                if not self.check(name, start, i):
-                    astray.add(name)
-                for position in range(start, start + count):
-                    # What is computed from a lost block is wrong, and must not be kept.
-                    value = (
-                        self.right(name, position, i)
-                        if name not in astray
-                        else torch.full((HEADS, 2 * DIM), 99.0, dtype=torch.bfloat16)
-                    )
-                    self.caches[f"layer.{i}"][self.place(name, position, i)] = value
-            self.worker.save_kv_layer(f"layer.{i}", self.caches[f"layer.{i}"], None)
-        sampled = []
-        for name in names:
-            self.computed += out.num_scheduled_tokens[name]
-            done = starts[name] + out.num_scheduled_tokens[name]
-            sampled.append([7] if done >= self.requests[name].num_tokens else [])
-        if not out.has_sync_kv_loads:
-            self.worker.start_load_kv(None)
-        self.worker.wait_for_save()
-        results = self.worker.get_transfer_results(out.finished_req_ids)
-        self.failed_requests |= results.failed_recving
-        output = KVConnectorOutput(
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
-        )
-        for name in astray:
-            assert output.invalid_block_ids & set(self.tables[name][0]), (
-                f"{name} attended to something else than its own tokens"
-            )
-        self.worker.clear_connector_metadata()
-        self.scheduler.update_from_output(
-            out,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=sampled,
-                kv_connector_output=output,
-            ),
-        )
-        if not names:
-            time.sleep(0.005)  # requests wait for the thread that loads
-        return output.invalid_block_ids
-
-    def run(self):
-        """To the end of every request; the passes' load errors."""
-        errors = []
-        for _ in range(2000):
-            if not self.scheduler.has_unfinished_requests():
-                return errors
-            errors.append(self.step())
-        raise AssertionError("requests did not end")
-
-    def forget(self):
-        """vLLM's own prefix cache is emptied, and its memory overwritten: what is found from here
-        on came from the device."""
-        assert self.scheduler.kv_cache_manager.reset_prefix_cache()
-        for cache in self.caches.values():
-            cache.fill_(55.0)
+from cxl_kv.connectors.vllm_connector import Key, Moves, News
 
 
 @pytest.mark.parametrize("name", ["vllm_connector", "vllm_tier"])
@@ -274,10 +44,6 @@ def engine(tmp_path, request):
         yield made
 
 
-def prompt(seed, tokens=70):
-    return np.random.default_rng(seed).integers(3, 128, tokens).tolist()
-
-
 @pytest.mark.parametrize(
     "engine",
     [
@@ -287,6 +53,8 @@ def prompt(seed, tokens=70):
         {"load_async": True},
         {"window": 40},
         {"window": 20, "kernel_blocks": 2},
+        {"workers": 2},
+        {"overlap": 2},
     ],
     indirect=True,
     ids=str,
@@ -487,3 +255,146 @@ def test_a_cache_whose_rows_are_no_blocks_is_refused(engine):
     engine.worker.shutdown()
     with pytest.raises(ValueError, match="layer.0 has 2 rows for 24 blocks"):
         engine.worker.register_kv_caches({"layer.0": torch.zeros(2, BLOCKS, HEADS, BLOCK, DIM)})
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, {"load_async": True}, {"window": 40}, {"overlap": 2}], indirect=True, ids=str
+)
+def test_a_load_begins_behind_what_vllm_has_itself(engine):
+    """Two blocks are in vLLM's own cache, and two more on the device: these are loaded, each into
+    its own place."""
+    engine.add("first", prompt(1))
+    assert not any(engine.run())
+    engine.forget()
+    engine.add("short", prompt(1)[:33])
+    assert not any(engine.run())
+    before = engine.computed
+    engine.add("long", prompt(1))
+    assert not any(engine.run()) and engine.computed - before == 6 + 2
+
+
+@pytest.mark.parametrize(
+    "engine", [{"workers": 2}, {"workers": 2, "late_save": True}], indirect=True, ids=str
+)
+def test_what_another_workers_lost_block_has_spoiled_is_forgotten(engine):
+    """One worker loses a block, and what both compute is wrong: the other, whose loads went well,
+    must not have it for later. The lost block, which that one still has, is found again, too."""
+    for seed in range(6):
+        engine.add(f"fill {seed}", prompt(seed))
+        assert not any(engine.run())
+    engine.forget()
+    engine.workers[1].device.transport.core.fail_fetches(1)
+    longer = prompt(0) + prompt(9)[:40]
+    engine.add("again", longer)
+    assert any(engine.run()) and engine.workers[1].store.lost
+    engine.stored()
+    engine.forget()
+    before = engine.computed
+    engine.add("third", longer)
+    assert not any(engine.run()) and engine.computed - before == 110 - 96 + 2
+
+
+@pytest.mark.parametrize("engine", [{}, {"workers": 2}], indirect=True, ids=str)
+def test_a_reset_forgets_what_older_weights_have_computed(engine):
+    engine.add("first", prompt(1))
+    engine.run()
+    engine.forget()
+    engine.add("running", prompt(2), most=40)
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    engine.weights += 1
+    before = engine.computed
+    engine.add("second", prompt(1))
+    assert not any(engine.run()) and engine.computed - before == 70 + 39 + 70 + 2
+    engine.forget()
+    engine.add("third", prompt(2))
+    assert not any(engine.run()) and engine.stored() >= 8
+
+
+@pytest.mark.parametrize("engine", [{"overlap": 2}], indirect=True)
+def test_a_reset_counts_nothing_that_is_under_way(engine):
+    engine.add("first", prompt(1)[:50], most=1)
+    engine.step()
+    assert engine.scheduler.reset_connector_cache()
+    engine.run()
+    engine.forget()
+    engine.add("second", prompt(1)[:50])
+    assert not any(engine.run())
+
+
+@pytest.mark.parametrize("engine", [{"overlap": 2}], indirect=True)
+def test_nobody_shares_a_block_whose_load_may_fail(engine):
+    """Where a pass is scheduled before the outcome of the last one is known, a request that shares
+    a prefix with one that is loading it does not count on that."""
+    for seed in range(6):
+        engine.add(f"fill {seed}", prompt(seed))
+        assert not any(engine.run())
+    engine.forget()
+    engine.worker.device.transport.core.fail_fetches(2)
+    engine.add("again", prompt(0))
+    engine.step()
+    engine.add("sharing", prompt(0))
+    assert any(engine.run()) and engine.stored()
+
+
+@pytest.mark.parametrize("engine", [{"blocks": 2}], indirect=True)
+def test_what_gave_way_is_not_stored_in_every_pass(engine, monkeypatch):
+    """A request of more blocks than the device keeps offers each of them once."""
+    put_many, stored = engine.worker.store.put_many, []
+    monkeypatch.setattr(
+        engine.worker.store, "put_many", lambda items: (stored.extend(items), put_many(items))[1]
+    )
+    engine.add("long", prompt(1), most=30)
+    engine.run()
+    assert len(stored) == (70 + 30) // BLOCK
+
+
+def test_a_pass_may_be_told_of_late():
+    """A worker's stores count for the pass that they are of, whichever news they come with."""
+    one = News(stored={3: {Key(0, b"a"): {0}}}, lost={Key(0, b"z")}, spoiled=4)
+    two = News(stored={3: {Key(0, b"a"): {1}, Key(0, b"b"): {1}}})
+    both = one.aggregate(two)
+    assert both.stored == {3: {Key(0, b"a"): {0, 1}, Key(0, b"b"): {1}}}
+    assert (both.lost, both.spoiled) == (one.lost, 4) and one.stored[3][Key(0, b"a")] == {0}
+
+
+STORMS = [
+    {},
+    {"workers": 2},
+    {"workers": 2, "overlap": 2, "late_save": True},
+    {"load_async": True, "memory": 14},
+    {"window": 40, "workers": 2},
+    {"kernel_blocks": 2, "memory": 16, "blocks": 12, "overlap": 2},
+]
+
+
+@pytest.mark.parametrize("engine", STORMS, indirect=True, ids=str)
+def test_in_a_storm_nothing_wrong_is_computed_or_kept(engine, seed=1):
+    """Prefixes shared in every length, little memory, aborted requests, fetches that fail, new
+    weights: what is attended to is right in every pass, and so is what is kept."""
+    rng, added = random.Random(seed), 0
+    for _ in range(80):
+        waiting = [n for n, r in engine.requests.items() if not r.is_finished()]
+        if len(waiting) < 6 and rng.random() < 0.6:
+            tokens = prompt(rng.randrange(5), 110)[: rng.choice([16, 31, 33, 48, 80, 96, 110])]
+            tokens += prompt(100 + rng.randrange(8), rng.choice([0, 1, 16, 30]))
+            salt = rng.choice([None, None, "salt"])
+            engine.add(f"{added}", tokens, salt=salt, most=rng.choice([1, 3, 20]))
+            added += 1
+        if waiting and rng.random() < 0.06:
+            engine.scheduler.finish_requests(rng.choice(waiting), RequestStatus.FINISHED_ABORTED)
+        if rng.random() < 0.1:
+            rng.choice(engine.workers).device.transport.core.fail_fetches(rng.choice([1, 2, 5]))
+        loading = any(
+            r.status == RequestStatus.WAITING_FOR_REMOTE_KVS for r in engine.requests.values()
+        )
+        if not loading and rng.random() < 0.04:
+            engine.settle()
+            engine.stored()
+            if engine.scheduler.reset_prefix_cache(
+                reset_running_requests=True, reset_connector=True
+            ):
+                engine.weights += 1
+        engine.step()
+    engine.run()
+    assert engine.stored() and engine.weights

@@ -11,7 +11,8 @@ Both are loaded by module path, with no change to vLLM::
     "eviction_policy": "KelpCachePolicy", "cache_policy_module_path": "cxl_kv.connectors.vllm"
 
 A chunk that the device answers with poison is a failed key of its job (the others of the job
-succeed): vLLM then counts it as a miss and computes it anew.
+succeed): vLLM then counts it as a miss and computes it anew. vLLM resets no secondary tier
+(`reset_prefix_cache`): where a process changes its model's weights, use the KV connector.
 """
 
 from __future__ import annotations

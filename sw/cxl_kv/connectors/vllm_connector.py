@@ -13,23 +13,25 @@ A block of all layers of one KV cache group is one object, under the group and v
 the tokens up to its end (which holds cache_salt and LoRA). A thread moves them, layer by layer:
 
 - Loads of a pass begin before it (`start_load_kv`); each attention layer waits for its own
-  (`wait_for_layer_load`). With ``"load_async": true``, and always where a model has several groups,
-  a request waits outside the passes instead, until `get_finished` names it.
+  (`wait_for_layer_load`). With ``"load_async": true``, and always where a model has several groups
+  or passes overlap (asynchronous scheduling, pipeline parallelism), a request waits outside the
+  passes instead, until `get_finished` names it.
 - Each layer's stores are copied out as soon as it is computed (`save_kv_layer`), and go to the
   device together when the pass is over (`wait_for_save`).
 
 A block that the device answers with poison, or that is not there any more, is reported by
 `get_block_ids_with_load_errors` (with several groups, its request by `get_transfer_results`): with
 the policy "recompute" the scheduler computes it and what follows it anew and the request goes on,
-with "fail" it ends. A pass with a failed load stores nothing, since what it computed may rest on
-the lost block.
+with "fail" it ends. Whatever computes with a lost block is wrong from there on: in every worker of
+the pass, also in those whose own loads went well, and in the passes that were scheduled before the
+failure was known. The scheduler counts nothing of what these stored, and has it forgotten.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -74,8 +76,10 @@ class Key(NamedTuple):
 @dataclass
 class Moves(KVConnectorMetadata):
     """Of one pass, scheduler to worker: (key, block) pairs to load before it, by request to load
-    beside it, and to store after it."""
+    beside it, and to store after it; keys to forget before all that, or None for every key."""
 
+    number: int = 0  #: of the pass
+    forget: set[Key] | None = field(default_factory=set)
     loads: list[tuple[Key, int]] = field(default_factory=list)
     beside: dict[str, list[tuple[Key, int]]] = field(default_factory=dict)
     stores: list[tuple[Key, int]] = field(default_factory=list)
@@ -83,14 +87,31 @@ class Moves(KVConnectorMetadata):
 
 @dataclass
 class News(KVConnectorWorkerMetadata):
-    """Of one pass, workers to scheduler: how many of them stored a key; keys that one or more have
-    lost."""
+    """Workers to scheduler: the workers, by their ranks, that have what a pass had them store, by
+    pass and key; keys that one or more have lost; the latest pass that computed with lost
+    blocks."""
 
-    stored: Counter = field(default_factory=Counter)
+    stored: dict[int, dict[Key, set[int]]] = field(default_factory=dict)
     lost: set[Key] = field(default_factory=set)
+    spoiled: int = 0
 
     def aggregate(self, other: News) -> News:
-        return News(self.stored + other.stored, self.lost | other.lost)
+        stored = {number: dict(keys) for number, keys in self.stored.items()}
+        for number, keys in other.stored.items():
+            of_pass = stored.setdefault(number, {})
+            for key, ranks in keys.items():
+                of_pass[key] = of_pass.get(key, set()) | ranks
+        return News(stored, self.lost | other.lost, max(self.spoiled, other.spoiled))
+
+
+@dataclass
+class Known:
+    """What the scheduler's side knows of a request."""
+
+    request: Request
+    local: int = 0  #: tokens that vLLM's own cache had when it was looked up here
+    blocks: list[list[int]] = field(default_factory=list)  #: so far, of each group
+    offered: int = 0  #: blocks that were to be stored already
 
 
 class Layer(NamedTuple):
@@ -147,19 +168,29 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_size = sizes.pop()
         self._groups = range(len(groups))
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.layer_names}
-        # Block numbers mean nothing across groups, so only a request that waits can be failed.
-        self._beside = bool(extra.get("load_async")) or len(groups) > 1
+        # Block numbers mean nothing across groups, so only a request that waits can be failed. And
+        # a failure in a pass must be known before another is scheduled on what it was to load:
+        # vLLM takes back the request itself, but not those that share its blocks since.
+        self._beside = (
+            bool(extra.get("load_async"))
+            or len(groups) > 1
+            or vllm_config.max_concurrent_batches > 1
+        )
         # Scheduler.
         self._workers = vllm_config.parallel_config.world_size
-        self._stored: Counter = Counter()  # key → workers that have it
-        # With its blocks so far, of each group.
-        self._requests: dict[str, tuple[Request, list[list[int]]]] = {}
+        self._stored: dict[Key, set[int]] = {}  # the ranks of workers that have it
+        self._requests: dict[str, Known] = {}
         self._next = Moves()
+        self._pass = 0  # the latest
+        self._distrusted = 0  # what passes up to this one have stored does not count
+        self._under_way: dict[int, list[Key]] = {}  # what passes were told to store
         # Worker.
+        self._rank = vllm_config.parallel_config.rank
         self._layers: dict[str, Layer] = {}
         self.device: cxl_kv.Device | None = None
         self.store: BlockStore | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._number = 0  # of this pass
         self._load: Load | None = None  # of this pass
         self._receiving: dict[str, Load] = {}  # by request
         self._saved: dict[str, np.ndarray] = {}  # of this pass: a layer's blocks, a row each
@@ -178,12 +209,17 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def _keys(self, tokens: bytes) -> list[Key]:
         return [Key(group, tokens) for group in self._groups]
 
+    def _know(self, request: Request) -> Known:
+        return self._requests.setdefault(request.request_id, Known(request))
+
     def _there(self, key: Key) -> bool:
-        return self._stored[key] >= self._workers
+        return len(self._stored.get(key, ())) >= self._workers
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        # Where a load begins: `num_computed_tokens` of the request itself does not say.
+        self._know(request).local = num_computed_tokens
         if num_computed_tokens % self._block_size:
             return 0, False
         # one token is left to compute
@@ -197,14 +233,15 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         return (found - first) * self._block_size, self._beside and found > first
 
     def update_state_after_alloc(self, request: Request, blocks, num_external_tokens: int) -> None:
-        self._requests[request.request_id] = request, [[] for _ in self._groups]
+        known = self._know(request)
+        known.blocks, known.offered = [[] for _ in self._groups], 0
         if not num_external_tokens:
             return
         # `blocks` are all of the request's, those found in vLLM's own cache first.
-        first = request.num_computed_tokens // self._block_size
+        first = known.local // self._block_size
         pairs = [
             (key, ids[i])
-            for i in range(first, first + num_external_tokens // self._block_size)
+            for i in range(first, first - -num_external_tokens // self._block_size)
             for key, ids in zip(
                 self._keys(request.block_hashes[i]), blocks.get_block_ids(), strict=True
             )
@@ -217,6 +254,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output) -> KVConnectorMetadata:
         moves, self._next = self._next, Moves()
+        self._pass += 1
+        moves.number = self._pass
         cached = scheduler_output.scheduled_cached_reqs
         none = [[] for _ in self._groups]
         new = [
@@ -233,27 +272,66 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         for name, ids, computed, afresh in new + old:
             if name not in self._requests:
                 continue
-            request, groups = self._requests[name]
+            known = self._requests[name]
+            hashes = known.request.block_hashes
             whole = min(
                 (computed + scheduler_output.num_scheduled_tokens[name]) // self._block_size,
-                len(request.block_hashes),
+                len(hashes),
             )
-            for group, (blocks, more) in enumerate(zip(groups, ids, strict=True)):
+            # From where it was taken back to, after a failed load, it is computed anew.
+            first = min(known.offered, computed // self._block_size)
+            known.offered = max(first, whole)
+            for group, (blocks, more) in enumerate(zip(known.blocks, ids, strict=True)):
                 blocks[:] = more if afresh else blocks + list(more)
-                keys = [Key(group, tokens) for tokens in request.block_hashes[:whole]]
+                keys = [Key(group, tokens) for tokens in hashes[first:whole]]
                 moves.stores += [
                     (key, block)
-                    for key, block in zip(keys, blocks, strict=False)
+                    for key, block in zip(keys, blocks[first:], strict=False)
                     if block and not self._there(key) and key not in loading
                 ]
+        if moves.stores:
+            self._under_way[moves.number] = [key for key, _ in moves.stores]
         return moves
 
     def update_connector_output(self, connector_output) -> None:
         news = connector_output.kv_connector_worker_meta
-        if isinstance(news, News):
-            self._stored.update(news.stored)
-            for key in news.lost:
-                del self._stored[key]
+        if not isinstance(news, News):
+            return
+        for key in news.lost:
+            self._stored.pop(key, None)
+        if news.spoiled > self._distrusted:
+            # So have the passes that were scheduled since, not knowing of it.
+            doubtful = {
+                key
+                for number, keys in self._under_way.items()
+                if number >= news.spoiled
+                for key in keys
+            }
+            for key in doubtful:
+                self._stored.pop(key, None)
+            if self._next.forget is not None:
+                self._next.forget |= doubtful
+            self._distrust()
+        for number, keys in news.stored.items():
+            self._under_way.pop(number, None)
+            if number > self._distrusted:
+                for key, ranks in keys.items():
+                    self._stored[key] = self._stored.get(key, set()) | ranks
+
+    def _distrust(self) -> None:
+        """Count nothing of what was told to be stored so far, and offer it again."""
+        self._distrusted = self._pass
+        self._under_way.clear()
+        for known in self._requests.values():
+            known.offered = 0
+
+    def reset_cache(self) -> bool:
+        """Forget every block, as after a change of the model's weights: nothing that was computed
+        before this call is loaded after it."""
+        self._stored.clear()
+        self._next.forget = None
+        self._distrust()
+        return True
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -299,6 +377,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         self._spoiled, self._saved = False, {}
+        self._number, forget = connector_metadata.number, connector_metadata.forget
+        for key in self.store.keys() if forget is None else forget:
+            self.store.delete(key)
 
     def start_load_kv(self, forward_context, **kwargs: Any) -> None:
         moves = self._get_connector_metadata()
@@ -337,6 +418,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                     rows = torch.from_numpy(np.stack(parts)).view(layer.cache.dtype)
                     rows = rows.reshape(len(blocks), *layer.cache.shape[1:])
                     layer.cache[torch.tensor(blocks)] = rows.to(layer.cache.device)
+                    if layer.cache.is_cuda:
+                        # The model computes on another stream than this thread's.
+                        torch.cuda.current_stream(layer.cache.device).synchronize()
                 load.ready[name].set()
         except Exception as error:
             # Of what was to come nothing is known: the scheduler computes it anew.
@@ -356,7 +440,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         if self._load is not None:
             load, self._load = self._load, None
             load.future.result()
-            self._spoiled = bool(load.lost)
+            if load.lost:
+                self._spoiled = True
+                self._news.spoiled = self._number
             self._failed.update(*load.lost.values())
             self._news.lost |= set(load.lost)
 
@@ -408,12 +494,13 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                     wanted[key] = block, data
         done = self.store.put_many([(key, data) for key, (_, data) in wanted.items()])
         self._take_dropped()
-        for (key, (block, _)), stored in zip(wanted.items(), done, strict=True):
+        for (block, _), stored in zip(wanted.values(), done, strict=True):
             if isinstance(stored, Exception):
                 _LOG.warning("block %d was not stored: %s", block, stored)
-            elif key in self.store:  # and did not give way to a later one
-                self._news.stored[key] += 1
-                self._news.lost.discard(key)
+        # What is here, also from before where another worker had lost it; not what has given way.
+        have = {key for key, _ in stores if key in self.store}
+        self._news.lost -= have
+        self._news.stored[self._number] = {key: {self._rank} for key in have}
 
     def _take_dropped(self) -> None:
         while self._dropped:
@@ -427,7 +514,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         self._take_dropped()
         news, self._news = self._news, News()
-        return news if news.stored or news.lost else None
+        return news if news.stored or news.lost or news.spoiled else None
 
     def shutdown(self) -> None:
         if self._thread is not None:
