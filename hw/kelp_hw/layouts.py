@@ -181,7 +181,7 @@ class Layouts:
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
         #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already
-        #: knows that it is outside the map.
+        #: knows that it is outside the map; `gathered`: it came by the GATHER region.
         self.request = S(
             {
                 "write": 1,
@@ -198,6 +198,7 @@ class Layouts:
                 "no_memory": 1,
                 "origin": self.origin,
             }
+            | ({"gathered": 1} if c.select else {})
         )
 
         self.coming = S(

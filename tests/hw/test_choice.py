@@ -435,22 +435,28 @@ def test_gather_is_at_full_rate():
     assert (result.data == other.data).all()
 
 
-def test_hits_while_a_choice_runs():
-    """Hits fill the cycles that LOOKs leave, and these take every other one at most."""
+@pytest.mark.parametrize("gathered", [False, True], ids=["plain", "gathered"])
+def test_hits_while_a_choice_runs(gathered):
+    """Plain hits keep 0.9 of the cycles (docs/select.md). With gathered ones LOOKs take turns, and
+    these fill what LOOKs leave."""
     both = Both(pressure=0.0, latency=2, seed=8)
     both.write(range(12))
     both.write(range(4), queue=1)
     both.select()  # summaries are there
+    header, chosen = both.select(1, queue=1, newest=3)
     places = both.region.map
     bell = BELL | {"sequence": 99}
     row = np.frombuffer(record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), np.uint8)
+    addresses = both.driver.addresses
     hits = [
-        both.driver.address(0, 1, page, kv, line)
-        for page in range(4)
+        addresses.gather(0, 1, header["generation"], kv, slot, line)
+        if gathered
+        else both.driver.address(0, 1, chosen[slot]["page"], kv, line)
+        for slot in range(len(chosen))
         for kv in (0, 1)
         for line in range(4)
     ]
-    hits = np.array(hits * 40, np.uint64)
+    hits = np.tile(np.array(hits, np.uint64), -(-1280 // len(hits)))
     program = Program(
         opcode=np.r_[WRITE, np.full(len(hits), READ)],
         address=np.r_[np.uint64(both.region_address(places.bell(0, 0))), hits],
@@ -459,7 +465,9 @@ def test_hits_while_a_choice_runs():
         data_index=np.r_[0, np.full(len(hits), -1)],
     )
     both.driver.take_commits()
-    answered = both.driver.run(program).response_cycle[1:]
+    result = both.driver.run(program)
+    assert (result.response[1:] == Response.DATA).all()
+    answered = result.response_cycle[1:]
     looks = both.driver.take_commits().result
     cycles = looks.cycle[np.isin(looks["op.kind"], (int(Op.LOOK), int(Op.HOLD)))]
     looked = np.count_nonzero(looks["op.kind"] == int(Op.LOOK))
@@ -467,4 +475,4 @@ def test_hits_while_a_choice_runs():
     span = cycles.max() - cycles.min()
     rate = len(during) / span
     print("hits a cycle while a choice runs", rate, "of", span, "cycles, beside", looked, "LOOKs")
-    assert rate >= 1 - looked / span - 0.03 and rate > 0.8
+    assert rate >= 1 - looked / span - 0.03 and rate > (0.8 if gathered else 0.9)

@@ -119,7 +119,9 @@ class Ingress(wiring.Component):
         # one of the two.
         take_rwd = Signal()
 
-        def decode(address, name):
+        def decode(address, name, gathers=False):
+            """`gathers`: addresses of pages may be in the GATHER region, as GatherWindow leaves
+            them."""
             place = data.StructLayout(
                 {
                     "kv_line": c.line_bits,
@@ -133,10 +135,13 @@ class Ingress(wiring.Component):
             line_offset, above = address[:shift], address[shift:]
             fields = place(line_offset)
             queue, session = fields.queue, fields.session
+            of_page = above == Region.KV
+            if gathers:
+                of_page |= above == Region.GATHER
             m.d.comb += [
                 *(at[field].eq(fields[field]) for field in place.members),
                 at.line_offset.eq(line_offset),
-                at.in_kv.eq((above == Region.KV) & (queue < c.queues) & (session < c.sessions)),
+                at.in_kv.eq(of_page & (queue < c.queues) & (session < c.sessions)),
                 at.in_hint.eq((above == Region.HINT) & (line_offset < HINT_BYTES // 64)),
                 at.in_register.eq(
                     (above == Region.REGISTER) & (line_offset < REGISTER_BYTES // 64)
@@ -149,7 +154,7 @@ class Ingress(wiring.Component):
             return at, above
 
         of_rwd, rwd_above = decode(rwd.address, "of_rwd")
-        of_req, req_above = decode(req.address, "of_req")
+        of_req, req_above = decode(req.address, "of_req", gathers=c.select > 0)
         at = Signal(self._where)
         m.d.comb += at.eq(Mux(take_rwd, of_rwd, of_req))
         # `s`: signals that the methods below share, under the names that they have there.
@@ -293,6 +298,8 @@ class Ingress(wiring.Component):
             r.origin.start.eq(self.now),
             r.origin.missed.eq(0),
         ]
+        if self.config.select:
+            m.d.comb += r.gathered.eq(~take_rwd & (s.req_above == Region.GATHER))
         s.to_window, s.to_spec, s.to_request = to_window, to_spec, to_request
         s.take_slot = take_slot
 

@@ -30,10 +30,11 @@ def slot_layouts(config: Config) -> tuple[data.StructLayout, data.StructLayout]:
 
 class GatherWindow(wiring.Component):
     """Keeps the slots of all queues, and passes M2S requests on: those to the GATHER region as
-    requests to the page in their slot, all others as they are. A slot that is empty, or of another
-    generation, becomes an address outside the map; session, queue and line stay, and are checked
-    where every request's are. So a gathered line is answered, and refused, as a plain read of its
-    page.
+    requests to the page in their slot, all others as they are. They stay in that region, where
+    ingress knows a page's address, and M0 that LOOKs of their session take turns with them. A slot
+    that is empty, or of another generation, becomes an address outside the map; session, queue and
+    line stay, and are checked where every request's are. So a gathered line is answered, and
+    refused, as a plain read of its page.
 
     Latency: `LATENCY` cycle from `i` to `o`. One message in each cycle (`INTERVAL`), whatever its
     region. A row that is written is seen by messages that come two cycles later. Errors: a slot
@@ -174,7 +175,7 @@ class GatherWindow(wiring.Component):
             & ~rows.fault.uncorrected
         )
         with m.If(gathers):
-            above = held.address[low : parts.size], Mux(there, Region.KV, Region.OUTSIDE)
+            above = held.address[low : parts.size], Mux(there, Region.GATHER, Region.OUTSIDE)
             m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, slots.read_data.page, *above))
         gather(
             m,

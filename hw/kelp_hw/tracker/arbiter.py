@@ -124,8 +124,9 @@ class Arbiter(wiring.Component):
     they had beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` +
     `SURPLUS` for requests. Among the background streams the first in `BACKGROUND` that could go
     does, but hints and evictions take turns: one hint at most goes before an eviction that could.
-    Ops of a choice take turns with requests of their own session; those that go while no request
-    stands do not count. `hold` admits nothing.
+    Ops of a choice take turns with gathered requests of their own session; beside others they have
+    one cycle in `BESIDE_CHOICE` + 1, and those that go while no request stands do not count. `hold`
+    admits nothing.
 
     Parameters
     ----------
@@ -154,6 +155,7 @@ class Arbiter(wiring.Component):
     LATENCY = 0
     INTERVAL = 1
     PATIENCE = 7
+    BESIDE_CHOICE = 10  #: hits are to have 0.9 of the cycles beside a choice, or more
     SURPLUS = 16  #: first lines of 16 page-sequential streams pass in one burst
 
     def __init__(self, *, config: Config):
@@ -345,18 +347,21 @@ class Arbiter(wiring.Component):
         ]
 
     def _of_choice(self, m: Module, s: SimpleNamespace, spent: Value) -> Value:
-        """The claim when an op goes, `spent` unless that op is of a choice and no request stands,
-        or one of the op's own session."""
-        hint = BACKGROUND.index("hint")
-        op, lone, own = s.streams[hint].p, Signal(), Signal()
+        """The claim when an op goes, `spent` unless that op is of a choice."""
+        hint, request = BACKGROUND.index("hint"), s.request
+        op, lone, turns = s.streams[hint].p, Signal(), Signal()
         of_choice = s.pick[hint] & s.one_of("hint", op.kind, SELECT_KINDS)
         m.d.comb += [
             lone.eq(of_choice & ~self.i_request.valid),
-            own.eq(of_choice & (s.request.session == op.session)),
+            turns.eq(request.gathered & (request.session == op.session)),
         ]
-        claim = self.claim
-        taken = Mux(claim == -self.SURPLUS, claim, claim - 1)
-        return Mux(lone, claim, Mux(own, taken, spent))
+
+        def less(cycles):
+            floor = -self.SURPLUS
+            return Mux(self.claim < floor + cycles, floor, self.claim - cycles)
+
+        taken = Mux(turns, less(1), less(self.BESIDE_CHOICE))
+        return Mux(lone, self.claim, Mux(of_choice, taken, spent))
 
 
 def _select(terms) -> Value:

@@ -3,12 +3,14 @@
 """Ingress: what becomes of each M2S message."""
 
 import pytest
+from streams import Ends, pump
 from timing import check_pace, offers, shown
 
 from kelp_hw.host.ingress import Ingress
-from kelp_spec.address import AddressMap, KvAddress
+from kelp_spec.address import AddressMap, KvAddress, Region
 from kelp_spec.config import named
-from kelp_spec.messages import M2SReq
+from kelp_spec.messages import M2SReq, M2SRwD
+from kelp_spec.metadata import Event
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
 
@@ -115,3 +117,35 @@ def test_the_bench_catches_a_planted_bug(old, new):
 def test_bad_parameters_are_refused():
     with pytest.raises(TypeError, match="config must be a kelp_spec.Config, not 'unit'"):
         Ingress(config="unit")
+
+
+def test_a_gathered_read_is_one_of_its_page():
+    """As GatherWindow leaves it; a write in that region is outside the map, as a session that the
+    configuration has not."""
+    config = named("unit_select").with_(sessions=3)
+    places = AddressMap(config)
+    page, gather = places.encode(KvAddress(2, 1, 9, 1, 3)), Region.GATHER << config.aperture_bits
+    beyond = AddressMap(config.with_(sessions=4)).encode(KvAddress(3, 0, 0, 0, 0))
+    reads = [page, page | gather, beyond | gather]
+    sends = {
+        "m2s_req": [
+            {"opcode": M2SReq.MEM_RD, "address": address >> 6, "tag": tag}
+            for tag, address in enumerate(reads)
+        ],
+        "m2s_rwd": [{"opcode": M2SRwD.MEM_WR, "address": (page | gather) >> 6, "tag": 9}],
+        "i_write_slot": [5],
+    }
+    ends = Ends(sends=sends, takes=("o_request",), held={"enable": 1})
+    requests = {
+        t.item.origin.tag: t.item
+        for t in pump(Ingress(config=config), ends, cycles=30)["o_request"]
+    }
+    assert requests.keys() == {0, 1, 2, 9}
+    for tag, gathered, refused in ((0, 0, 0), (1, 1, 0), (2, 1, 1), (9, 0, 1)):
+        found = requests[tag]
+        assert found.gathered == gathered, tag
+        assert found.refused == (Event.OUT_OF_MAP if refused else Event.NONE), tag
+        if not refused:
+            at = found.session, found.queue, found.page, found.kv_line
+            assert at == (2, 1, 9, config.half_lines + 3)
+    assert not requests[9].has_write

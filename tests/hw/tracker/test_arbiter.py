@@ -81,9 +81,9 @@ def test_hints_without_pause_let_evictions_by(requests, evict):
         assert longest <= 3 and sum(counts.values()) >= 398
 
 
-def looked(session, *, quiet=0, cycles=160):
+def looked(session, gathered, *, quiet=0, cycles=176):
     """LOOKs of a session that go in so many cycles, behind `quiet` ones without requests, while hot
-    requests of session 1 and LOOKs stand in each; requests that go."""
+    requests of session 1, gathered or not, and LOOKs stand in each; requests that go."""
     dut, looks, requests = Arbiter(config=UNIT_SELECT), 0, 0
 
     async def bench(ctx):
@@ -91,6 +91,7 @@ def looked(session, *, quiet=0, cycles=160):
         for credits in (dut.credits, dut.credits_ahead):
             ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
         ctx.set(dut.i_request.p.session, 1)
+        ctx.set(dut.i_request.p.gathered, gathered)
         ctx.set(dut.hot, 1)
         ctx.set(dut.ops.hint.valid, 1)
         ctx.set(dut.ops.hint.p.kind, Op.LOOK)
@@ -113,8 +114,9 @@ def looked(session, *, quiet=0, cycles=160):
 
 
 @pytest.mark.parametrize("quiet", [0, 50])
-def test_looks_take_turns_with_requests_of_their_own_session(quiet):
-    """With another one's they have a cycle in eight; what they had while no request stood does not
-    count against them."""
-    assert abs(looked(1, quiet=quiet) - 80) <= 4
-    assert abs(looked(0, quiet=quiet) - 20) <= 1
+def test_looks_take_turns_with_gathered_requests_of_their_own_session(quiet):
+    """With others they have a cycle in eleven; what they had while no request stood does not count
+    against them."""
+    assert abs(looked(1, True, quiet=quiet) - 88) <= 4
+    assert abs(looked(1, False, quiet=quiet) - 16) <= 1
+    assert abs(looked(0, True, quiet=quiet) - 16) <= 1
