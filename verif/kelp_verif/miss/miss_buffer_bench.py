@@ -91,6 +91,7 @@ async def no_frame_ends_in_poison(dut):
             while not await tb.cycle(request):
                 pass
     await tb.drain(500 + 400)
+    record(starved=tb.seen["starved"])
     assert tb.seen["starved"] == 6
     states = {page: tb.pages[page][0] for page in pages}
     assert all(state == PageState.RESIDENT for page, state in states.items() if page[0] >= 2)
