@@ -34,8 +34,9 @@ class Chmu(wiring.Component):
     """Remembers, of each epoch, pages and their latest scores, in `config.hot_entries` places; of
     pages that share a place (the address folded by exclusive or) the one with the higher score
     stays. At the end of the epoch those whose score is at the threshold or above go to the list, by
-    ascending place, in cycles without a score; in mode `ALWAYS` a page goes when it becomes hot,
-    once an epoch while it keeps its place.
+    ascending place, in cycles without a score; of scores in `PATIENCE` + 1 cycles on end the last
+    is not looked at meanwhile, so that no flood of them keeps a list from being made. In mode
+    `ALWAYS` a page goes when it becomes hot, once an epoch while it keeps its place.
 
     The list is a ring: the host moves its head, the unit its tail; one place stays free. What finds
     it full is lost and sets `overflow`. Neither list nor places carry check bits: they advise.
@@ -63,6 +64,7 @@ class Chmu(wiring.Component):
 
     LATENCY = 2
     INTERVAL = 1
+    PATIENCE = 7
 
     def __init__(self, *, config: CxlIoConfig):
         if not config.hot_entries:
@@ -101,11 +103,13 @@ class Chmu(wiring.Component):
         over = self._epoch(m, values, enabled)
         heat = self.i.p
         tracked = values.chmu_ranges.bit_select(heat.unit >> self._range_shift(), 1)
-        event = Signal()
+        event, waited = Signal(), Signal(range(self.PATIENCE + 1))
+        urgent = (walking | clearing) & (waited == self.PATIENCE)
+        m.d.sync += waited.eq(Mux((walking | clearing) & event, waited + 1, 0))
         m.d.comb += [
             enabled.eq(values.chmu_enable & ~clearing),
             always.eq(values.chmu_how_mode == Mode.ALWAYS),
-            event.eq(self.i.valid & enabled & (values.chmu_what == TRACK_ALL) & tracked),
+            event.eq(self.i.valid & enabled & (values.chmu_what == TRACK_ALL) & tracked & ~urgent),
             step.eq((walking | clearing) & ~event),
             last.eq(step & (place == places - 1)),
             look.addr.eq(Mux(event, self._folded(heat.unit), place)),

@@ -109,6 +109,25 @@ def test_the_list_is_the_golden_models(mode, seed):
     assert seen["told"] == golden.told > 0
 
 
+def test_scores_in_each_cycle_keep_no_list_from_being_made():
+    """Of eight in a row one is not looked at while a list is made, and no more than that."""
+    host = Host()
+
+    async def bench(ctx):
+        await host.start(ctx, mode=Mode.EPOCH, threshold=600, length=LENGTH)
+        for unit in range(5):
+            await host.tick(ctx, (unit, 700 + unit))
+        over = 0
+        while not over:
+            over = ctx.get(host.dut.over)
+            await host.tick(ctx, (0, 700))
+        for _ in range(ENTRIES * (host.dut.PATIENCE + 1)):
+            await host.tick(ctx, (0, 700))
+        assert await host.listed(ctx) == [unit << 16 | 700 + unit for unit in range(5)]
+
+    simulate(host.dut, bench)
+
+
 @pytest.mark.parametrize("mode", [Mode.EPOCH, Mode.ALWAYS])
 def test_edges_of_both_thresholds(mode):
     """A score at the threshold is hot; entries as many as the fill threshold are not too many."""
