@@ -15,9 +15,11 @@ import os
 import pkgutil
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from cxl_kv.version import version
 from kelp_rtl.build.tools import ToolError
 from kelp_spec.config import ConfigError
 
@@ -54,8 +56,23 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
     )
 
+    def show_version(asked: bool) -> None:
+        if asked:
+            print(f"kelp {version()}")
+            raise typer.Exit
+
     @app.callback()
-    def root() -> None:
+    def root(
+        _: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                callback=show_version,
+                is_eager=True,
+                help="Say which version is installed, and end.",
+            ),
+        ] = False,
+    ) -> None:
         pass
 
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]

@@ -26,6 +26,12 @@ def test_help_names_every_command():
     assert "Show what is installed" in done.stdout
 
 
+def test_it_says_its_version():
+    done = kelp("--version")
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert (done.returncode, done.stdout) == (0, f"kelp {wanted['project']['version']}\n")
+
+
 def test_unknown_command_is_refused_without_a_traceback():
     done = kelp("doktor")
     assert done.returncode != 0

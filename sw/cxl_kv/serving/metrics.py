@@ -9,7 +9,6 @@ server measured of that tenant.
 from __future__ import annotations
 
 import bisect
-import importlib.metadata
 from collections import Counter, defaultdict
 from itertools import accumulate
 
@@ -19,6 +18,7 @@ from ..core import Core
 from ..device import Device
 from ..errors import CxlKvError
 from ..transport import LocalTransport
+from ..version import version
 from .connection import Next, Stream
 from .tokens import METRICS
 from .wire import VERSION, Op
@@ -155,7 +155,7 @@ class Measurements:
             "1; the labels are what is served by what",
             [
                 (
-                    {"version": _version(), "protocol": VERSION}
+                    {"version": version(), "protocol": VERSION}
                     | ({} if only else {"config": self._core.config.name}),
                     1,
                 )
@@ -201,13 +201,6 @@ class Measurements:
         if self._device is None:
             self._device = Device(LocalTransport(self._core, shared=True))
         return str(text) + render(self._device)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("kelp-cxl")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 class Scrape(Stream):
