@@ -209,6 +209,33 @@ def test_locked_objects_outlive_pressure():
         adapter.close()
 
 
+def test_what_gives_way_within_one_task_is_not_counted():
+    """Seven objects for four places, one there before: LMCache's account is of the four that are
+    left, and it hears of no object that it was not told of before."""
+
+    class Listener:
+        keys: frozenset = frozenset()
+
+        def on_l2_keys_stored(self, keys, sizes):
+            self.keys = self.keys | set(keys)
+
+        def on_l2_keys_deleted(self, keys):
+            assert set(keys) <= self.keys
+            self.keys = self.keys - set(keys)
+
+    adapter, listener = adapter_of(blocks=4), Listener()
+    try:
+        adapter.register_listener(listener)
+        store(adapter, [key_of(0)], [object_of(0)])
+        keys = [key_of(i) for i in range(1, 8)]
+        store(adapter, keys, [object_of(i) for i in range(1, 8)])
+        left = {key for key, there in zip(keys, found(adapter, keys), strict=True) if there}
+        assert len(left) == 4 and listener.keys == left
+        assert adapter.get_usage().usage_fraction == 1.0
+    finally:
+        adapter.close()
+
+
 def test_poison_is_a_failed_load_and_no_data():
     adapter = adapter_of("golden:trace?frames=16,16,16,16")
     try:

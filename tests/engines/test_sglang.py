@@ -219,6 +219,16 @@ def test_ranks_do_not_share_pages_but_mla_replicas_do():
             first.close()
 
 
+def test_a_rank_that_will_find_nothing_says_so(caplog):
+    """SGLang has one rank of an MLA model write, and all of them look."""
+    backend_of(rank=0, mla=True).close()
+    backend_of(rank=1).close()
+    assert not caplog.records
+    backend_of(rank=1, mla=True).close()
+    (record,) = caplog.records
+    assert "rank 1 of a latent attention model writes no page" in record.getMessage()
+
+
 def test_sglangs_failure_injector_wraps_it(monkeypatch):
     monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.5")
     wrapped = backend_of()

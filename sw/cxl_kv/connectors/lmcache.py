@@ -92,6 +92,7 @@ class CxlL2Adapter(L2AdapterInterface):
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._found: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
+        self._storing: frozenset[ObjectKey] = frozenset()  # by this task, and not told of yet
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cxl_kv L2", daemon=True)
         self._thread.start()
@@ -145,25 +146,30 @@ class CxlL2Adapter(L2AdapterInterface):
         )
 
     def _store(self, task, keys, objects):
-        done, sizes, ok = [], [], True
         fresh = {
             key: _bytes_of(obj)
             for key, obj in zip(keys, objects, strict=True)
             if key not in self.store
         }
-        for (key, data), stored in zip(
-            fresh.items(), self.store.put_many(fresh.items()), strict=True
-        ):
-            if stored is True:
-                done.append(key)
-                sizes.append(len(data))
-                continue
-            ok = False
-            if stored is not False:
-                _LOG.warning("an object was not stored: %s", stored)
+        self._storing = frozenset(fresh)
+        try:
+            results = self.store.put_many(fresh.items())
+        finally:
+            self._storing = frozenset()
+        for result in results:
+            if isinstance(result, Exception):
+                _LOG.warning("an object was not stored: %s", result)
+        # What gave way to a later one of this very task was never there.
+        done = [key for key in fresh if key in self.store]
         if done:
-            self._notify_keys_stored(done, sizes)
-        self._finish_store(task, L2StoreResult(ok, sum(sizes)))
+            self._notify_keys_stored(done, [len(fresh[key]) for key in done])
+        size = sum(
+            len(data)
+            for data, result in zip(fresh.values(), results, strict=True)
+            if result is True
+        )
+        ok = all(result is True for result in results)
+        self._finish_store(task, L2StoreResult(ok, size))
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
         with self._lock:
@@ -221,7 +227,8 @@ class CxlL2Adapter(L2AdapterInterface):
 
     # - keys ---------------------------------------------------------------------------------------
     def _dropped(self, key, size):
-        self._notify_keys_deleted([key], [size])
+        if key not in self._storing:
+            self._notify_keys_deleted([key], [size])
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Forget objects; those that are locked stay."""

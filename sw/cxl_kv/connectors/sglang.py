@@ -9,7 +9,9 @@
       "unix:/tmp/kelp.sock", "page_bytes": 1048576}'
 
 A page is stored as its flat bytes. One that the device answers with poison is not there any more:
-SGLang ends the prefix before it and computes on from there.
+SGLang ends the prefix before it and computes on from there. Each rank's process finds what it has
+stored itself: of a model with latent attention (MLA) on several tensor-parallel ranks SGLang has
+one of them write, so that nothing is ever found by all.
 """
 
 from __future__ import annotations
@@ -70,6 +72,12 @@ class CxlHiCacheStorage(HiCacheStorage):
         )
         self._shared, self._own = rank, (*rank, c.tp_rank, c.tp_size)
         self._is_mla = c.is_mla_model
+        if not c.is_storage_writer:
+            _LOG.warning(
+                "rank %d of a latent attention model writes no page, and another's are not found "
+                + "here: HiCache will load nothing from this device",
+                c.tp_rank,
+            )
         self.device = cxl_kv.open(url)
         try:
             self.store = BlockStore(self.device, size, blocks=extra.get("blocks"))
