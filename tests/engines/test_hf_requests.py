@@ -16,6 +16,8 @@ from transformers import (
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     GPTBigCodeConfig,
     GPTBigCodeForCausalLM,
     GptOssConfig,
@@ -154,6 +156,32 @@ def test_a_probe_changes_no_logit(device, name):
         assert (pushed[0][1].sum(dim=-1) < 0.9).any()
 
 
+def test_layers_that_use_earlier_ones_keys_take_no_room(device):
+    """Gemma 3n's last two layers have none: the device has two layers, and a step ends with the
+    second, with the probe and without."""
+    sizes = SIZES | dict(
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=6,
+        intermediate_size=[96] * 4,
+        vocab_size_per_layer_input=101,
+        hidden_size_per_layer_input=16,
+        altup_num_inputs=2,
+        laurel_rank=8,
+    )
+    torch.manual_seed(3)
+    model = Gemma3nForCausalLM(Gemma3nTextConfig(**sizes)).to(torch.bfloat16).eval()
+    expected = generate(model, DynamicCache(config=model.config))
+    for change in (lambda _: None, use_probe):
+        change(model)
+        with EndpointCache(device, model.config) as cache:
+            assert (generate(model, cache) == expected).all()
+            (session,) = cache.rows
+            assert session.shape.layers == 2 and session.step == 10
+            assert cache.report().count("layer ") == 2
+
+
 def test_a_probe_tells_the_cache_that_gave_the_keys_and_no_other(device, monkeypatch):
     model = model_of("llama")
     use_probe(model)
@@ -194,7 +222,7 @@ def test_layers_of_different_sizes_are_one_clear_line(device):
         cache.update(*(torch.ones(1, 2, 3, 32, dtype=torch.bfloat16) for _ in "kv"), 0)
         with pytest.raises(
             cxl_kv.UnsupportedError,
-            match="layer 1 gives 4 heads with keys of 16 .* before it 2 of 32 and 32",
+            match="layer 1 gives 4 heads with keys of 16 .* before it were 2 of 32 and 32",
         ):
             cache.update(*(torch.ones(1, 4, 3, 16, dtype=torch.bfloat16) for _ in "kv"), 1)
         assert cache.layers[1].length == 0
@@ -247,6 +275,25 @@ def test_a_request_without_enough_sessions_takes_none(device):
             generate(model, cache, prompt(batch=5))
         assert open_sessions(device) == 0
         assert generate(model, cache, prompt(batch=4)).shape[0] == 4
+
+
+def test_rows_stay_as_they_are_where_a_copy_finds_no_session(device):
+    model = model_of("llama")
+    with EndpointCache(device, model.config) as cache:
+        with torch.no_grad():
+            model(**prompt(batch=2), past_key_values=cache)
+        others = [device.open_session(cache.rows[0].shape) for _ in range(2)]
+        before = [row.read([0, 1], stop=12)[0] for row in cache.rows]
+        with pytest.raises(cxl_kv.DeviceFullError):
+            cache.batch_select_indices(torch.tensor([1, 1, 1]))
+        assert all(
+            np.array_equal(row.read([0, 1], stop=12)[0], x)
+            for row, x in zip(cache.rows, before, strict=True)
+        )
+        others[0].close()
+        cache.batch_select_indices(torch.tensor([1, 1, 1]))
+        assert all(np.array_equal(row.read([0, 1], stop=12)[0], before[1]) for row in cache.rows)
+        others[1].close()
 
 
 def test_a_closed_cache_says_so(device):
@@ -313,6 +360,77 @@ def test_a_prefix_is_shared_by_deep_copies(device):
     for how in (copy.copy, pickle.dumps):
         with pytest.raises(cxl_kv.UnsupportedError, match="a cache on a device"):
             how(prefix)
+
+
+# - passes that break off -------------------------------------------------------------------------
+def steps_of(model, cache, tokens):
+    """Logits after each of `tokens`, as lists of one."""
+    with torch.no_grad():
+        return [model(input_ids=torch.tensor([t]), past_key_values=cache).logits for t in tokens]
+
+
+def test_a_pass_that_meets_poison_can_be_made_again():
+    """Whichever layer it is, and after a fetch that failed just once."""
+    model, text, more = model_of("llama"), prompt(60)["input_ids"].tolist(), [[7], [8], [9]]
+    expected = steps_of(model, DynamicCache(config=model.config), text + more)
+    for fetches in range(4):
+        with (
+            cxl_kv.open("golden:trace?sessions=1&frames=4,4,4,4") as device,
+            EndpointCache(device, model.config, policy=cxl_kv.Policy()) as cache,
+        ):
+            found = steps_of(model, cache, text)
+            core, fetch = device.transport.core, 0
+            load = core.load
+
+            def failing(addresses, ld_id, load=load, core=core, at=fetches):
+                nonlocal fetch
+                if fetch == at:
+                    core.fail_fetches(1)
+                fetch += 1
+                return load(addresses, ld_id)
+
+            core.load = failing
+            with pytest.raises(cxl_kv.PoisonError):
+                for token in more:
+                    found += steps_of(model, cache, [token])
+            core.load = load
+            assert {layer.length for layer in cache.layers} == {60 + len(found) - 1}
+            found += steps_of(model, cache, more[len(found) - 1 :])
+            assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+def test_a_pass_that_broke_off_elsewhere_is_noticed(device):
+    """As by a lack of memory between two layers: the next pass does not go on from half of it."""
+    model, text = model_of("llama"), [[5, 6, 7], [8], [9]]
+    expected = steps_of(model, DynamicCache(config=model.config), text)
+    with EndpointCache(device, model.config) as cache:
+        steps_of(model, cache, text[:2])
+
+        def no_memory(*_):
+            raise MemoryError
+
+        hook = model.model.layers[1].register_forward_pre_hook(no_memory)
+        with pytest.raises(MemoryError):
+            steps_of(model, cache, text[2:])
+        hook.remove()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"layer 1 holds 4 tokens, layer 0 5: .*crop"):
+                steps_of(model, cache, text[2:])
+        cache.crop(-1)
+        assert cache.get_seq_length() == 4
+        assert (steps_of(model, cache, text[2:])[0] == expected[2]).all()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_another_type_than_before_is_refused(device, kind):
+    model = model_of("llama").to(torch.float16)
+    with EndpointCache(device, model.config) as cache:
+        steps_of(model, cache, [[5, 6, 7]])
+        before = cache.rows[0].read([0, 1], stop=3)[0]
+        with pytest.raises(cxl_kv.UnsupportedError, match="one size and type"):
+            steps_of(model.to(kind), cache, [[8]])
+        assert cache.get_seq_length() == 3
+        assert np.array_equal(cache.rows[0].read([0, 1], stop=3)[0], before)
 
 
 # - how much it holds ------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ reference to it; `copy.deepcopy` gives a second one of the same content (a prefi
 share). `update` writes the new tokens' keys and values to the device and returns what the device
 gives back for all of them; nothing is kept in host memory. One session holds one row of the batch.
 With the attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass
-is pushed as hints.
+is pushed as hints. A forward pass in which a layer's keys or values could not be written or read
+leaves the cache as long as it was: it can be made again.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -99,13 +101,18 @@ class EndpointLayer(DynamicLayer):
         cache, new, first = self._cache(), key_states.shape[-2], self._first_visible()
         if cache is None:
             raise SessionClosedError("the cache of this layer is gone; keep it while it is in use")
-        cache.write(self.index, self.length, key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.length += new
-        if cache.chooses(self, new):
-            return cache.offer(self.index, key_states, value_states)
-        return cache.read(self.index, first, self.length, key_states, value_states)
+        cache.begin(self)
+        try:
+            cache.write(self.index, self.length, key_states, value_states)
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+            self.length += new
+            if cache.chooses(self, new):
+                return cache.offer(self.index, key_states, value_states)
+            return cache.read(self.index, first, self.length, key_states, value_states)
+        except BaseException:
+            cache.undo()
+            raise
 
     def _first_visible(self) -> int:
         return max(0, self.length - self.sliding_window + 1) if self.is_sliding else 0
@@ -124,18 +131,10 @@ class EndpointLayer(DynamicLayer):
         self.length = 0
         self.is_initialized = self.has_chosen = False
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove > 0:
-            raise ValueError(
-                f"crop({tokens_to_remove}) is refused; a negative number says how many tokens "
-                + "to remove"
-            )
-        self.length = max(0, self.length + tokens_to_remove)
+    def reorder_cache(self, *_) -> None:
+        raise NotImplementedError("rows are moved, and layers cropped, by the cache as a whole")
 
-    def reorder_cache(self, beam_idx) -> None:
-        raise NotImplementedError("rows are reordered by the cache as a whole")
-
-    batch_repeat_interleave = batch_select_indices = reorder_cache
+    batch_repeat_interleave = batch_select_indices = crop = reorder_cache
 
 
 class EndpointCache(Cache):
@@ -187,18 +186,57 @@ class EndpointCache(Cache):
         self.device, self.config, self.policy, self.sparse = device, config, policy, sparse
         self._offered: int | None = None  # the layer that waits for its query
         self.closed = False
+        self._before = 0  # tokens before the pass under way
         self._shape_changes = dict(formats=formats, page_tokens=page_tokens)
         self._max_tokens = max_tokens
         self.rows: list[Session] = []
         self._spare: list[Session] = []
         self._shape: ModelShape | None = None  # of the sessions, once a layer has been seen
-        self._sizes = (0, 0, 0)  # heads, elements of a key, elements of a value
+        # Heads, elements of a key and of a value, and their type.
+        self._sizes: tuple = (0, 0, 0, None)
+        #: layers that store; those behind them use the keys and values of earlier ones
+        self.stored = _stored_layers(text)
         self._most = 0  # positions of a row
         self._opened: list[Session] = []  # all of them, for whoever closes them
         _ = device.worker  # which closes them when this object is gone
         weakref.finalize(self, device.abandon, self._opened).atexit = False
         #: whether the attention implementation has pushed masses in this step
         self.probed = False
+
+    # - passes -------------------------------------------------------------------------------------
+    def begin(self, layer: EndpointLayer) -> None:
+        """A layer's part of a forward pass begins, with the first layer's the pass.
+
+        RuntimeError where the last one broke off between two layers, elsewhere in the model: it has
+        begun with a length that is not all layers'.
+        """
+        first = self.layers[0]
+        if layer is first:
+            self._before = layer.length
+        elif layer.is_initialized and layer.length != self._before:
+            lengths = f"layer {layer.index} holds {layer.length} tokens, layer 0 {self._before}"
+            self.undo()
+            raise RuntimeError(
+                f"{lengths}: an earlier forward pass broke off in between; crop(-n) takes its n "
+                + "tokens back, reset() all of them"
+            )
+
+    def undo(self) -> None:
+        """The pass under way has failed: every layer is as long as it was before."""
+        for layer in self.layers:
+            layer.length = min(layer.length, self._before)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last −`tokens_to_remove` tokens of as many as `get_seq_length` says, in
+        every layer."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}) is refused; a negative number says how many tokens "
+                + "to remove"
+            )
+        left = max(0, self.get_seq_length() + tokens_to_remove)
+        for layer in self.layers:
+            layer.length = min(layer.length, left)
 
     # - data ---------------------------------------------------------------------------------------
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -209,7 +247,7 @@ class EndpointCache(Cache):
         ValueError
             More positions than a row holds, or another batch than before.
         UnsupportedError
-            A dtype that no device stores, or a layer of other sizes than the first.
+            A dtype that no device stores, or a layer of another type or other sizes than the first.
         DeviceFullError
             Not enough free sessions for the rows.
         SessionClosedError
@@ -233,7 +271,12 @@ class EndpointCache(Cache):
             session.write(layer, k[row], v[row], start=start)
 
     def _check_sizes(self, layer, keys, values):
-        sizes = keys.shape[1], keys.shape[-1], values.shape[-1]
+        sizes = keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype
+        if values.dtype != keys.dtype:
+            raise UnsupportedError(
+                f"layer {layer} has keys of {keys.dtype} and values of {values.dtype}: "
+                + "the device stores one type"
+            )
         if self._shape is None:
             if keys.shape[1] != values.shape[1]:
                 raise UnsupportedError(
@@ -245,18 +288,18 @@ class EndpointCache(Cache):
                 self.config,
                 keys.dtype,
                 **self._shape_changes,
-                layers=len(self.layers),
+                layers=self.stored,
                 kv_heads=sizes[0],
-                head_dim=max(sizes[1:]),
+                head_dim=max(sizes[1:3]),
             )
             self._sizes = sizes
             held = self.device.config.pages * self._shape.page_tokens_in(self.device.config)
             self._most = min(held, self._max_tokens or held)
         elif sizes != self._sizes:
             raise UnsupportedError(
-                "layer {} gives {} heads with keys of {} and values of {}".format(layer, *sizes)
-                + ", layers before it {} of {} and {}: ".format(*self._sizes)
-                + "a device stores layers of one size"
+                "layer {} gives {} heads with keys of {} and values of {}, {}".format(layer, *sizes)
+                + "; before it were {} of {} and {}, {}: ".format(*self._sizes)
+                + "a device stores layers of one size and type"
             )
 
     def chooses(self, layer: EndpointLayer, new: int) -> bool:
@@ -280,7 +323,7 @@ class EndpointCache(Cache):
         """A layer's query has chosen; with the last layer the step advances."""
         self._offered = None
         self.layers[layer].has_chosen = True
-        if layer == len(self.layers) - 1:
+        if layer == self.stored - 1:
             for session in self.rows:
                 session.advance()
 
@@ -290,7 +333,7 @@ class EndpointCache(Cache):
         """Positions first … last − 1 of every row, as the device gives them, of the types and sizes
         of `keys` and `values`."""
         self._offered = None
-        if layer == len(self.layers) - 1 and not self.probed:
+        if layer == self.stored - 1 and not self.probed:
             for session in self.rows:
                 session.advance()
         self.probed = False
@@ -368,12 +411,21 @@ class EndpointCache(Cache):
         for source in sources:
             rows.append(None if source in taken else old[source])
             taken.setdefault(source, old[source])
-        self._spare += [session for row, session in enumerate(old) if row not in taken]
-        layers = list(range(len(self.layers)))
         copies = [(i, source) for i, source in enumerate(sources) if rows[i] is None]
-        for i, source in copies:
-            rows[i] = self._session()
-            _copy(old[source], rows[i], layers, length)
+        dropped = [session for row, session in enumerate(old) if row not in taken]
+        more: list[Session] = []
+        try:
+            # All that are missing first: where the device is full, the rows stay as they are.
+            while len(more) + len(dropped) < len(copies):
+                more.append(self._session())
+            targets = more + dropped
+            for (i, source), target in zip(copies, targets, strict=False):
+                _copy(old[source], target, list(range(self.stored)), length)
+                rows[i] = target
+        except BaseException:
+            self._spare += more
+            raise
+        self._spare += targets[len(copies) :]
         self.rows = rows
 
     def __deepcopy__(self, memo) -> EndpointCache:
@@ -393,10 +445,9 @@ class EndpointCache(Cache):
             copied.length, copied.is_initialized = mine.length, mine.is_initialized
             if mine.is_initialized:
                 copied.dtype, copied.device = mine.dtype, mine.device
-        layers = list(range(len(self.layers)))
         for row in self.rows:
             other.rows.append(other._session())
-            _copy(row, other.rows[-1], layers, max(layer.length for layer in self.layers))
+            _copy(row, other.rows[-1], list(range(self.stored)), self.get_seq_length())
         return other
 
     def __copy__(self):
@@ -436,7 +487,7 @@ class EndpointCache(Cache):
             before = first % session.page_tokens
             padded = np.pad(newest[row], ((0, 0), (before, 0)))
             session.hints.push_attention(
-                layer, padded, first_position=first - before, advance=layer == len(self.layers) - 1
+                layer, padded, first_position=first - before, advance=layer == self.stored - 1
             )
 
     # - people -------------------------------------------------------------------------------------
@@ -447,7 +498,7 @@ class EndpointCache(Cache):
             + f"{self.device.config.name!r}, step {self.rows[0].step if self.rows else 0}"
         ]
         tables = [session.telemetry() for session in self.rows]
-        for layer in range(len(self.layers)):
+        for layer in range(self.stored):
             sums = {
                 name: sum(int(t[name][layer].sum()) for t in tables)
                 for name in ("resident_bytes", "hits", "misses", "evictions")
@@ -493,6 +544,14 @@ def _sliding_windows(config) -> list[int | None]:
             + f"device; legal: {', '.join(sorted(known))}"
         )
     return [None if kind == "full_attention" else window for kind in types]
+
+
+def _stored_layers(config) -> int:
+    """How many layers have keys and values of their own: all but those at the end that use earlier
+    layers'."""
+    modes = getattr(config, "kv_sharing_modes", None) or ()
+    reused = itertools.takewhile(lambda mode: mode == "reuse", reversed(modes))
+    return config.num_hidden_layers - sum(1 for _ in reused)
 
 
 def _to_numpy(tensor: torch.Tensor, head_dim: int) -> np.ndarray:

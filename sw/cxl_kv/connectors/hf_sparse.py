@@ -185,7 +185,11 @@ def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
                 f"attention with {name} is not chosen for; name every layer in Sparse.dense"
             )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = _attend(cache, layer, query, value, attention_mask, scaling)
+    try:
+        out = _attend(cache, layer, query, value, attention_mask, scaling)
+    except BaseException:
+        cache.undo()
+        raise
     cache.attended(layer)
     return out, None
 
