@@ -3,6 +3,8 @@
 """SELECT, GATHER and slots in the whole endpoint, with back-pressure on every port: ops, answers,
 and gathered lines are those of the golden model (docs/select.md)."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from select_cases import sound_plan
@@ -197,11 +199,12 @@ class Both:
         for n, line in enumerate(found):
             assert line.tobytes() == self.region.read(first + n, OWNER), (bell, header)
         assert self.choices() == golden_ops
-        leave_figures("tests.hw.test_choice", {Refusal(header["refusal"]).name: 1, **fields})
         rows = found[1:].tobytes()
-        return header, [
-            record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])
-        ]
+        pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+        states = Counter(SlotState(page["state"]).name for page in pages)
+        refusal = Refusal(header["refusal"]).name
+        leave_figures("tests.hw.test_choice", {refusal: 1, **states, **fields})
+        return header, pages
 
     def choices(self):
         """The ops of choices that the endpoint committed."""
@@ -392,6 +395,24 @@ def test_pages_that_are_evicted():
     print("missing, late and waited", late["missing"], waited["missing"])
     assert waited["missing"] < late["missing"]
     assert both.driver.counters()["prefetch_issued_hint"] > issued
+
+
+def test_without_room_a_page_is_chosen_and_has_no_slot():
+    """Slots and a host's pins together leave the reserve; what has none is told, and refused."""
+    both = Both(pressure=0.0, seed=9)
+    both.write(range(12))
+    left = both.config.frames[0] - 3
+    both.driver.write_registers({"reserve": left})
+    both.golden.tracker.reserve = left
+    header, pages = both.select()
+    assert [p["state"] for p in pages] == 3 * [SlotState.HELD] + 3 * [SlotState.NO_ROOM]
+    both.gather(header, pages)
+    both.select(release=1)
+    both.driver.write_registers({"reserve": 0})
+    both.golden.tracker.reserve = 0
+    header, pages = both.select()
+    assert {p["state"] for p in pages} == {SlotState.HELD}
+    both.gather(header, pages)
 
 
 def alone(both, **fields):

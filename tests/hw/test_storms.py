@@ -21,7 +21,9 @@ def test_storm(weather):
     assert storm.seen["data"] > 500 and storm.seen["poison"]
 
 
-@pytest.mark.parametrize("weather", ["fair", pytest.param("foul", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "weather", ["fair", "memory", pytest.param("foul", marks=pytest.mark.slow)]
+)
 def test_storm_among_choices(weather):
     """SELECT and GATHER among everything else."""
     storm = Storm(named("unit_select"), 1, WEATHERS[weather]).run(chapters=2, count=500)

@@ -66,6 +66,8 @@ class Choices:
         #: by (session, queue): generation and pages of slots that stay until the next SELECT
         self.chosen: dict[tuple[int, int], tuple] = {}
         self.generations: dict[tuple[int, int], int] = {}  # of the last choice that was answered
+        #: by (session, queue): the slots that held a page when that choice was answered
+        self.held: dict[tuple[int, int], list[int]] = {}
         self.rung: dict[int, list[tuple]] = {}  # by session, since `check`: (group, fields)
 
     # - what is asked ------------------------------------------------------------------------------
@@ -203,15 +205,20 @@ class Choices:
     def _gathers(self, tenant):
         """Lines of the window: of the last choice, or of any place."""
         rng, c, d = self.storm.rng, self.storm.config, self.storm.device
-        queue = int(rng.integers(tenant.queues))
+        queue, slots = int(rng.integers(tenant.queues)), range(c.select)
         generation = int(rng.integers(1 << c.generation_bits))
-        if rng.random() < 0.8:  # of the last choice, or of one that is under way by now
+        holding = [queue for session, queue in self.held if session == tenant.session]
+        if holding and rng.random() < 0.5:  # what was held, and is still if nothing else was chosen
+            queue = int(rng.choice(holding))
+            slots = self.held[tenant.session, queue]
+            generation = self.generations[tenant.session, queue]
+        elif rng.random() < 0.8:  # of the last choice, or of one that is under way by now
             known = self.generations.get((tenant.session, queue), 0)
             generation = known + int(rng.choice([0, 0, 1, 2])) & (1 << c.generation_bits) - 1
         owner = tenant.owner if rng.random() < 0.95 else 15
         asks = []
         for _ in range(int(rng.integers(1, 8))):
-            kv, slot = int(rng.integers(2)), int(rng.integers(c.select))
+            kv, slot = int(rng.integers(2)), int(rng.choice(slots))
             line = int(rng.integers(c.half_lines))
             address = d.addresses.gather(tenant.session, queue, generation, kv, slot, line)
             ask = self.ask(READ, address, owner)
@@ -285,6 +292,7 @@ class Choices:
         self.last.clear()
         self.rung.clear()
         self._quiet()
+        self._amid_lines()
         asks = []
         for (session, queue), (generation, pages) in self.chosen.items():
             asks += self._slots(self.storm.tenants[session], queue, generation, pages)
@@ -308,6 +316,16 @@ class Choices:
             storm._ask([*queries, ring])
             self._answered(tenant, group, self.last.pop((tenant.session, group)))
             self.rung.clear()
+
+    def _amid_lines(self) -> None:
+        """Gathers amid reads and writes of all tenants, but no SELECT: what is held stays."""
+        rng, storm = self.storm.rng, self.storm
+        tenants = [storm.tenants[session] for session, _ in self.held]
+        if tenants:
+            asks = storm._lines(200)
+            for at in sorted(rng.choice(200, 20, replace=False), reverse=True):
+                asks[at:at] = self._gathers(tenants[rng.integers(len(tenants))])
+            storm._ask(asks)
 
     def _answered(self, tenant, group, bell):
         storm, first = self.storm, self.map.bell(tenant.session, group)
@@ -349,7 +367,11 @@ class Choices:
             if masses != sorted(masses, reverse=True) or 0 in masses:
                 wrong.append(f"masses {masses}")
             self.generations[tenant.session, fields["queue"]] = header["generation"]
-            storm._count("held", sum(page["state"] == SlotState.HELD for page in pages))
+            held = [n for n, page in enumerate(pages) if page["state"] == SlotState.HELD]
+            storm._count("held", len(held))
+            self.held.pop((tenant.session, fields["queue"]), None)
+            if held:
+                self.held[tenant.session, fields["queue"]] = held
             if self._stays(tenant.session, fields["queue"]):
                 self.chosen[tenant.session, fields["queue"]] = header["generation"], pages
         storm.silent += [f"SELECT {fields} answers {header} {names}: {what}" for what in wrong]
@@ -382,6 +404,6 @@ class Choices:
 
     def forget(self, session: int | None = None) -> None:
         """A session, or every one, begins anew."""
-        for known in (self.chosen, self.last, self.generations):
+        for known in (self.chosen, self.last, self.generations, self.held):
             for key in [key for key in known if session in (None, key[0])]:
                 del known[key]
