@@ -52,7 +52,7 @@ def runner_of(config, opt=QUICK_OPT):
     each mix, everything else as the phase says; `bench` are more of the bench's parameters."""
     endpoint = FlatEndpoint(config=config)
 
-    def run(mixes, cycles, *, test="random_traffic", at_least=None, bench=None, **plan):
+    def run(mixes, cycles, *, test="random_traffic", at_least=None, bench=None, seed=None, **plan):
         params = {
             "config": dataclasses.asdict(config),
             "phases": [{"cycles": cycles, "mix": mix} | plan for mix in mixes],
@@ -63,6 +63,7 @@ def runner_of(config, opt=QUICK_OPT):
             endpoint,
             bench="kelp_verif.endpoint.endpoint_bench",
             test=test,
+            seed=seed,
             params=params,
             timeout_s=1200,
             model=Model(public=[("*tracker*words*bank_0", "memory")], opt=opt),
@@ -172,7 +173,16 @@ def test_flipped_bits(run):
     )
 
 
-def test_close_and_reopen(run):
+#: Of a run that draws watermarks of 1 and 2 beside small pools: of 5500 prefetches 24 found a
+#: frame in 400 000 cycles, and none was late.
+BARREN = 76646731
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(None, id="any"), pytest.param(BARREN, id="barren", marks=pytest.mark.slow)],
+)
+def test_close_and_reopen(run, seed):
     """Sessions close under traffic, their frames come back, and they open anew with another shape
     and other formats."""
     # (Late prefetches are rare: a page has to be asked for between its prefetch and its fetch.)
@@ -180,6 +190,7 @@ def test_close_and_reopen(run):
         [STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD],
         6000,
         actions=LIFE,
+        seed=seed,
         at_least={
             "open": 6,
             "close": 6,

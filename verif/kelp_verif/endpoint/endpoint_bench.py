@@ -107,7 +107,9 @@ def missing(found: dict[str, int]) -> dict[str, tuple[int, int]]:
 
 async def reach(tb: TB, director: Director) -> None:
     """More of the same phases, in turn, while something that is demanded has not come about: it is
-    not for the seed to say whether a run looks at it."""
+    not for the seed to say whether a run looks at it. Nor for what the seed drew at the beginning:
+    with small pools and low watermarks hardly a prefetch finds a frame, however long a run goes on.
+    """
     for plan in islice(cycle(bench_params()["phases"]), MORE_PHASES):
         found = Counter(coverage(tb, director, await director.counters()))
         # These come at the end in any case.
@@ -118,6 +120,7 @@ async def reach(tb: TB, director: Director) -> None:
             return
         print(f"cycle {tb.cycle}: not yet (found, demanded): {missing(found)}")
         director.seen["more_phases"] += 1
+        await director.watermarks()
         await phase(tb, director, plan | {"cycles": MORE_CYCLES})
         await settled(tb, director)
 

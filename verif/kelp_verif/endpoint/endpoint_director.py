@@ -117,6 +117,13 @@ class Director:
             {f"pool_limit_{pool}": limit for pool, limit in zip(POOLS, self.limits, strict=True)}
         )
 
+    async def watermarks(self) -> None:
+        """Other ones, up to a third of the smallest pool, where they are not fixed."""
+        if self.settings.low_water is None and self.settings.high_water is None:
+            low = self.rng.randint(1, 2)
+            await self.tb.write({"low_water": low})
+            await self.tb.write({"high_water": low + self.rng.randint(1, min(self.limits) // 3)})
+
     async def open(self, session: int) -> None:
         tb, rng, model = self.tb, self.rng, self.model
         owner, fixed = self.owners[session], self.settings.shape
