@@ -60,6 +60,34 @@ def prompt(seed, tokens=70):
     return np.random.default_rng(seed).integers(3, 128, tokens).tolist()
 
 
+def _config(folder, memory, extra):
+    policy = extra.pop("policy", "recompute")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    transfer = KVTransferConfig(
+        kv_connector="CxlConnector",
+        kv_connector_module_path="cxl_kv.connectors.vllm_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=policy,
+        kv_connector_extra_config=extra,
+    )
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+    cache.num_gpu_blocks = memory
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True
+        ),
+        cache_config=cache,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_model_len=256,
+            is_encoder_decoder=False,
+        ),
+        kv_transfer_config=transfer,
+        device_config=DeviceConfig("cpu"),
+    )
+
+
 class Engine:
     """vLLM's engine loop in short: schedule, load, compute, store, report.
 
@@ -72,13 +100,15 @@ class Engine:
         Passes that are scheduled before the first one's outcome is known, and that one.
     late_save : bool
         A pass's stores are finished after its outcome has left, as with a draft model.
+    memory : int
+        Blocks of each worker's caches.
+    extra
+        `policy`, of failed loads, and the connector's own settings.
     """
 
     def __init__(
         self,
         folder,
-        url="golden:trace?frames=64,16,16,16",
-        policy="recompute",
         kernel_blocks=1,
         window=None,
         workers=1,
@@ -87,30 +117,7 @@ class Engine:
         memory=BLOCKS,
         **extra,
     ):
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        transfer = KVTransferConfig(
-            kv_connector="CxlConnector",
-            kv_connector_module_path="cxl_kv.connectors.vllm_connector",
-            kv_role="kv_both",
-            kv_load_failure_policy=policy,
-            kv_connector_extra_config={"url": url, **extra},
-        )
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
-        cache.num_gpu_blocks = memory
-        self.config = VllmConfig(
-            model_config=ModelConfig(
-                model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True
-            ),
-            cache_config=cache,
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=4,
-                max_num_batched_tokens=64,
-                max_model_len=256,
-                is_encoder_decoder=False,
-            ),
-            kv_transfer_config=transfer,
-            device_config=DeviceConfig("cpu"),
-        )
+        self.config = _config(folder, memory, {"url": "golden:trace?frames=64,16,16,16", **extra})
         # Set late: these processes are never started, and no executor supports them here.
         self.config.parallel_config.world_size = workers
         self.config.scheduler_config.async_scheduling = overlap > 1
@@ -133,15 +140,7 @@ class Engine:
         self.kernel_block = BLOCK // kernel_blocks  # tokens
         self.workers, self.all_caches = [], []
         for rank in range(workers):
-            self.config.parallel_config.rank = rank
-            worker = KVConnectorFactory.create_connector(
-                self.config, KVConnectorRole.WORKER, self.kv_config
-            )
-            shape = memory * kernel_blocks, HEADS, self.kernel_block, 2 * DIM
-            caches = {name: torch.zeros(shape, dtype=torch.bfloat16) for name in names}
-            worker.register_kv_caches(caches)
-            self.workers.append(worker)
-            self.all_caches.append(caches)
+            self._start_worker(rank, (memory * kernel_blocks, HEADS, self.kernel_block, 2 * DIM))
         self.worker, self.caches = self.workers[0], self.all_caches[0]
         self.requests: dict[str, Request] = {}
         self.tables: dict[str, list[list[int]]] = {}  # of each group
@@ -150,6 +149,16 @@ class Engine:
         self.weights = 0  # of the model, as it is now
         self._under_way: collections.deque = collections.deque()  # passes
         self._received: collections.Counter = collections.Counter()  # request → workers
+
+    def _start_worker(self, rank, shape):
+        self.config.parallel_config.rank = rank
+        worker = KVConnectorFactory.create_connector(
+            self.config, KVConnectorRole.WORKER, self.kv_config
+        )
+        caches = {f"layer.{i}": torch.zeros(shape, dtype=torch.bfloat16) for i in range(LAYERS)}
+        worker.register_kv_caches(caches)
+        self.workers.append(worker)
+        self.all_caches.append(caches)
 
     def close(self):
         for worker in self.workers:
