@@ -90,6 +90,7 @@ class Room:
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
         self.written = None  # (squeue, page) whose key is written in every cycle that may have it
+        self.hints = False  # a hint's op stands at the block in every cycle
 
     def run(self, host):
         """`host(room)` is a coroutine that awaits `access`, `read`, `gather` and `cycle`."""
@@ -126,6 +127,8 @@ class Room:
                 self.tell_session(s, name, int(getattr(held, name)))
         ready = rng.random() < self.take
         ctx.set(dut.o_op.ready, ready)
+        ctx.set(dut.i_op.valid, self.hints)
+        ctx.set(dut.i_op.p.kind, Op.MASS)
         ctx.set(dut.i_result.valid, bool(self.results))
         hot = self.written is not None
         if self.results:
@@ -141,7 +144,7 @@ class Room:
         ctx.set(dut.i_answer.valid, offered)
         if offered:
             ctx.set(dut.i_answer.p, self.answers[0])
-        if ctx.get(dut.o_op.valid) and ready:
+        if ctx.get(dut.o_op.valid) and ready and ctx.get(dut.o_op.p.kind) != Op.MASS:
             self._decide(ctx.get(dut.o_op.p))
         self.offered = offered and not ctx.get(dut.i_answer.ready)
         if offered and not self.offered:

@@ -22,8 +22,25 @@ def test_choices_are_the_golden_ones(offer, take):
     assert {name for name, *_ in room.ops} == {"LOOK", "HOLD", "UNHOLD"}
 
 
+def test_hints_without_pause_keep_no_choice_waiting():
+    """LOOKs take turns with them, and what changes slots goes before them."""
+    room, region, times = Room(device()), SelectRegion(device()), []
+
+    async def host(room):
+        for sequence in (1, 2, 3):  # the first one makes summaries
+            room.hints, begun = sequence == 3, room.left
+            found, wanted = await room.select(region, {"sequence": sequence}, queries())
+            assert found == wanted
+            times.append(begun - room.left)
+            assert record(ANSWER_FIELDS, found[0])["count"] > 2
+
+    room.run(host)
+    assert times[2] < 2 * times[1], times
+
+
 def test_gather():
-    """A slot's address becomes its page's, all others pass or lie outside the map."""
+    """A slot's address becomes its page's, in the region of the window; all others pass or lie
+    outside the map."""
     made = device()
     room, region = Room(made, take=0.7), SelectRegion(device())
     places, opened = AddressMap(CONFIG), []
@@ -35,7 +52,9 @@ def test_gather():
         for slot, (page, _) in enumerate(region.queues[0].pages):
             for kv, line in ((0, 0), (1, 3)):
                 asked = places.gather(0, 0, generation, kv, slot, line)
-                assert await room.gather(asked) == places.encode(KvAddress(0, 0, page, kv, line))
+                window = Region.GATHER << CONFIG.aperture_bits
+                of_page = places.encode(KvAddress(0, 0, page, kv, line))
+                assert await room.gather(asked) == of_page | window
         empty = (
             places.gather(0, 0, generation, 0, header["count"], 0),
             places.gather(0, 0, generation + 1, 0, 0, 0),
