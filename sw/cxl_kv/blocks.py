@@ -51,7 +51,8 @@ class BlockStore:
     evicted : int
         Blocks that were dropped for others (least recently used first; pinned ones stay).
     lost : int
-        Blocks that were dropped because a line of theirs was poisoned.
+        Blocks that were dropped because they could not be loaded: a line of theirs was poisoned,
+        or the way to the device, or the session, is gone.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class BlockStore:
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is
-        lost: the block is then dropped."""
+        lost, another CxlKvError when the device cannot be asked: the block is then dropped."""
         got = self.get_many([key])[0]
         if isinstance(got, Exception):
             raise got
@@ -219,8 +220,10 @@ class BlockStore:
         try:
             lines, status = self.device.transport.load(np.concatenate([w[3] for w in wanted]))
         except CxlKvError as error:
-            for number, _, _, _ in wanted:
+            # Whoever finds a block by its key counts on its being there.
+            for number, key, _, _ in wanted:
                 results[number] = error
+                self._lose(key)
             return
         at, lost = 0, []
         for number, key, size, addresses in wanted:
@@ -231,9 +234,7 @@ class BlockStore:
             else:
                 results[number] = lines[part].reshape(-1)[:size]
         for number, key, addresses, answers in lost:
-            self.lost += 1
-            if key in self._index:
-                self._drop(key)
+            self._lose(key)
             try:
                 self.session._fail(addresses, answers)
             except PoisonError as error:
@@ -324,6 +325,11 @@ class BlockStore:
                 self.evicted += 1
                 return True
         return False
+
+    def _lose(self, key):
+        if key in self._index:
+            self.lost += 1
+            self._drop(key)
 
     def _drop(self, key):
         size = self._index[key][1]

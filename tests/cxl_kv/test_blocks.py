@@ -8,6 +8,8 @@ import pytest
 
 import cxl_kv
 from cxl_kv.blocks import BlockStore
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
 
 
 @pytest.fixture(params=["golden:unit", "dax:{}/memory?config=unit&create=1"])
@@ -67,6 +69,23 @@ def test_a_poisoned_block_is_dropped_and_named():
         assert 0 not in store and store.lost == 1 and store.get(0) is None
         assert all((store.get(i) == block(i, 512)).all() for i in range(1, 32))
         assert store.put(0, block(7, 512)) and (store.get(0) == block(7, 512)).all()
+
+
+def test_a_block_behind_a_server_that_has_gone_is_not_there(tmp_path):
+    """An engine that finds it would wait for a load that fails, each time anew."""
+    dropped = []
+    server = Server(make_core("golden:unit"))
+    with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+        store = BlockStore(device, 200, on_drop=lambda *what: dropped.append(what))
+        for key in range(3):
+            assert store.put(key, bytes([key]) * 200)
+        server.close()
+        one, two = store.get_many([1, 2])
+        assert isinstance(one, cxl_kv.TransportError) and isinstance(two, cxl_kv.TransportError)
+        assert store.keys() == [0] and store.lost == 2 and dropped == [(1, 200), (2, 200)]
+        with pytest.raises(cxl_kv.TransportError):
+            store.put(1, b"again")
+        assert 1 not in store
 
 
 def test_blocks_can_be_fetched_ahead():

@@ -171,6 +171,9 @@ def test_a_server_that_dies_is_a_load_error(tmp_path):
             and request.status == RequestStatus.FINISHED_LENGTH_CAPPED
             and engine.computed == 72 + 6 + 70 + 2
         )
+        engine.forget()
+        engine.add("third", prompt(1))
+        assert not any(engine.run()), "nobody is told of blocks that cannot be loaded"
 
 
 def test_bad_settings_are_named(tmp_path):
