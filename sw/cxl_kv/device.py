@@ -57,6 +57,7 @@ class Device:
         )
         self._events: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # seen, kept for explanations
         self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
+        self.polled = 0  #: event records that were taken so far
         self._lock = threading.RLock()
         self._worker: Worker | None = None
         self._closed = False
@@ -258,17 +259,25 @@ class Device:
             self._news.clear()
         return out
 
-    def poll(self) -> list[dict]:
-        """Take the device's new event records; returns them, and keeps them for :meth:`events` and
-        for explanations."""
+    def poll(self) -> None:
+        """Take the device's new event records, and keep them for :meth:`events`, :meth:`since` and
+        explanations."""
         if not self.transport.hints:
-            return []
+            return
         self.transport.home.check()
         with self._lock:
             fresh = self.transport.events()
             self._events.extend(fresh)
             self._news.extend(fresh)
-            return fresh
+            self.polled += len(fresh)
+
+    def since(self, polled: int) -> tuple[list[dict], int]:
+        """Event records behind the first `polled` that were ever taken, whoever has taken them, as
+        far as they are kept; and how many were taken by now."""
+        self.poll()
+        with self._lock:
+            new = min(self.polled - polled, len(self._events))
+            return [self._events[i] for i in range(-new, 0)], self.polled
 
     def explain(self, session: int, queue: int, page: int) -> str | None:
         """The latest event about a page that explains poison, or None."""

@@ -92,6 +92,9 @@ class Session:
         self.closed = False
         self._sequence = 0
         self._choosing = threading.Lock()
+        # What is told up to here is of the sessions that had this number before.
+        device.poll()
+        self._polled = device.polled
         self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # - data ---------------------------------------------------------------------------------------
@@ -651,7 +654,8 @@ class Session:
         return chosen
 
     def _check_written(self):
-        for event in self.device.poll():
+        events, self._polled = self.device.since(self._polled)
+        for event in events:
             if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
                 layer, head = divmod(event["queue"], self.shape.kv_heads)
                 if event["code"] == "CLOSED_SESSION":

@@ -106,6 +106,34 @@ def test_a_full_device_says_which_page_was_lost(device):
     assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
 
 
+def test_a_lost_write_is_told_whoever_takes_the_event(device):
+    """Another thread asks for events, for a session of its own, while this one's store is on its
+    way."""
+    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
+    session = device.open_session(SHAPE)
+    k, v = tensors()
+    session.write(0, k[0, :, :16], v[0, :, :16])
+    for head in (0, 1):
+        session.hints.pin(0, head, range(4))
+    session.read(0, stop=16)
+    quiet(device)
+    store = device.transport.store
+
+    def overtaken(*arguments):
+        store(*arguments)
+        quiet(device)
+        device.events()
+
+    device.transport.store = overtaken
+    with pytest.raises(cxl_kv.DeviceFullError, match="session 0, layer 1, head 1, page 2"):
+        session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
+    device.transport.store = store
+    session.close()
+    device.configure(starve_limit=1 << 24)
+    successor = device.open_session(SHAPE)
+    successor.write(0, k[0], v[0])  # which lost nothing
+
+
 def test_a_session_closed_behind_ones_back(device):
     session = device.open_session(SHAPE)
     k, v = tensors()
