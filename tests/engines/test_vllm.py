@@ -5,7 +5,7 @@ policy of its CPU tier; both loaded by module path."""
 
 import json
 import mmap
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -152,16 +152,27 @@ def test_poison_is_a_failed_key_and_leaves_no_data(tier, region):
 
 
 def test_nothing_blocks_the_scheduler(tier, region):
-    """Submitting returns at once, and a chunk on its way says RETRY."""
+    """Submitting returns at once, and a chunk on its way says RETRY; what is asked of others
+    meanwhile does not wait for it."""
+    tier.submit_store(job(0, [key_of(0)], [0]))
+    assert finished(tier)[0].success
+    said, put, moving = [], tier.device.transport.store, threading.Event()
+    tier.device.transport.store = lambda *a: (moving.set(), put(*a))
+
+    def ask():
+        tier.touch([key_of(0), key_of(1)], ReqContext("r"))
+        said.extend(tier.lookup(key_of(i), ReqContext("r")) for i in range(3))
+        said.append(tier.has_pending_work() and not tier.get_finished_jobs())
+
     with tier.device.transport.core.lock:
-        started = time.monotonic()
         tier.submit_store(job(1, [key_of(1)], [0]))
-        assert (
-            tier.lookup(key_of(1), ReqContext("r")) is LookupResult.RETRY
-            and tier.has_pending_work()
-            and not tier.get_finished_jobs()
-        )
-        assert time.monotonic() - started < 5
+        assert moving.wait(5)
+        scheduler = threading.Thread(target=ask)
+        scheduler.start()
+        scheduler.join(5)
+    scheduler.join()
+    hit, retry, miss = LookupResult.HIT, LookupResult.RETRY, LookupResult.MISS
+    assert said == [hit, retry, miss, True]
     assert finished(tier)[1].success and tier.lookup(key_of(1), ReqContext("r")) is LookupResult.HIT
 
 

@@ -47,7 +47,8 @@ _LOG = logging.getLogger("cxl_kv.vllm")
 
 
 class CxlTier(SecondaryTierManager):
-    """Chunks on a KELP device, moved by one thread.
+    """Chunks on a KELP device, moved by one thread. The scheduler's calls never wait for it: they
+    do not ask the store, which is locked while a chunk moves.
 
     The parameters are keys of the tier's config, besides `type` and `module_path`.
 
@@ -76,9 +77,13 @@ class CxlTier(SecondaryTierManager):
             tier_type=tier_type,
             backpressure_detector=backpressure_detector,
         )
+        self._changed = threading.Condition()
+        self._there: set[OffloadKey] = set()
         self.device = cxl_kv.open(url)
         try:
-            self.store = BlockStore(self.device, self.block_size_bytes, blocks=blocks)
+            self.store = BlockStore(
+                self.device, self.block_size_bytes, blocks=blocks, on_drop=self._dropped
+            )
         except BaseException:
             self.device.close()
             raise
@@ -86,7 +91,7 @@ class CxlTier(SecondaryTierManager):
         self._storing: set[OffloadKey] = set()
         self._unfinished = 0
         self._results: list[JobResult] = []
-        self._changed = threading.Condition()
+        # Jobs, and keys that were touched; at last None.
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cxl_kv tier", daemon=True)
         self._thread.start()
@@ -96,7 +101,7 @@ class CxlTier(SecondaryTierManager):
         with self._changed:
             if key in self._storing:
                 return LookupResult.RETRY
-        return LookupResult.HIT if key in self.store else LookupResult.MISS
+            return LookupResult.HIT if key in self._there else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         with self._changed:
@@ -121,7 +126,7 @@ class CxlTier(SecondaryTierManager):
             return self._unfinished > 0 or bool(self._results)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        self.store.touch(keys)
+        self._jobs.put(list(keys))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
@@ -140,6 +145,9 @@ class CxlTier(SecondaryTierManager):
     # - the thread ---------------------------------------------------------------------------------
     def _run(self):
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, list):
+                self.store.touch(job)
+                continue
             started, done, moved = time.monotonic(), [], 0
             for key, chunk in zip(job.keys, job.chunk_ids, strict=True):
                 try:
@@ -156,7 +164,9 @@ class CxlTier(SecondaryTierManager):
                     done.append(key)
                     moved += self.block_size_bytes
             with self._changed:
-                self._storing.difference_update(() if job.is_promotion else job.keys)
+                if not job.is_promotion:
+                    self._storing.difference_update(job.keys)
+                    self._there.update(key for key in done if key in self.store)
                 self._results.append(
                     JobResult(
                         job_id=job.job_id,
@@ -168,6 +178,10 @@ class CxlTier(SecondaryTierManager):
                 )
                 self._unfinished -= 1
                 self._changed.notify_all()
+
+    def _dropped(self, key, size):
+        with self._changed:
+            self._there.discard(key)
 
     def _keep(self, key, chunk) -> bool:
         if key in self.store:
