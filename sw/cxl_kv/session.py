@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from .arguments import instance, integer
 from .core import Status
 from .errors import (
     BusError,
+    ConnectionLostError,
     DeviceFullError,
     FlashError,
     NotMappedError,
@@ -573,13 +575,15 @@ class Session:
     # - end ----------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close the session; its pages are scrubbed and its frames free when this returns. Harmless
-        a second time, and in a child of the process that opened it."""
+        a second time, in a child of the process that opened it, and where the connection to the
+        server is lost: with that the server closes it, in its own time."""
         if not self.closed:
             self.closed = True
             self.plans.clear()
             if self.device.transport.home.left() or self.device.closed:
                 return  # a device that was closed has closed its sessions
-            self.device.transport.close_session(self.number)
+            with contextlib.suppress(ConnectionLostError):
+                self.device.transport.close_session(self.number)
 
     def __enter__(self) -> Session:
         return self

@@ -361,6 +361,19 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
             cxl_kv.open(url)
 
 
+def test_an_error_is_not_hidden_by_the_end_of_its_session(tmp_path):
+    """With the connection the server closes the session, so that closing it has nothing to say."""
+    shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+    server = Server(make_core("golden:unit"))
+    with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+        with pytest.raises(cxl_kv.ConnectionLostError, match="layer 0, head 0, page 0"):
+            with device.open_session(shape) as session, device.open_session(shape) as other:
+                server.close()
+                session.read(0, stop=1)
+        assert session.closed and other.closed
+        session.close()
+
+
 def test_a_server_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
     """Soon, however long a reply may take later."""
     monkeypatch.setattr(remote, "_HELLO_SECONDS", 0.3)
