@@ -36,6 +36,7 @@ def test_the_connector_runs_as_its_file_says(tmp_path):
     with contextlib.closing(Engine(tmp_path, policy=policy, **extra)) as engine:
         engine.add("first", prompt(1))
         assert not any(engine.run()) and engine.worker.store.keys()
+        assert not engine.scheduler.requires_kv_delivery, "a preempted request need not start over"
 
 
 @pytest.fixture

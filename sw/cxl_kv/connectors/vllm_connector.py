@@ -200,6 +200,11 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._dropped: deque[Key] = deque()  # from either thread
         self._news = News()
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nobody waits for a block: one that was not stored is a later miss."""
+        return False
+
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """A graph of the whole model would leave out the calls of each layer."""
