@@ -22,6 +22,7 @@ def select_rows(
     from kelp_sim.select.decode import Device, decode
     from kelp_spec.config import named
     from kelp_verif.measure.rows import Row
+    from kelp_verif.select.hits import hits_beside_choice
 
     from ..output import progress_bar
     from ..select_rtl import BAR, CONFIG, hold
@@ -48,6 +49,7 @@ def select_rows(
                 task, description=what, completed=int(1000 * share)
             ),
         )
+    beside = hits_beside_choice(named(name))
     cycles = int(found.found.cycles.sum())
 
     def of_rtl(row, value, unit, goal=""):
@@ -59,7 +61,10 @@ def select_rows(
     row = found.row()
     yield of_rtl("cycles", row["select_cycles"], "cycles")
     yield of_rtl("layer_cycles", row["layer_cycles"], "cycles")
-    yield of_rtl("hit_lines_per_cycle", found.rate(0), "lines/cycle", "≥ 0.9")
+    yield of_rtl("gathered_lines_per_cycle", found.rate(0), "lines/cycle")
+    yield Row(
+        "select.hit_lines_per_cycle", beside.rate, "lines/cycle", "≥ 0.9", name, beside.cycles
+    )
     yield Row("gather.lines_per_cycle", found.rate(-1), "lines/cycle", "≥ 0.98", name, cycles)
     rows = {one["reader"]: one for one in study.summary(results.rows)}
     mine = rows["kelp"]

@@ -61,9 +61,9 @@ _TITLES = {
         "Choice near memory",
         "attn_3, a text that the small model decodes by chosen pages ([select.md](select.md)). "
         + "Configuration `trace_select`: 200 steps on the RTL, everything resident; "
-        + "`timing_error` is the timing model's, of all cycles. `hit_lines_per_cycle`: gathered "
-        + "while the next KV head's SELECT runs. Below: 959 steps by that model, a quarter of the "
-        + "pages resident.",
+        + "`timing_error` is the timing model's, of all cycles. `gathered_lines_per_cycle`: while "
+        + "the next KV head's SELECT runs; `hit_lines_per_cycle`: plain ones of a session amid a "
+        + "choice of its own. Below: 959 steps by that model, a quarter of the pages resident.",
     ),
     "replay": (
         "Replay rates",
