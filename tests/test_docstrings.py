@@ -209,6 +209,8 @@ def test_each_port_is_named(cls):
 MANY_PORTS = {
     "AxiEndpoint": "AXI4 wires under the names that block-design tools look for",
     "AxiFront": "the same",
+    "CoherentFront": "the host's six channels and the inner device's four",
+    "CoherentHostPort": "the same",
     "CxlDevice": "the endpoint's, and CXL.io's beside them",
     "Select": "every stream between host, tracker and data path, and what tables are asked",
     "RegisterFile": "a port for each register: the map of spec §9 is its interface",

@@ -585,6 +585,7 @@ class Endpoint(wiring.Component):
             m.d.comb += faults.faults[Protected.HOST].eq(
                 s.hints.fault.as_value() | s.coherence.fault.as_value()
             )
+            m.d.comb += s.coherence.fatal.eq(faults.fatal)
 
     def _quiescence(self, m: Module) -> None:
         """Critical path: the blocks' `idle` to `calm`: registered here (`idle`, `inner`). Work

@@ -5,11 +5,10 @@ what the table says of it is so."""
 
 import fnmatch
 import functools
-import re
 
 import pytest
 from narrow_unit import UNIT
-from paths import DOCS
+from protection import matches, memory_rows
 
 from kelp_hw.endpoint import Endpoint
 from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, hidden, table
@@ -17,6 +16,7 @@ from kelp_verif.endpoint.inventory import inventory
 
 #: What may come of a flip anywhere, and of one flip where there are check bits.
 LOUD = {
+    Outcome.MUTE,
     Outcome.FATAL,
     Outcome.POISON,
     Outcome.EVENT,
@@ -27,18 +27,9 @@ LOUD = {
 UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
 
 
-@functools.cache
 def rows():
-    """(patterns, protection, one flip, two flips) of each row of the table of the endpoint's
-    memories; what stands beside the endpoint has a table of its own."""
-    page = (DOCS / "protection.md").read_text(encoding="utf-8")
-    lines = page.split("\n## Memories\n")[1].split("\n## ")[0].splitlines()
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if line.startswith("|")
-    ]
-    return [(re.findall(r"`([^`]+)`", row[0]), *row[2:]) for row in cells[2:]]
+    """Of the endpoint's memories; what stands beside the endpoint has a table of its own."""
+    return memory_rows("Memories")
 
 
 @functools.cache
@@ -46,17 +37,14 @@ def design():
     return inventory(Endpoint(config=UNIT))
 
 
-def rows_of(name):
-    return [row for row in rows() if any(fnmatch.fnmatchcase(name, pattern) for pattern in row[0])]
-
-
 def checked(name):
     """Whether the table promises check bits."""
-    return "SECDED" in rows_of(name)[0][1]
+    return "SECDED" in matches(name, rows())[0][2]
 
 
 def test_each_memory_is_in_the_table_once():
-    strays = {name: len(rows_of(name)) for name in design() if len(rows_of(name)) != 1}
+    counts = {name: len(matches(name, rows())) for name in design()}
+    strays = {name: count for name, count in counts.items() if count != 1}
     assert not strays, f"rows of docs/protection.md for each of these: {strays}"
     patterns = [pattern for row in rows() for pattern in row[0]]
     idle = [pattern for pattern in patterns if not fnmatch.filter(design(), pattern)]

@@ -4,12 +4,10 @@
 (docs/protection.md, "Beside the endpoint"): each has a row there, and what a host reads is right or
 told to be in doubt."""
 
-import fnmatch
 import functools
-import re
 
 import pytest
-from paths import DOCS
+from protection import matches, memory_rows
 
 from kelp_hw.endpoint import Endpoint
 from kelp_rtl.device import Driver
@@ -33,26 +31,17 @@ def design():
     return {name: cells for name, cells in everything().items() if name.startswith("select.")}
 
 
-@functools.cache
-def rows():
-    page = (DOCS / "protection.md").read_text(encoding="utf-8")
-    lines = page.split("\n## Beside the endpoint\n")[1].split("\n## ")[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    found = [(re.findall(r"`(select\.[^`]+)`", row[0]), row[1]) for row in cells if len(row) > 1]
-    return [row for row in found if row[0]]
+def rows_of(name):
+    return matches(name, memory_rows("Beside the endpoint"))
 
 
 def checked(name):
     """Whether the table promises check bits."""
-    return next("SECDED" in row[1] for row in rows() if any(map_(name, row[0])))
-
-
-def map_(name, patterns):
-    return (fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return "SECDED" in rows_of(name)[0][1]
 
 
 def test_each_memory_of_a_choice_is_in_the_table_once():
-    strays = [name for name in design() if sum(any(map_(name, row[0])) for row in rows()) != 1]
+    strays = [name for name in design() if len(rows_of(name)) != 1]
     assert not strays, f"rows of docs/protection.md for each of these: {strays}"
     wrong = [name for name, cells in design().items() if checked(name) != bool(cells.columns)]
     assert not wrong, f"docs/protection.md says another thing of {wrong}"
@@ -66,7 +55,7 @@ def test_each_memory_is_within_reach_of_a_campaign():
 
 @pytest.fixture(scope="module")
 def bench():
-    return Bench(seed=11, select=True)
+    return Bench(11, SelectHost(11))
 
 
 def judge(result):
@@ -96,9 +85,9 @@ def test_bits_in_every_row_between_an_answer_and_its_slots():
             before = driver.read64("count_corrected"), driver.read64("count_uncorrected")
             for row in range(there[f"select.{name}"].depth):
                 there[f"select.{name}"].flip(row, *bits)
-            seen = host.last(driver)
+            host.last(driver)
             more = driver.read64("count_corrected"), driver.read64("count_uncorrected")
-            assert not seen.wrong and not seen.poisoned, (name, seen)
+            assert not host.seen.wrong and not host.seen.poisoned, (name, host.seen)
             assert more[len(bits) - 1] > before[len(bits) - 1], (name, bits)
             assert not driver.irq
 
@@ -106,4 +95,4 @@ def test_bits_in_every_row_between_an_answer_and_its_slots():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_flips_in_every_memory_of_a_choice():
-    judge(campaign(each=12, only=list(design()), states=6, bench=Bench(seed=12, select=True)))
+    judge(campaign(each=12, only=list(design()), states=6, bench=Bench(12, SelectHost(12))))

@@ -24,6 +24,9 @@ class Directory(wiring.Component):
     """Executes ops one after another: each is looked up in one cycle, corrected in the next and
     decided in the one after, with what the ops before it have changed.
 
+    After a fatal error nothing that the directory waits for need come. So each REQUEST is DONE
+    then, and grants nothing: no data are answered any more, but registers stand behind it.
+
     A REQUEST that comes to WAIT or RECALL has changed nothing of its line. The requests behind it
     that are under way already are `dropped`; the next one that counts has the other `epoch`. So
     requests stay in order while the other ops pass.
@@ -44,6 +47,8 @@ class Directory(wiring.Component):
         None while `ready` is low.
     free : in
         A recall may begin in this cycle.
+    fatal : in
+        A fatal error has been told, here or elsewhere.
     o : out, always-ready stream of result
     ready : out
     fault : out, BlockFault
@@ -59,6 +64,7 @@ class Directory(wiring.Component):
             {
                 "i": In(stream.Signature(layouts.op, always_ready=True)),
                 "free": In(1),
+                "fatal": In(1),
                 "o": Out(stream.Signature(layouts.result, always_ready=True)),
                 "ready": Out(1),
                 "fault": Out(BlockFault),
@@ -141,7 +147,7 @@ class Directory(wiring.Component):
         ]
         with m.Switch(op.kind):
             with m.Case(DirectoryOp.REQUEST):
-                with m.If(op.tracked):
+                with m.If(op.tracked & ~self.fatal):
                     self._request(m, op, row, s, d)
             with m.Case(DirectoryOp.WRITE):
                 m.d.comb += d.changes.eq(s.hit)

@@ -78,6 +78,8 @@ class CoherentFront(wiring.Component):
         Of each session, whether it is open (grants are given), and whether its formats round.
     now, bi : in
         Time; how long a BISnp may be unanswered, and whose it is.
+    fatal : in
+        A fatal error has been told: requests wait for no recall, and nothing is granted.
     ready : out
         The directory is empty: no Req and no RwD is accepted before.
     pulses : out
@@ -112,6 +114,7 @@ class CoherentFront(wiring.Component):
                 "sessions": In(layouts.sessions),
                 "now": In(TIME_BITS),
                 "bi": In(layouts.bi),
+                "fatal": In(1),
                 "ready": Out(1),
                 "pulses": Out(layouts.pulses),
                 "idle": Out(1),
@@ -189,6 +192,7 @@ class CoherentFront(wiring.Component):
             self.ready.eq(b.directory.ready),
             b.window.enable.eq(b.directory.ready),
             b.directory.free.eq(b.recalls.free),
+            b.directory.fatal.eq(self.fatal),
             b.grants.i_look.eq(b.recalls.o_look),
             b.recalls.i_under_way.eq(b.grants.o_under_way),
             b.recalls.now.eq(self.now),

@@ -31,7 +31,9 @@ class Grants(wiring.Component):
 
     Latency: `LATENCY` cycle from `i_drs` to `o_drs` and `o_ndr`. One read and one answer in each
     cycle (`INTERVAL`). Errors: an entry beyond repair is fatal, for nobody else knows whose answer
-    it is, and the answer is dropped. A tag that is no number of a read is an assertion.
+    it is, and the answer is dropped. A tag that is no number of a read is an assertion; after a
+    fatal error of the inner device it may come, and its answer is dropped, so that no number is
+    ever free twice.
 
     Parameters
     ----------
@@ -106,18 +108,22 @@ class Grants(wiring.Component):
         # The answer stands here until both of its parts have left.
         held, valid = Signal(MESSAGES["S2MDRS"]), Signal()
         drs_left, ndr_left, leaves = Signal(), Signal(), Signal()
-        number = held.tag[: sizes.pending_bits]
-        grant, broken = rows.read_data, rows.fault.uncorrected
+        number, known = held.tag[: sizes.pending_bits], Signal(sizes.pending)
+        asked, lost = Signal(), Signal()
+        is_asked = known.bit_select(number, 1) & ~Cat(held.tag[sizes.pending_bits :]).any()
+        grant, broken = rows.read_data, rows.fault.uncorrected & asked
         drs, ndr = self.o_drs, self.o_ndr
         m.d.comb += [
             self.i_drs.ready.eq(~valid | leaves),
             rows.read_en.eq(self.i_drs.ready),
             rows.read_address.eq(self.i_drs.p.tag[: sizes.pending_bits]),
-            drs.valid.eq(valid & grant.data & ~drs_left & ~broken),
+            asked.eq(is_asked),
+            lost.eq(broken | ~asked),
+            drs.valid.eq(valid & grant.data & ~drs_left & ~lost),
             drs.p.eq(held),
             drs.p.tag.eq(grant.tag),
             drs.p.ld_id.eq(grant.ld_id),
-            ndr.valid.eq(valid & grant.has_ndr & ~ndr_left & ~broken),
+            ndr.valid.eq(valid & grant.has_ndr & ~ndr_left & ~lost),
             ndr.p.opcode.eq(Mux(held.opcode == S2MDRS.MEM_DATA_NXM, S2MNDR.CMP, grant.ndr)),
             ndr.p.meta_field.eq(_META_NO_OP),
             ndr.p.tag.eq(grant.tag),
@@ -126,14 +132,14 @@ class Grants(wiring.Component):
             leaves.eq(
                 valid
                 & (
-                    broken
+                    lost
                     | (
                         (~grant.data | drs_left | drs.ready)
                         & (~grant.has_ndr | ndr_left | ndr.ready)
                     )
                 )
             ),
-            ids.i.valid.eq(leaves),
+            ids.i.valid.eq(leaves & asked),
             ids.i.p.eq(number),
         ]
         with m.If(self.i_drs.ready):
@@ -142,10 +148,10 @@ class Grants(wiring.Component):
             drs_left.eq(~leaves & valid & (drs_left | (drs.valid & drs.ready))),
             ndr_left.eq(~leaves & valid & (ndr_left | (ndr.valid & ndr.ready))),
         ]
-        gather(m, self.fault, used(rows.fault, leaves), ids.fault)
+        gather(m, self.fault, used(rows.fault, leaves & asked), ids.fault)
 
         # Which sets and ways have grants under way.
-        under_way, known = Signal(sizes.pending), Signal(sizes.pending)
+        under_way = Signal(sizes.pending)
         for n in range(sizes.pending):
             place, counts = (
                 Signal(layouts.place_bits, name=f"place_{n}"),
@@ -155,15 +161,12 @@ class Grants(wiring.Component):
             with m.If(begins):
                 m.d.sync += [place.eq(self.i.p.place), counts.eq(self.i.p.counts)]
                 m.d.sync += known[n].eq(1)
-            with m.Elif(leaves & (number == n)):
+            with m.Elif(leaves & asked & (number == n)):
                 m.d.sync += [counts.eq(0), known[n].eq(0)]
             m.d.comb += under_way[n].eq(counts & (place == self.i_look))
         m.d.comb += [
             self.idle.eq(~known.any()),
             self.o_under_way.eq(under_way.any()),
-            Assert(
-                ~valid | (known.bit_select(number, 1) & ~Cat(held.tag[sizes.pending_bits :]).any()),
-                "an answer to no read",
-            ),
+            Assert(~valid | is_asked, "an answer to no read"),
         ]
         return m

@@ -48,7 +48,7 @@ class CoherentHostPort(wiring.Component):
         As in `CoherentFront`.
     sessions : in, array of session
     config_write : in, always-ready stream of config_write
-    now, bi : in
+    now, bi, fatal : in
         As in `CoherentFront`.
     enable : in
         Low: no message of the host is accepted.
@@ -77,6 +77,7 @@ class CoherentHostPort(wiring.Component):
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "now": In(TIME_BITS),
                 "bi": In(CoherenceLayouts(config, sizes).bi),
+                "fatal": In(1),
                 "enable": In(1),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "ready": Out(1),
@@ -112,6 +113,7 @@ class CoherentHostPort(wiring.Component):
             self.m2s_birsp.ready.eq(1),
             front.now.eq(self.now),
             front.bi.eq(self.bi),
+            front.fatal.eq(self.fatal),
             *(lost.owners[k].eq(self.sessions[k].ld_id) for k in range(self.config.sessions)),
             self.ready.eq(front.ready),
             self.idle.eq(front.idle & lost.idle),

@@ -14,6 +14,7 @@ from kelp_golden.coherence import Directory as Golden
 from kelp_hw.coherence.directory import Directory
 from kelp_spec.coherence import SIZES, DirectoryOp, DirectoryOutcome
 from kelp_spec.config import named
+from kelp_spec.messages import S2MNDR
 from kelp_verif.coherence.coherent_bench import compare, expected
 
 CONFIG, SIZES_ = named("unit"), SIZES["unit"]
@@ -112,3 +113,35 @@ def test_a_flip_is_corrected_and_two_are_fatal(bits, fault):
         assert fields(ctx, dut.fault) == NO_FAULT | fault
 
     simulate_memory(dut, bench)
+
+
+def test_after_a_fatal_error_no_request_waits_and_none_is_granted():
+    """Also of a sector whose recall never ends; without the error it waits."""
+    dut = new_directory(SIZES["unit_coherent"])
+
+    async def bench(ctx):
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+
+        async def comes_to(**op):
+            await put(ctx, dut.i.p, {"kind": DirectoryOp.REQUEST, "sector": 9} | op)
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            await ctx.tick()
+            assert ctx.get(dut.o.valid) and not ctx.get(dut.o.p.dropped)
+            result = fields(ctx, dut.o.p)
+            await ctx.tick()
+            return result["outcome"], result["ndr"]
+
+        own = {"tracked": 1, "holds": 1}
+        ctx.set(dut.free, 1)
+        assert await comes_to(**own) == (DirectoryOutcome.DONE, S2MNDR.CMP_E)
+        await comes_to(kind=DirectoryOp.ASK)
+        assert (await comes_to(**own))[0] == DirectoryOutcome.WAIT
+        ctx.set(dut.fatal, 1)
+        for sector in (9, 10):
+            got = await comes_to(**own, sector=sector, epoch=1)
+            assert got == (DirectoryOutcome.DONE, S2MNDR.CMP)
+
+    simulate(opened(dut)[0], bench)

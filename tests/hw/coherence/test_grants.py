@@ -112,3 +112,27 @@ def test_there_is_room_while_as_many_as_are_on_their_way_find_a_number():
 
     simulate(dut, bench)
     assert begun == SIZES_.pending - dut.RESERVE + 1
+
+
+def test_an_answer_to_no_read_is_dropped_and_frees_nothing():
+    """An inner device with a fatal error may answer again and again."""
+    dut = new_grants()
+
+    async def bench(ctx):
+        ctx.set(dut.o_drs.ready, 1)
+        ctx.set(dut.i_drs.p.tag, 3)
+        ctx.set(dut.i_drs.valid, 1)
+        for _ in range(40):
+            await ctx.tick()
+            assert not ctx.get(dut.o_drs.valid) and not ctx.get(dut.o_ndr.valid)
+        ctx.set(dut.i_drs.valid, 0)
+        numbers = []
+        while ctx.get(dut.room):
+            numbers.append(ctx.get(dut.o_number))
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            await ctx.tick()
+        assert len(numbers) == SIZES_.pending - Grants.RESERVE + 1 == len(set(numbers))
+
+    simulate(opened(dut)[0], bench)

@@ -9,10 +9,12 @@ from unittest import mock
 
 import pytest
 
+import kelp_hw.coherence.front as front
 import kelp_hw.coherence.host_port as host_port
 import kelp_hw.endpoint as endpoint
 import kelp_hw.eviction.eviction as eviction
 from kelp_golden.frame_table import FrameTable as GoldenFrames
+from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.lost_lines import LostLines
 from kelp_hw.endpoint import Endpoint
@@ -22,7 +24,7 @@ from kelp_hw.tracker.frame_table import FrameTable
 from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 from kelp_verif.coherence.audited_driver import AuditedDriver
-from kelp_verif.coherence.endpoint_bench import WEATHERS, CachingDriver, weather
+from kelp_verif.coherence.endpoint_bench import FAILING, WEATHERS, CachingDriver, weather
 from kelp_verif.formal.prove import mutant
 
 #: In `make test`; the others are slow.
@@ -46,6 +48,24 @@ def test_the_host_and_the_endpoint_stay_coherent(name):
     assert counted["rounded_writes"] > 100
     gave_up = counted["silent"] + counted["refused"]
     assert (gave_up > 10) == (counted["poisoned"] > 0) == (name == "silent")
+
+
+BOTH = "memory and tier"
+FAILURES = [
+    pytest.param("uncached", failing, marks=() if failing == BOTH else pytest.mark.slow)
+    for failing in FAILING
+] + [pytest.param(name, BOTH, marks=pytest.mark.slow) for name in WEATHERS if name != "uncached"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "failing"), FAILURES)
+def test_what_memory_or_tier_lose_is_poison_to_a_host_that_caches(name, failing):
+    """And nothing else is wrong; what is written when they are well again is sound."""
+    counted = weather(name, config=NARROW, transactions=3_000, failing=failing)
+    assert counted["poisoned"] > 20
+    errors = counted["memory_read_errors"] + counted["memory_write_errors"]
+    assert (errors > 0) == ("memory" in failing)
+    assert (counted["flash_failed"] > 0) == ("tier" in failing) or name == "dwelling"
 
 
 @pytest.mark.timeout(900)
@@ -129,11 +149,8 @@ BUGS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("bug", BUGS)
-def test_the_bench_catches_a_planted_bug(bug):
-    module, block, old, new, name, said = BUGS[bug]
+def planted_driver(module, block, old, new):
+    """A driver of an endpoint with a bug."""
     bad = mutant(block, old, new)
 
     class PlantedDriver(CachingDriver):
@@ -142,6 +159,24 @@ def test_the_bench_catches_a_planted_bug(bug):
                 planted = dict(driver) | {"component": Endpoint(config=config)}
                 super().__init__(config, driver=planted, **options)
 
-    run = functools.partial(weather, name, config=FULL, driver=PlantedDriver)
+    return PlantedDriver
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_bench_catches_a_grant_that_loses_its_poison():
+    tag = "drs.p.tag.eq(grant.tag),"
+    planted = planted_driver(front, Grants, tag, f"{tag} drs.p.poison.eq(0),")
+    with pytest.raises(DriverError, match="stale read"):
+        weather("uncached", config=NARROW, transactions=3_000, failing=BOTH, driver=planted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_bench_catches_a_planted_bug(bug):
+    module, block, old, new, name, said = BUGS[bug]
+    driver = planted_driver(module, block, old, new)
+    run = functools.partial(weather, name, config=FULL, driver=driver)
     with pytest.raises(DriverError, match=said):
         run(transactions=20_000)

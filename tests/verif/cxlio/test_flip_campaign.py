@@ -4,10 +4,9 @@
 
 import fnmatch
 import random
-import re
 
 import pytest
-from paths import DOCS
+from protection import matches, memory_rows
 
 from kelp_verif.cxlio.flip_campaign import BAD, CONFIG, Bench, Flip, campaign, table
 
@@ -20,17 +19,11 @@ def bench():
 
 
 def test_each_memory_is_in_the_table_once(bench):
-    page = (DOCS / "protection.md").read_text(encoding="utf-8")
-    lines = page.split("\n## CXL.io\n")[1].split("\n## ")[0].splitlines()
-    patterns = [
-        name
-        for line in lines
-        if line.startswith("|")
-        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
-    ]
-    rows = {name: [p for p in patterns if fnmatch.fnmatchcase(name, p)] for name in bench.cells}
-    assert all(len(found) == 1 for found in rows.values()), rows
-    assert {found[0] for found in rows.values()} == set(patterns)
+    rows = memory_rows("CXL.io")
+    found = {name: matches(name, rows) for name in bench.cells}
+    assert all(len(each) == 1 for each in found.values()), found
+    idle = [p for row in rows for p in row[0] if not fnmatch.filter(bench.cells, p)]
+    assert not idle, f"docs/protection.md names what is not there: {idle}"
 
 
 @pytest.mark.timeout(900)

@@ -189,6 +189,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     clear(top->bi);
     put(top->bi, ports::bi::timeout, o.timeout);
     put(top->bi, ports::bi::id, 5);
+    top->fatal = 0;
     clear(top->sessions);
     put(top->sessions, ports::sessions::open, o.opened);
     put(top->sessions, ports::sessions::rounds, o.rounded);

@@ -11,6 +11,7 @@ import argparse
 import ctypes
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Event, ScoreSource
 from kelp_verif.harness.runner import leave_figures
 
-__all__ = ["CachingDriver", "WEATHERS", "main", "open_plain", "weather"]
+__all__ = ["FAILING", "WEATHERS", "CachingDriver", "main", "open_plain", "weather"]
 
 CLOSED, OPEN, CLOSING = range(3)
 #: Stored formats of K and V in each layer of a session.
@@ -40,7 +41,7 @@ class _Options(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
-            + "patience timeout"
+            + "patience timeout notes errs"
         ).split()
     ]
 
@@ -53,7 +54,7 @@ class Figures(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
-                + "granted poisoned rounded_writes left first last"
+                + "granted poisoned rounded_writes left first last wrong nxm foreign answers times"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -129,6 +130,7 @@ class CachingDriver(Driver):
         unknown = chosen.keys() - {name for name, _ in _Options._fields_}
         if unknown:
             raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+        self._chosen = chosen
         self.options = _Options(**chosen)
         self._rounder = _ROUNDER(self._round)  # C++ calls it while the host lives
         call = self._call
@@ -151,6 +153,8 @@ class CachingDriver(Driver):
         call.caching_act.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
         call.caching_session_waiting.restype = ctypes.c_uint64
         call.caching_session_waiting.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        call.caching_notes.restype = ctypes.c_char_p
+        call.caching_notes.argtypes = [ctypes.c_void_p]
         call.caching_line.restype = None
         call.caching_line.argtypes = [
             ctypes.c_void_p,
@@ -199,6 +203,15 @@ class CachingDriver(Driver):
         self._call.caching_figures(self.host, ctypes.addressof(figures))
         return figures
 
+    def choose(self, **options) -> None:
+        """Other options of the host, from the next cycle on."""
+        self.options = _Options(**self._chosen | options)
+        self._call.caching_options(self.host, ctypes.addressof(self.options))
+
+    def notes(self) -> list[str]:
+        """What an agent has seen that it must not, with the option `notes`."""
+        return self._call.caching_notes(self.host).decode().splitlines()
+
     def until(self, condition, *, step: int = 200, limit: int = 50_000_000) -> None:
         """Lets the host go on until `condition()`."""
         done = 0
@@ -222,13 +235,17 @@ class CachingDriver(Driver):
         self.until(lambda: self._call.caching_flush(self.host))
         self.until(lambda: not self._call.caching_waiting(self.host))
 
+    def stream(self, number: int) -> None:
+        """Each line in order, as endpoint_host.cpp numbers the ways."""
+        self.act(True, stream=number)
+        self.until(lambda: self.streamed)
+        self.act(False)
+
     def look(self) -> None:
         """Every line of an open session is read past the caches and compared."""
         self.rest()
         before = self.figures().done[_KINDS.index("look")]
-        self.act(True, stream=3)
-        self.until(lambda: self.streamed)
-        self.act(False)
+        self.stream(3)
         usable = sum(self.phases[session] == OPEN for _, session in self.lines)
         assert self.figures().done[_KINDS.index("look")] - before == usable
 
@@ -275,6 +292,12 @@ WEATHERS = {
     "unused": ({"unused": 240, "uncached": 10}, Pressure.everywhere(0.1)),
     "silent": ({"silent": 6, "refuse": 6, "timeout": 2_000}, Pressure.everywhere(0.1)),
 }
+_MEMORY = MemoryTiming(latency=30, jitter=20, shuffle=True)
+_TIER = FlashTiming(latency=400, write_latency=300, jitter=200)
+_ERRS = {"memory": replace(_MEMORY, read_error=0.02, write_error=0.02)}
+_FAILS = {"flash": replace(_TIER, failure_rate=0.3)}
+#: Name → what fails until the last look, before which every line is written anew.
+FAILING = {"memory": _ERRS, "tier": _FAILS, "memory and tier": _ERRS | _FAILS}
 
 
 def weather(
@@ -285,20 +308,23 @@ def weather(
     config: Config = named("unit_coherent"),
     chapters: int = 4,
     driver=CachingDriver,
+    failing: str | None = None,
 ) -> dict:
     """Chapters of traffic, between which a session closes while its lines are held and another one
     opens in its place; what was counted. AssertionError or DriverError with what was wrong."""
     options, pressure = WEATHERS[name]
     rng = random.Random(seed)
+    well = {"memory": _MEMORY, "flash": _TIER}
     d = driver(
         config,
         seed=seed,
         driver={
-            "memory": MemoryTiming(latency=30, jitter=20, shuffle=True),
-            "flash": FlashTiming(latency=400, write_latency=300, jitter=200),
+            **well,
+            **(FAILING[failing] if failing else {}),
             "pressure": pressure,
             "rules": RunRules(max_skip=0),
         },
+        errs=failing is not None,
         **options,
     )
     # Pools that do not hold their pages, and more frames than sectors that may be held.
@@ -325,12 +351,21 @@ def weather(
         d.end(session)
         owners[session] = 1 + (owners[session] + config.sessions - 1) % 15
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[chapter // 2 % 2])
+    if failing:
+        d.rest()
+        d.configure(**well)
+        d.settle()
+        d.stream(6)
+        d.choose(errs=0)
     d.look()
     d.finish()
     counted = d.figures().as_dict() | {
         key: d.counters()[key] for key in ("evictions", "hits", "misses")
     }
-    counted["cycles"] = d.counts()["evaluated"]
+    driven = d.counts()
+    counted["cycles"] = driven["evaluated"]
+    for kind in ("memory_read_errors", "memory_write_errors", "flash_failed"):
+        counted[kind] = driven[kind]
     count = d.read64("event_count")
     events = [
         Event(d.unpack("event_0", event)["code"]).name
@@ -347,9 +382,12 @@ def main(argv=None) -> int:
     parser.add_argument("--transactions", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--weather", choices=WEATHERS, action="append")
+    parser.add_argument("--failing", choices=FAILING)
     args = parser.parse_args(argv)
     for name in args.weather or WEATHERS:
-        counted = weather(name, transactions=args.transactions, seed=args.seed)
+        counted = weather(
+            name, transactions=args.transactions, seed=args.seed, failing=args.failing
+        )
         print(f"{name}, seed {args.seed}: {counted}", flush=True)
     return 0
 

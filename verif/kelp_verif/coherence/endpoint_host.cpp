@@ -5,6 +5,10 @@
 //
 // Every line has one true value, which is what was written, rounded as its stored format does (by Python, from the golden codec). What an agent reads must be that.
 // From what M3 commits it sees besides that a page leaves, or is scrubbed, only when nothing of it is held, and that a write-back finds a frame.
+//
+// Where memory or the tier fail (`errs`) poison is an answer. So it is where bits flip (`notes`); M3 may then do what it must with a page that is lost, and what an agent must not see is noted
+// instead of ending the run. Once the endpoint has told a fatal error the host begins nothing of its own: no request need be answered, nor under the right tag, but what is answered must still be
+// true or poison.
 
 #include "driver.cpp"
 
@@ -26,11 +30,11 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs;
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, answers, times, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -47,7 +51,9 @@ struct Line {
     Out out = NONE;
     uint8_t asker = 0;
     bool has_cmp = false, has_data = false, nxm = false, poison = false;
-    uint32_t cmp = 0;
+    bool strange = false;   // it is asked for by another than its owner
+    bool after = false;     // … after a fatal error
+    uint32_t cmp = 0, ld_id = 0;
     Snoop snoop = QUIET;
     uint32_t bi_tag = 0;
     uint64_t snoop_due = 0, since = 0;
@@ -75,12 +81,14 @@ class CachingHost final : public OtherHost {
     std::unordered_map<uint32_t, uint32_t> conflicts_;
     uint64_t now_ = 0, next_ = 0;
     bool birsp_ = false;
+    bool over_ = false;  // a fatal error has been told
 
   public:
     Options o;
     Figures f{};
     bool acting = false;
-    uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at; 4: stored to, where it is owned
+    std::string notes;
+    uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at; 4: stored to, where it is owned; 5: looked at by strangers; 6: written whole
 
     CachingHost(const Options &options, Rounder rounder) : random_(options.seed), rounder_(rounder), o(options) {}
 
@@ -99,10 +107,10 @@ class CachingHost final : public OtherHost {
         lines_.push_back(l);
     }
     void phase(uint32_t session, uint32_t to, uint32_t ld_id) {
-        if (to == CLOSED)
+        if (to == CLOSED && !over_)
             for (uint32_t n = 0; n < lines_.size(); n++) {
                 const Line &l = lines_[n];
-                if (l.session == session && l.state != I) fail("session %u is closed while the host holds line %x in state %u", session, n, l.state);
+                if (l.session == session && l.state != I) note(f.foreign, "session %u is closed while the host holds line %x in state %u", session, n, l.state);
             }
         if (to == OPEN) {
             for (Line &l : lines_)
@@ -116,13 +124,15 @@ class CachingHost final : public OtherHost {
         sessions_[session].phase = static_cast<Phase>(to);
     }
     void restart() { next_ = 0; f.first = f.last = 0; }
-    bool streamed() const { return next_ >= lines_.size() && waiting() == 0; }
+    bool streamed() const { return over_ || (next_ >= lines_.size() && waiting() == 0); }
     uint64_t waiting() const {
+        if (over_) return 0;
         uint64_t count = reqs_.size() + rwds_.size() + rsps_.size() + late_rsps_.size();
         for (const Line &l : lines_) count += l.out || l.snoop;
         return count;
     }
     uint64_t waiting(uint32_t session) const {
+        if (over_) return 0;
         uint64_t count = 0;
         for (const Line &l : lines_) count += l.session == session && (l.out || l.snoop);
         return count;
@@ -134,6 +144,7 @@ class CachingHost final : public OtherHost {
     }
     // Dirty lines are written back one after another; true when none is left.
     bool flush() {
+        if (over_) return true;
         bool dirty = false;
         for (uint32_t n = 0; n < lines_.size(); n++) {
             Line &l = lines_[n];
@@ -190,10 +201,11 @@ class CachingHost final : public OtherHost {
         if (taken[1] && top.m2s_rwd___05Fready) rwds_.pop_front(), taken[1] = false, moved = true;
         if (birsp_ && top.m2s_birsp___05Fready) rsps_.pop_front(), birsp_ = false, moved = true;
         if (top.s2m_bisnp___05Fvalid && top.s2m_bisnp___05Fready) bisnp(top), moved = true;
-        if (top.commit_result___05Fvalid) committed(top);
+        if (top.commit_result___05Fvalid && !o.notes) committed(top);
+        over_ |= o.notes && top.irq;
         for (uint32_t n = 0; n < lines_.size(); n++) {
             const Line &l = lines_[n];
-            if ((l.out || l.snoop) && now_ - l.since > o.patience)
+            if ((l.out || l.snoop) && !over_ && now_ - l.since > o.patience)
                 fail("nothing moves: line %x of session %u, format %u, request %d, snoop %d, state %d; %zu Req, %zu RwD wait", n, l.session, l.format, l.out, l.snoop, l.state, reqs_.size(),
                      rwds_.size());
         }
@@ -205,12 +217,14 @@ class CachingHost final : public OtherHost {
         const auto &port = top.s2m_drs___05Fpayload;
         if (!get(port, p::ld_id)) return false;
         const auto n = static_cast<uint32_t>(get(port, p::tag));
-        if (n >= lines_.size()) fail("data under tag %x, which nobody used", n);
-        Line &l = lines_[n];
-        const bool reads = l.out == READ_SHARED || l.out == READ_ANY || l.out == LOOK;
-        if (!reads || l.has_data) fail("data for line %x, which waits for none (request %d)", n, l.out);
         uint32_t words[16];
         get_words(port, p::data, words);
+        heard(n, 16 + get(port, p::opcode) * 2 + get(port, p::poison), words, 16);
+        if (n >= lines_.size()) return stray("data under tag %x, which nobody used", n);
+        Line &l = lines_[n];
+        const bool reads = l.out == READ_SHARED || l.out == READ_ANY || l.out == LOOK;
+        if (!reads || l.has_data) return stray("data for line %x, which waits for none (request %d)", n, l.out);
+        if (get(port, p::ld_id) != l.ld_id) return stray("data for line %x to LD-ID %u, which did not ask", n, unsigned(get(port, p::ld_id)));
         std::memcpy(l.data.b, words, 64);
         l.has_data = true;
         l.nxm = get(port, p::opcode) == codes::MEM_DATA_NXM;
@@ -224,20 +238,21 @@ class CachingHost final : public OtherHost {
         const auto &port = top.s2m_ndr___05Fpayload;
         if (!get(port, p::ld_id)) return false;
         const auto opcode = static_cast<uint32_t>(get(port, p::opcode)), tag = static_cast<uint32_t>(get(port, p::tag));
+        heard(tag, opcode, nullptr, 0);
         if (opcode == codes::BI_CONFLICT_ACK) {
-            if (!conflicts_.count(tag)) fail("an Ack of nothing, tag %x", tag);
+            if (!conflicts_.count(tag)) return stray("an Ack of nothing, tag %x", tag);
             Line &l = lines_[conflicts_[tag]];
             conflicts_.erase(tag);
             if (!l.out) l.snoop = HERE, f.ack_after++;
             else if (l.has_cmp) l.snoop = AFTER, f.ack_after++;
             else {  // the snoop comes first
-                if (l.state == M) fail("the snoop comes first and the host is dirty");
+                if (l.state == M) return stray("the snoop comes first and the host is dirty");
                 f.ack_first++;
                 answer_snoop(l);
             }
             return true;
         }
-        if (tag >= lines_.size() || !lines_[tag].out || lines_[tag].has_cmp) fail("a completion that nobody waits for, tag %x", tag);
+        if (tag >= lines_.size() || !lines_[tag].out || lines_[tag].has_cmp) return stray("a completion that nobody waits for, tag %x", tag);
         lines_[tag].has_cmp = true;
         lines_[tag].cmp = opcode;
         done(tag);
@@ -245,6 +260,28 @@ class CachingHost final : public OtherHost {
     }
 
   private:
+    // What an agent must not see.
+    template <class... Values>
+    void note(uint64_t &count, const char *format, Values... values) {
+        if (!o.notes) fail(format, values...);
+        char text[200];
+        std::snprintf(text, sizeof text, format, values...);
+        if (count++ < 8) notes += std::string(text) + '\n';
+    }
+    // What breaks a rule of the channels; after a fatal error it is passed over.
+    template <class... Values>
+    bool stray(const char *format, Values... values) {
+        if (!over_) fail(format, values...);
+        return true;
+    }
+    // Digests of what was answered, and of when.
+    void heard(uint64_t tag, uint64_t what, const uint32_t *words, unsigned count) {
+        const auto mix = [](uint64_t &digest, uint64_t value) { digest = (digest ^ value) * 0x100000001b3ull; };
+        mix(f.answers, tag << 8 | what);
+        for (unsigned k = 0; k < count; k++) mix(f.answers, words[k]);
+        mix(f.times, now_);
+    }
+
     void committed(Vtop &top) {
         namespace p = ports::commit_result;
         const auto &port = top.commit_result___05Fpayload;
@@ -283,18 +320,22 @@ class CachingHost final : public OtherHost {
     void begin(uint32_t n, Out kind) {
         Line &l = lines_[n];
         l.out = kind;
+        l.ld_id = sessions_[l.session].ld_id;
+        l.after = over_;
+        l.strange = stream == 5 && kind == LOOK;
+        if (l.strange) l.ld_id = 1 + l.ld_id % 15;
         l.has_cmp = l.has_data = l.nxm = l.poison = false;
         l.since = now_;
     }
     void request(uint32_t n, Out kind, uint32_t opcode, uint32_t field, uint32_t value, uint32_t snp) {
         begin(n, kind);
-        reqs_.push_back({opcode, snp, field, value, n, sessions_[lines_[n].session].ld_id, lines_[n].address, 0, {}});
+        reqs_.push_back({opcode, snp, field, value, n, lines_[n].ld_id, lines_[n].address, 0, {}});
     }
     // `enable`: bytes that are written; with all of them it may still be a MemWrPtl.
     void write(uint32_t n, Out kind, uint32_t value, const Bytes &data, uint64_t enable) {
         begin(n, kind);
-        const bool partial = enable != ~0ull || chance(40);
-        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, sessions_[lines_[n].session].ld_id, lines_[n].address, enable, data});
+        const bool partial = enable != ~0ull || (stream != 6 && chance(40));
+        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, lines_[n].ld_id, lines_[n].address, enable, data});
     }
     void invalidate(Line &l) {
         l.state = I;
@@ -341,16 +382,26 @@ class CachingHost final : public OtherHost {
     }
 
     void act() {
-        if (!acting) return;
+        if (!acting || (over_ && !stream)) return;
         if (stream) {
-            while (next_ < lines_.size() && reqs_.size() < 4) {
-                const auto n = static_cast<uint32_t>(next_++);
+            while (next_ < lines_.size() && reqs_.size() < 4 && rwds_.size() < 8) {
+                const auto n = static_cast<uint32_t>(next_);
+                if (stream == 6 && (lines_[n].out || lines_[n].snoop)) break;
+                next_++;
+                if (stream == 6 && phase_of(lines_[n]) == OPEN) {
+                    const Bytes value = pool_[random_.below(static_cast<uint32_t>(pool_.size()))];
+                    invalidate(lines_[n]);
+                    write(n, UNCACHED, INVALID, value, ~0ull);
+                    wrote(lines_[n], value, ~0ull);
+                }
+                if (stream == 6) continue;
                 if (stream == 4) {
                     if (lines_[n].state == E) store(lines_[n], 0);
                     continue;
                 }
                 if (phase_of(lines_[n]) != OPEN || lines_[n].out || lines_[n].snoop || (stream == 3 && lines_[n].state == M)) continue;
-                if (stream == 1) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
+                if (stream == 5) request(n, LOOK, codes::MEM_RD, META_NO_OP, 0, SNP_CUR);
+                else if (stream == 1) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
                 else if (stream == 2) request(n, READ_SHARED, codes::MEM_RD, META0, SHARED, SNP_DATA);
                 else request(n, LOOK, codes::MEM_RD, META_NO_OP, 0, SNP_CUR);
             }
@@ -374,7 +425,7 @@ class CachingHost final : public OtherHost {
         if (what < 35) {  // load
             if (mine) {
                 f.hits++;
-                if (l.state != M && !(l.copy[agent] == (l.raw ? l.raw_value : l.truth))) fail("stale hit of line %x of format %u", n, l.format);
+                if (l.state != M && !(l.copy[agent] == (l.raw ? l.raw_value : l.truth))) note(f.wrong, "stale hit of line %x of format %u", n, l.format);
             } else if (l.state != I) {  // from another agent; who had it alone shares it
                 l.copy[agent] = l.copy[__builtin_ctz(l.agents)];
                 l.agents = static_cast<uint8_t>(l.state == M ? 1u << agent : l.agents | 1u << agent);
@@ -412,11 +463,15 @@ class CachingHost final : public OtherHost {
         namespace p = ports::s2m_bisnp;
         const auto &port = top.s2m_bisnp___05Fpayload;
         const uint64_t address = get(port, p::address);
-        if (!line_at_.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5) fail("a BISnp of a line that was never asked for");
+        const uint32_t tag = static_cast<uint32_t>(get(port, p::bi_tag));
+        if (!line_at_.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5 || lines_[line_at_[address]].snoop) {
+            stray("a BISnp of a line that was never asked for, or two at once");
+            rsps_.push_back({0, 0, 0, 0, tag, 0, address, 0, {}});
+            return;
+        }
         const uint32_t n = line_at_[address];
         Line &l = lines_[n];
-        if (l.snoop) fail("two BISnp of line %x at once", n);
-        l.bi_tag = static_cast<uint32_t>(get(port, p::bi_tag));
+        l.bi_tag = tag;
         l.snoop_due = now_ + (o.late ? random_.below(static_cast<uint32_t>(o.late)) : 0);
         if (!l.out) l.since = now_;
         if (!l.out || (l.out >= WRITE_I && chance(128))) l.snoop = HERE;
@@ -479,16 +534,21 @@ class CachingHost final : public OtherHost {
         if (!f.first) f.first = now_;
         f.last = now_;
         if (l.snoop == AFTER) l.snoop = HERE;
+        if (l.after && needs_data && !l.poison && !l.nxm) note(f.wrong, "data of line %x after a fatal error", n);
+        if (l.strange) {
+            if (!l.nxm && !l.poison) note(f.foreign, "data of line %x for LD-ID %u", n, l.ld_id);
+            return;
+        }
         const Phase phase = phase_of(l);
         const bool granted = l.cmp == codes::CMP_S || l.cmp == codes::CMP_E, asks = out == READ_SHARED || out == READ_ANY || out == OWN;
-        if (phase == CLOSED && granted) fail("a grant of line %x of a closed session", n);
-        if (phase == CLOSED && needs_data && !l.nxm) fail("data of line %x of a closed session", n);
+        if (phase == CLOSED && granted && !over_) note(f.foreign, "a grant of line %x of a closed session", n);
+        if (phase == CLOSED && needs_data && !l.nxm && !(o.notes && l.poison)) note(f.foreign, "data of line %x of a closed session", n);
         if (phase == OPEN) {
-            if (needs_data && l.nxm) fail("NXM for line %x", n);
-            if (l.poison && !l.lost) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
-            if (asks && !granted) fail("no grant of line %x", n);
-            if (needs_data && !l.poison && !l.lost && !(l.data == l.truth) && !(out == LOOK && l.raw))
-                fail("stale read of line %x of format %u by request %d: %02x%02x…, expected %02x%02x…", n, l.format, out, l.data.b[0], l.data.b[1], l.truth.b[0], l.truth.b[1]);
+            if (needs_data && l.nxm) note(f.nxm, "NXM for line %x", n);
+            if (l.poison && !l.lost && !o.notes && !o.errs) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
+            if (asks && !granted && !l.nxm && !over_) note(f.nxm, "no grant of line %x", n);
+            if (needs_data && !l.nxm && !l.poison && !l.lost && !(l.data == l.truth) && !(out == LOOK && l.raw))
+                note(f.wrong, "stale read of line %x of format %u by request %d: %02x%02x…, expected %02x%02x…", n, l.format, out, l.data.b[0], l.data.b[1], l.truth.b[0], l.truth.b[1]);
             if (needs_data && l.lost && !l.poison) l.truth = l.data;
         }
         f.granted += granted;
@@ -498,16 +558,19 @@ class CachingHost final : public OtherHost {
             return;
         }
         if (out != OWN) {
-            if (l.raw) fail("line %x is read while a copy that differs is held", n);
+            if (l.raw) note(f.wrong, "line %x is read while a copy that differs is held", n);
             if (l.state == I) l.agents = 0;
             for (unsigned a = 0; a < AGENTS; a++)
-                if (l.agents >> a & 1 && a != l.asker && !(l.copy[a] == l.data)) fail("agents differ at line %x", n);
+                if (l.agents >> a & 1 && a != l.asker && !(l.copy[a] == l.data)) note(f.wrong, "agents differ at line %x", n);
             l.agents |= static_cast<uint8_t>(1u << l.asker);
             l.copy[l.asker] = l.data;
             l.state = l.cmp == codes::CMP_E ? E : S;
         }
         if (out == READ_SHARED) return;
-        if (l.cmp != codes::CMP_E) fail("a request for ownership of line %x was answered Cmp-S", n);
+        if (l.cmp != codes::CMP_E) {
+            stray("a request for ownership of line %x was answered Cmp-S", n);
+            return;
+        }
         if (l.state == I) l.agents = 0;
         if (stream) l.state = E, l.agents = 1, l.copy[0] = out == OWN ? l.truth : l.data;
         else if (chance(o.unused)) {  // the store does not come
@@ -546,6 +609,7 @@ int caching_flush(CachingHost *h) { return h->flush(); }
 uint64_t caching_waiting(CachingHost *h) { return h->waiting(); }
 uint64_t caching_session_waiting(CachingHost *h, uint32_t session) { return h->waiting(session); }
 uint64_t caching_held(CachingHost *h) { return h->held(); }
+const char *caching_notes(CachingHost *h) { return h->notes.c_str(); }
 void caching_figures(CachingHost *h, kelp::Figures *to) { *to = h->f; }
 
 }  // extern "C"

@@ -12,7 +12,6 @@ table; it exits with 1 where a flip was silent, or the device did not answer."""
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import signal
@@ -29,17 +28,18 @@ from amaranth.hdl import UnusedElaboratable
 
 from kelp_hw.endpoint import Endpoint
 from kelp_rtl.build.tools import build_root
-from kelp_rtl.device import DriverError, Pressure
-from kelp_rtl.program import Program, Response
+from kelp_rtl.device import Driver, DriverError
+from kelp_rtl.program import Program
 from kelp_spec.files import write_whole
 from kelp_spec.metadata import Event
 
-from .flip_model import FlipDriver, Memory, memories
+from .flip_coherent import CachingHost
+from .flip_model import Memory, memories
 from .flip_select import SelectHost
-from .flip_traffic import Host, Seen, ready_device
+from .flip_traffic import PRESSURES, TURN, Host, ready_device
 from .inventory import Cells, inventory
 
-__all__ = ["Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
+__all__ = ["HOSTS", "Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
 
 #: Events that tell the host that data are lost or in doubt.
 _LOUD = tuple(
@@ -49,17 +49,11 @@ _LOUD = tuple(
 )
 #: What the device answers where it takes a request for one outside the map, always with an event.
 _REFUSALS = (Event.OUT_OF_MAP, Event.CLOSED_SESSION, Event.FOREIGN_LD)
-#: What traffic meets after the flip, in turn.
-_PRESSURES = (
-    Pressure.everywhere(0.1),
-    Pressure(drs=0.6, ndr=0.6),
-    Pressure(aw=0.5, w=0.5, r=0.4),
-    Pressure(command=0.5, completion=0.5, ar=0.5),
-)
-_CHOICES = 2 * len(_PRESSURES)  # of what follows in a copy
+_CHOICES = 2 * len(PRESSURES)  # of what follows in a copy
+_CYCLES = 40_000  # until a register is answered, at most
 _SECONDS = 120  # of processor time of a copy, before it counts as hanging
-_CYCLES = 40_000  # of a program, ten times what it takes
 _FATAL_CYCLES = 4  # from the use of a word to `irq`, at most
+_HANGS = ("nothing has moved", "nothing moves", "unfinished", "busy after")
 
 
 class Outcome(StrEnum):
@@ -68,6 +62,7 @@ class Outcome(StrEnum):
     SILENT = "silent"  #: wrong data, a lost write or another's line, without poison or event
     BROKEN = "broken"  #: a rule of a port was broken: answered twice, outside the memory …
     HANG = "hang"  #: a request was never answered
+    MUTE = "mute"  #: the fatal event, by `irq` alone: no register is answered any more
     #: the fatal event: no data are answered; what had no answer, or another's tag, may be so for
     #: ever
     FATAL = "fatal"
@@ -81,7 +76,7 @@ class Outcome(StrEnum):
 @dataclass(frozen=True)
 class Flip:
     """Bits of one row of a memory, turned over `cycle` cycles into the traffic or later. With
-    `fresh` it is a row that was written in the `PERIOD` cycles before, when one has been, else any:
+    `fresh` it is a row that was written in the `TURN` cycles before, when one has been, else any:
     `which` of them, 0 … 1."""
 
     memory: str
@@ -90,10 +85,8 @@ class Flip:
     bits: tuple[int, ...]
     cycle: int
 
-    PERIOD = 4
-
     def happen(self, memory: Memory, before: np.ndarray) -> int:
-        """Turns the bits over, `before` being the rows `PERIOD` cycles ago; the row, -1 when there
+        """Turns the bits over, `before` being the rows `TURN` cycles ago; the row, -1 when there
         is none yet."""
         rows = np.arange(memory.depth)
         if self.fresh:
@@ -118,10 +111,10 @@ class _Pending:
     @classmethod
     def of(cls, flip: Flip, there: dict[str, Memory]) -> _Pending:
         memory = there[flip.memory]
-        return cls(flip, memory, flip.cycle // flip.PERIOD, memory.rows.copy())
+        return cls(flip, memory, flip.cycle // TURN, memory.rows.copy())
 
     def happens(self) -> bool:
-        """Called every `PERIOD` cycles: whether it has happened."""
+        """Called every `TURN` cycles: whether it has happened."""
         self.left -= 1
         if self.left < 0:
             self.row = self.flip.happen(self.memory, self.before)
@@ -145,26 +138,31 @@ class Report:
     rows: tuple[int, ...] = ()  # that were flipped, -1 where none was
     error: str = ""
     hang: bool = False
+    mute: bool = False  # a register was not answered
 
     def outcome(self, reference: Report) -> Outcome:
         loud = any(event in _LOUD for event in self.events)
         told = self.fatal or loud or any(event in _REFUSALS for event in self.events)
-        # After a fatal error no data are answered, so that none can be wrong.
-        if self.foreign or (self.wrong and (self.fatal or not loud)) or (self.refused and not told):
+        # Lost data are poison, and after a fatal error none are answered: none can be wrong.
+        if self.foreign or self.wrong or (self.refused and not told):
             return Outcome.SILENT
+        if self.fatal and self.mute:
+            return Outcome.MUTE
         if self.fatal:
             return Outcome.FATAL
         if self.error:
             return Outcome.HANG if self.hang else Outcome.BROKEN
         if self.poisoned:
             return Outcome.POISON
-        if self.wrong or self.refused or loud:
+        if self.refused or loud:
             return Outcome.EVENT
         if self.answers != reference.answers or self.cycles != reference.cycles:
             return Outcome.CHANGED
         return Outcome.CORRECTED if self.corrected != reference.corrected else Outcome.MASKED
 
 
+#: By name: of `unit` with eight codec lanes, of `unit_select`, of `unit_coherent` with eight.
+HOSTS = {"plain": Host, "select": SelectHost, "caching": CachingHost}
 #: What must never come of a flip.
 _BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG)
 
@@ -173,87 +171,64 @@ class _Life:
     """What follows in one copy: traffic, flips in its midst, more traffic, in every second copy
     with a new owner of a session, and every line at the end."""
 
-    def __init__(self, driver: FlipDriver, host: Host, flips: Sequence[Flip], choice: int):
+    def __init__(self, driver: Driver, host: Host, flips: Sequence[Flip], choice: int):
         self.driver, self.host, self.choice = driver, host, choice
         there = memories(driver) if flips else {}
         self.flips = [_Pending.of(flip, there) for flip in flips]
-        self.wrong: list[str] = []
-        self.poisoned = self.refused = 0
-        self.answers, self.cycles = hashlib.sha256(), hashlib.sha256()
 
     def report(self) -> Report:
-        driver = self.driver
+        driver, host = self.driver, self.host
+        said = {"fatal": False}
+        lives = True
         try:
-            return self._whole()
+            host.begin(driver, self.choice)
+            self._live()
+            lives = False
+            said = self._told()
+            host.strangers(driver)
         except DriverError as problem:
             text = str(problem)
-            signs = ("nothing has moved", "unfinished", "busy after")
             # A word beyond repair may stand at a port when it is found: `fatal` follows.
             driver.clock(_FATAL_CYCLES)
-            return Report(
-                wrong=tuple(self.wrong),
-                poisoned=self.poisoned,
-                refused=self.refused,
-                fatal=driver.irq,
-                rows=tuple(each.row for each in self.flips),
-                error=text,
-                hang=any(sign in text for sign in signs),
-            )
-
-    def _whole(self) -> Report:
-        driver, host = self.driver, self.host
-        host.rng = np.random.default_rng(self.choice)
-        driver.configure(pressure=_PRESSURES[self.choice % len(_PRESSURES)])
-        self._follow(host.traffic(driver, 300), self.flips)
-        if self.choice >= len(_PRESSURES) and not driver.irq:
-            host.reopen(driver, self.choice % len(host.owners))
-        self._follow(host.traffic(driver, 120))
-        self._follow(host.everything(driver))
-        if not driver.irq:
-            self._saw(host.last(driver))
-        count = driver.read64("event_count")
-        events = driver.read_registers([f"event_{i}" for i in range(count)])
-        corrected, fatal = driver.read64("count_corrected"), driver.read_fields("status")["fatal"]
-        strangers = driver.run(host.strangers(driver, 40))
+            said |= {
+                "fatal": driver.irq,
+                "error": text,
+                "hang": any(sign in text for sign in _HANGS),
+                "mute": not lives,
+            }
+        seen = asdict(host.seen)
         return Report(
-            wrong=tuple(self.wrong),
-            poisoned=self.poisoned,
-            refused=self.refused,
-            foreign=int(strangers.data[strangers.response == Response.DATA].any(axis=1).sum()),
-            events=tuple(driver.unpack("event_0", event)["code"] for event in events),
-            fatal=bool(fatal),
-            corrected=corrected,
-            answers=self.answers.hexdigest(),
-            cycles=self.cycles.hexdigest(),
+            **seen | {"wrong": tuple(seen["wrong"])},
+            **said,
             rows=tuple(each.row for each in self.flips),
         )
 
-    def _follow(self, program: Program, flips: Sequence[_Pending] = ()) -> None:
-        """Runs a program and looks at its answers, also where the device breaks off."""
-        driver, pending = self.driver, list(flips)
+    def _live(self) -> None:
+        driver, host, pending = self.driver, self.host, list(self.flips)
 
-        def turn(_done, _cycle):
+        def turn():
             pending[:] = [each for each in pending if not each.happens()]
 
-        options = {"max_cycles": _CYCLES}
-        if pending:
-            options |= {"progress": turn, "every": Flip.PERIOD}
-        try:
-            driver.run(program, **options)
-        finally:
-            response, order, data, cycles = driver.answered()
-            self._saw(self.host.see(program, response, order, data))
-        self.answers.update(response.tobytes())
-        self.answers.update(data[response == Response.DATA].tobytes())
-        self.cycles.update(cycles.tobytes())
+        host.play(driver, 300, turn if pending else None)
+        if self.choice >= len(PRESSURES) and not driver.irq:
+            host.reopen(driver, self.choice % len(host.owners))
+        host.play(driver, 120)
+        host.everything(driver)
 
-    def _saw(self, seen: Seen) -> None:
-        self.wrong += seen.wrong
-        self.poisoned += seen.poisoned
-        self.refused += seen.refused
+    def _told(self) -> dict:
+        """What registers say, which are answered whatever has happened."""
+        driver = self.driver
+        driver.run(Program.reads([driver.addresses.register_base]), max_cycles=_CYCLES)
+        count = driver.read64("event_count")
+        events = driver.read_registers([f"event_{i}" for i in range(count)])
+        return {
+            "events": tuple(driver.unpack("event_0", event)["code"] for event in events),
+            "fatal": bool(driver.read_fields("status")["fatal"]),
+            "corrected": driver.read64("count_corrected"),
+        }
 
 
-def _in_a_copy(driver: FlipDriver, host: Host, flips: Sequence[Flip], choice: int) -> Report:
+def _in_a_copy(driver: Driver, host: Host, flips: Sequence[Flip], choice: int) -> Report:
     """A life in a copy of this process, which leaves this one as it was."""
     readable, writable = os.pipe()
     child = os.fork()
@@ -312,11 +287,11 @@ def hidden(rng: np.random.Generator, memory: Memory, cells: Cells) -> Flip:
 
 
 class Bench:
-    """A device in traffic, of which each trial is a copy; with `select` one that chooses pages."""
+    """A device in traffic, of which each trial is a copy; `host`'s, or one of the plain kind."""
 
-    def __init__(self, seed: int, *, select: bool = False):
+    def __init__(self, seed: int, host: Host | None = None):
         self.rng = np.random.default_rng(seed)
-        self.driver, self.host = ready_device(seed, SelectHost(seed) if select else None)
+        self.driver, self.host = ready_device(seed, host)
         self.cells = inventory(Endpoint(config=self.host.config))
         self.memories = memories(self.driver)
         strays = set(self.cells) ^ set(self.memories)
@@ -329,9 +304,7 @@ class Bench:
 
     def advance(self) -> None:
         """On to another state: the next trials begin there."""
-        program = self.host.traffic(self.driver, 400)
-        self.driver.run(program)
-        self.host.see(program, *self.driver.answered()[:3])
+        self.host.play(self.driver, 400)
         self._begin()
 
     def draw(self, name: str, bits: int) -> Flip:
@@ -428,11 +401,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=())
     parser.add_argument("--states", type=int, default=4)
-    parser.add_argument("--select", action="store_true", help="unit_select, among SELECTs")
+    parser.add_argument("--host", choices=HOSTS, default="plain", help="and what it is a host of")
     given = parser.parse_args(arguments)
     warnings.simplefilter("ignore", UnusedElaboratable)  # the inventory only looks at blocks
     result = campaign(
-        bench=Bench(given.seed, select=given.select),
+        bench=Bench(given.seed, HOSTS[given.host](given.seed)),
         each=given.each,
         seed=given.seed,
         only=given.only,

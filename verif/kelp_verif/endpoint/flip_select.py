@@ -22,7 +22,7 @@ from kelp_spec.select import (
     record_bytes,
 )
 
-from .flip_traffic import Host, Seen
+from .flip_traffic import Host
 from .some_plan import some_plan
 
 __all__ = ["SelectHost"]
@@ -91,17 +91,15 @@ class SelectHost(Host):
         base = driver.addresses.select_base
         return np.array([base + LINE_BYTES * line for line in lines], np.uint64)
 
-    def last(self, driver: Driver) -> Seen:
+    def last(self, driver: Driver) -> None:
         """The slots as they are, by the answers as they stand; then a SELECT of every group, and
         its slots."""
-        seen = Seen()
         for again in (False, True):
             for session in range(self.config.sessions):
                 for group in range(2):
-                    self._look(seen, driver, session, group, again)
-        return seen
+                    self._look(driver, session, group, again)
 
-    def _look(self, seen, driver, session, group, again):
+    def _look(self, driver, session, group, again):
         first = self.map.bell(session, group)
         lines = self._addresses(driver, range(first, first + self.map.answer_lines))
         read = Program.reads(lines, ld_id=self.owners[session])
@@ -126,9 +124,9 @@ class SelectHost(Host):
         for slot in range(min(header["count"], self.config.select)):
             page = record(CHOSEN_FIELDS, rows[8 * slot : 8 * slot + 8])
             if page["state"] == SlotState.HELD:
-                self._slot(seen, driver, session, group, header["generation"], slot, page["page"])
+                self._slot(driver, session, group, header["generation"], slot, page["page"])
 
-    def _slot(self, seen, driver, session, queue, generation, slot, page):
+    def _slot(self, driver, session, queue, generation, slot, page):
         places = [(kv, line) for kv in range(2) for line in range(self.config.half_lines)]
         result = driver.run(
             Program.reads(
@@ -143,10 +141,8 @@ class SelectHost(Host):
             )
         )
         if page >= self.config.pages:
-            seen.wrong.append(f"page {page} in slot {slot}")
+            self.seen.wrong.append(f"page {page} in slot {slot}")
             return
         for (kv, line), response, data in zip(places, result.response, result.data, strict=True):
-            self._read(
-                seen, driver.address(session, queue, page, kv, line), response, data.tobytes()
-            )
+            self._read(driver.address(session, queue, page, kv, line), response, data.tobytes())
         assert Response(result.response[0]) != Response.CMP

@@ -9,6 +9,8 @@ element is ±7 · 2^k, also in a partial write."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +24,7 @@ from kelp_spec.metadata import PrefetchSource, ScoreSource
 
 from .flip_model import FlipDriver
 
-__all__ = ["CONFIG", "Host", "Seen", "ready_device"]
+__all__ = ["CONFIG", "PRESSURES", "TURN", "Host", "Seen", "ready_device"]
 
 #: Half of each tenant's pages fit. Its codec has eight lanes, which spares a third of the model.
 CONFIG: Config = named("unit").with_(name="unit(codec_lanes=8)", codec_lanes=8)
@@ -34,6 +36,16 @@ _FORMATS = (
     ((Format.INT8, Format.INT4), (Format.INT4, Format.INT4)),
 )
 _LAST = 0xC000_0000_0000_0000  # bytes of a line's last element
+_CYCLES = 40_000  # of a program, ten times what it takes
+
+TURN = 4  #: cycles between two looks at memories in which bits are to flip
+#: What traffic meets after a flip, in turn.
+PRESSURES = (
+    Pressure.everywhere(0.1),
+    Pressure(drs=0.6, ndr=0.6),
+    Pressure(aw=0.5, w=0.5, r=0.4),
+    Pressure(command=0.5, completion=0.5, ar=0.5),
+)
 
 
 def _element_bits(n: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -42,15 +54,20 @@ def _element_bits(n: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Seen:
-    """What a host sees of a program: lines whose content is neither theirs nor said to be lost."""
+    """What a host sees: lines whose content is neither theirs nor said to be lost (`wrong`), lines
+    shown to strangers (`foreign`), and digests of every answer and of when it came."""
 
     wrong: list[str] = field(default_factory=list)
     poisoned: int = 0
     refused: int = 0
+    foreign: int = 0
+    answers: str = ""
+    cycles: str = ""
 
 
 class Host:
-    """The tenants and their lines; LD-ID `owners[s]` holds session s."""
+    """The tenants and their lines; LD-ID `owners[s]` holds session s. `seen` is what they have seen
+    since the last `begin`, also where a device broke off."""
 
     def __init__(self, seed: int, config: Config = CONFIG):
         self.rng = np.random.default_rng(seed)
@@ -65,6 +82,19 @@ class Host:
             for kv in range(2)
             for line in range(c.half_lines)
         ]
+        self.seen = Seen()
+        self._answers, self._cycles = hashlib.sha256(), hashlib.sha256()
+
+    def device(self, seed: int, **options) -> Driver:
+        """What it is the host of."""
+        return FlipDriver(self.config, seed=seed, **options)
+
+    def begin(self, driver: Driver, choice: int) -> None:
+        """A future of that number, of which nothing has been seen."""
+        self.seen = Seen()
+        self._answers, self._cycles = hashlib.sha256(), hashlib.sha256()
+        self.rng = np.random.default_rng(choice)
+        driver.configure(pressure=PRESSURES[choice % len(PRESSURES)])
 
     def open(self, driver: Driver, session: int) -> None:
         formats = _FORMATS[session]
@@ -83,13 +113,56 @@ class Host:
     def reopen(self, driver: Driver, session: int) -> None:
         """Closes a session and opens it for a stranger, who finds nothing."""
         driver.close_session(session)
-        self.owners[session] = 1 + (self.owners[session] + self.config.sessions - 1) % 15
+        self.pass_on(session)
         self.lines = {
             address: data
             for address, data in self.lines.items()
             if driver.addresses.decode(address)[1].session != session
         }
         self.open(driver, session)
+
+    def pass_on(self, session: int) -> None:
+        """It is another's from now on."""
+        self.owners[session] = 1 + (self.owners[session] + self.config.sessions - 1) % 15
+
+    def play(self, driver: Driver, count: int, turn: Callable[[], object] | None = None) -> None:
+        """So many requests; `turn` is called every `TURN` cycles meanwhile."""
+        self._follow(driver, self.traffic(driver, count), turn)
+
+    def everything(self, driver: Driver) -> None:
+        """Every line is read by its owner."""
+        places = np.array([driver.address(*place) for place in self.places], np.uint64)
+        owners = np.array([self.owners[place[0]] for place in self.places])
+        self._follow(driver, Program.reads(places, ld_id=owners))
+        if not driver.irq:
+            self.last(driver)
+
+    def strangers(self, driver: Driver) -> None:
+        """LD-IDs that own nothing there read, and are to be shown nothing."""
+        chosen = [self.places[i] for i in self.rng.integers(0, len(self.places), 40)]
+        places = np.array([driver.address(*place) for place in chosen], np.uint64)
+        found = driver.run(
+            Program.reads(
+                places, ld_id=np.array([1 + self.owners[place[0]] % 15 for place in chosen])
+            )
+        )
+        self.seen.foreign += int(found.data[found.response == Response.DATA].any(axis=1).sum())
+
+    def _follow(self, driver, program, turn=None):
+        """Runs a program and looks at its answers, also where the device breaks off."""
+        options = {"max_cycles": _CYCLES}
+        if turn:
+            options |= {"progress": lambda *_: turn(), "every": TURN}
+        try:
+            driver.run(program, **options)
+        finally:
+            response, order, data, cycles = driver.answered()
+            self._see(program, response, order, data)
+            self._answers.update(response.tobytes())
+            self._answers.update(data[response == Response.DATA].tobytes())
+            self._cycles.update(cycles.tobytes())
+            self.seen.answers = self._answers.hexdigest()
+            self.seen.cycles = self._cycles.hexdigest()
 
     def traffic(self, driver: Driver, count: int) -> Program:
         """Reads and writes of all tenants; most go to a few pages, and these change."""
@@ -128,28 +201,11 @@ class Host:
         """(pool, frames) where fewer are used than there are."""
         return []
 
-    def last(self, driver: Driver) -> Seen:
-        """What else a host sees when every line has been read."""
-        return Seen()
+    def last(self, driver: Driver) -> None:
+        """What else a host looks at when every line has been read."""
 
-    def everything(self, driver: Driver) -> Program:
-        """A read of every line by its owner."""
-        return Program.reads(
-            np.array([driver.address(*place) for place in self.places], np.uint64),
-            ld_id=np.array([self.owners[place[0]] for place in self.places]),
-        )
-
-    def strangers(self, driver: Driver, count: int) -> Program:
-        """Reads by LD-IDs that own nothing there."""
-        chosen = [self.places[i] for i in self.rng.integers(0, len(self.places), count)]
-        return Program.reads(
-            np.array([driver.address(*place) for place in chosen], np.uint64),
-            ld_id=np.array([1 + self.owners[place[0]] % 15 for place in chosen]),
-        )
-
-    def see(self, program: Program, responses, accept_order, data) -> Seen:
+    def _see(self, program: Program, responses, accept_order, data) -> None:
         """Follows what the device accepted of a program, in that order."""
-        seen = Seen()
         zeros = bytes(64)
         for i in np.argsort(accept_order, kind="stable")[(accept_order < 0).sum() :]:
             address, opcode = int(program.address[i]), int(program.opcode[i])
@@ -164,10 +220,10 @@ class Host:
                     for b, (new, old) in enumerate(zip(written, before, strict=True))
                 )
             elif opcode == READ:
-                self._read(seen, address, responses[i], data[i].tobytes())
-        return seen
+                self._read(address, responses[i], data[i].tobytes())
 
-    def _read(self, seen: Seen, address: int, response: int, data: bytes) -> None:
+    def _read(self, address: int, response: int, data: bytes) -> None:
+        seen = self.seen
         if response == Response.POISON:
             seen.poisoned += 1
         elif response == Response.NXM:
@@ -180,13 +236,12 @@ class Host:
             )
 
 
-def ready_device(seed: int, host: Host | None = None) -> tuple[FlipDriver, Host]:
+def ready_device(seed: int, host: Host | None = None) -> tuple[Driver, Host]:
     """A device with every session open, in traffic for some thousand cycles; that of `host`'s
     configuration, by default CONFIG."""
     host = host or Host(seed)
-    driver = FlipDriver(
-        host.config,
-        seed=seed,
+    driver = host.device(
+        seed,
         memory=MemoryTiming(latency=20, jitter=8, shuffle=True),
         flash=FlashTiming(latency=120, write_latency=120, jitter=40),
         pressure=Pressure.everywhere(0.1),
@@ -215,10 +270,9 @@ def ready_device(seed: int, host: Host | None = None) -> tuple[FlipDriver, Host]
     for session in range(host.config.sessions):
         host.open(driver, session)
     for _ in range(3):
-        program = host.traffic(driver, 500)
-        driver.run(program)
-        seen = host.see(program, *driver.answered()[:3])
-        assert not seen.wrong and not seen.poisoned and not seen.refused, (
-            f"seed {seed}, before any flip: {seen}"
-        )
+        host.play(driver, 500)
+    seen = host.seen
+    assert not (seen.wrong or seen.poisoned or seen.refused or seen.foreign), (
+        f"seed {seed}, before any flip: {seen}"
+    )
     return driver, host
