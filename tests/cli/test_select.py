@@ -63,6 +63,7 @@ def test_the_rtl_chooses_so_in_as_many_cycles():
     done = kelp(
         *("select", trace, "--model", MODEL, "--tokens", "533", "--warm", "1", "--rtl"),
         *("--json", "-"),
+        timeout=1500,  # it may build the model
     )
     found = json.loads(done.stdout)
     [row] = found["rows"]
