@@ -148,6 +148,10 @@ class Arbiter(wiring.Component):
     good : in
         The request goes to memory, as far as its own fields tell; only then it looks at a page
         word.
+    refuses : in
+        With `config.protect`: M3 refuses what enters from now on, for good, so that a cold request
+        needs no credit of a miss. What is behind it, a register access, does not wait for a miss
+        buffer whose memory has failed.
     o : out, Admission
         What enters.
     """
@@ -169,6 +173,7 @@ class Arbiter(wiring.Component):
                 "hot": In(1),
                 "good": In(1),
                 "hold": In(1),
+                **({"refuses": In(1)} if config.protect else {}),
                 "credits": In(credits_layout(), init={"event": 1}),
                 "credits_ahead": In(credits_layout()),
                 "o": Out(Admission(config)),
@@ -271,7 +276,15 @@ class Arbiter(wiring.Component):
         urgent = Signal()
         m.d.comb += urgent.eq(any_able & (claim == self.PATIENCE))
         all_credits = Signal()
-        m.d.comb += all_credits.eq(credits.as_value().all())
+        needed = credits
+        if self.config.protect:
+            needed = Signal.like(credits)
+            m.d.comb += [
+                needed.eq(credits),
+                needed.miss.eq(credits.miss | self.refuses),
+                needed.miss_id.eq(credits.miss_id | self.refuses),
+            ]
+        m.d.comb += all_credits.eq(needed.as_value().all())
 
         # A hot request yields only to an urgent op that needs the frame stage, a cold one to any
         # urgent op. Critical path: `hot`, so everything else is worked out for both its values.

@@ -239,6 +239,7 @@ class Tracker(wiring.Component):
             # poison is an event, which takes a result
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),
             arbiter.hold.eq(hold),
+            *([arbiter.refuses.eq(self.fatal)] if self.config.protect else []),
             *(
                 arbiter.credits_ahead[name].eq(self.credits[name])
                 for name in self.credits.shape().members

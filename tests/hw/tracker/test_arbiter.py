@@ -120,3 +120,35 @@ def test_looks_take_turns_with_gathered_requests_of_their_own_session(quiet):
     assert abs(looked(1, True, quiet=quiet) - 88) <= 4
     assert abs(looked(1, False, quiet=quiet) - 16) <= 1
     assert abs(looked(0, True, quiet=quiet) - 16) <= 1
+
+
+def test_what_is_refused_needs_no_credit_of_a_miss():
+    """After a fatal error a cold request passes a miss buffer that takes no more; a prefetch does
+    not, nor does a request without the other credits."""
+    dut, found = Arbiter(config=UNIT), []
+
+    async def bench(ctx):
+        async def passes(refuses, **lacking):
+            for credits in (dut.credits, dut.credits_ahead):
+                ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
+                for name in lacking:
+                    ctx.set(getattr(credits, name), 0)
+            ctx.set(dut.refuses, refuses)
+            await ctx.tick()
+            found.append((ctx.get(dut.i_request.ready), ctx.get(dut.ops.prefetch.ready)))
+
+        ctx.set(dut.ops.prefetch.valid, 1)
+        ctx.set(dut.ops.prefetch.p.kind, Op.PREFETCH)
+        for request in (1, 0):
+            ctx.set(dut.i_request.valid, request)
+            await passes(0, miss=0)
+            await passes(0, miss_id=0)
+            await passes(1, miss=0, miss_id=0)
+            await passes(1, data=0)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert [request for request, _ in found] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert not any(prefetch for _, prefetch in (*found[:3], *found[4:7]))
