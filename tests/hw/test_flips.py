@@ -16,7 +16,6 @@ from kelp_verif.endpoint.inventory import inventory
 
 #: What may come of a flip anywhere, and of one flip where there are check bits.
 LOUD = {
-    Outcome.MUTE,
     Outcome.FATAL,
     Outcome.POISON,
     Outcome.EVENT,

@@ -19,7 +19,7 @@ from kelp_verif.endpoint.flip_traffic import ready_device
 from kelp_verif.endpoint.inventory import inventory
 
 UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
-BAD = {Outcome.SILENT, Outcome.BROKEN, Outcome.HANG}
+BAD = {Outcome.SILENT, Outcome.BROKEN, Outcome.HANG, Outcome.MUTE}
 
 
 @functools.cache

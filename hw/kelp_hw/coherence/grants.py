@@ -33,7 +33,7 @@ class Grants(wiring.Component):
     cycle (`INTERVAL`). Errors: an entry beyond repair is fatal, for nobody else knows whose answer
     it is, and the answer is dropped. A tag that is no number of a read is an assertion; after a
     fatal error of the inner device it may come, and its answer is dropped, so that no number is
-    ever free twice.
+    ever free twice. So is an answer for another LD-ID than the one that asked under its number.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Grants(wiring.Component):
         held, valid = Signal(MESSAGES["S2MDRS"]), Signal()
         drs_left, ndr_left, leaves = Signal(), Signal(), Signal()
         number, known = held.tag[: sizes.pending_bits], Signal(sizes.pending)
-        asked, lost = Signal(), Signal()
+        asked, own, lost = Signal(), Signal(), Signal()
         is_asked = known.bit_select(number, 1) & ~Cat(held.tag[sizes.pending_bits :]).any()
         grant, broken = rows.read_data, rows.fault.uncorrected & asked
         drs, ndr = self.o_drs, self.o_ndr
@@ -118,7 +118,8 @@ class Grants(wiring.Component):
             rows.read_en.eq(self.i_drs.ready),
             rows.read_address.eq(self.i_drs.p.tag[: sizes.pending_bits]),
             asked.eq(is_asked),
-            lost.eq(broken | ~asked),
+            own.eq(broken | (held.ld_id == grant.ld_id)),
+            lost.eq(broken | ~asked | ~own),
             drs.valid.eq(valid & grant.data & ~drs_left & ~lost),
             drs.p.eq(held),
             drs.p.tag.eq(grant.tag),
@@ -139,7 +140,7 @@ class Grants(wiring.Component):
                     )
                 )
             ),
-            ids.i.valid.eq(leaves & asked),
+            ids.i.valid.eq(leaves & asked & own),
             ids.i.p.eq(number),
         ]
         with m.If(self.i_drs.ready):
@@ -161,7 +162,7 @@ class Grants(wiring.Component):
             with m.If(begins):
                 m.d.sync += [place.eq(self.i.p.place), counts.eq(self.i.p.counts)]
                 m.d.sync += known[n].eq(1)
-            with m.Elif(leaves & asked & (number == n)):
+            with m.Elif(leaves & asked & own & (number == n)):
                 m.d.sync += [counts.eq(0), known[n].eq(0)]
             m.d.comb += under_way[n].eq(counts & (place == self.i_look))
         m.d.comb += [

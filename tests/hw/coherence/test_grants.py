@@ -60,6 +60,7 @@ def test_answers_in_any_order_find_their_request():
                 number = rng.choice(sorted(waiting))
                 ctx.set(dut.i_drs.valid, 1)
                 ctx.set(dut.i_drs.p.tag, number)
+                ctx.set(dut.i_drs.p.ld_id, waiting[number]["ld_id"])
                 ctx.set(dut.i_drs.p.data, waiting[number]["tag"] << 100)
                 ctx.set(dut.i_drs.p.dev_load, waiting[number]["tag"] & 3)
                 ctx.set(dut.i_drs.p.opcode, waiting[number]["tag"] % 5 == 0)
@@ -136,3 +137,27 @@ def test_an_answer_to_no_read_is_dropped_and_frees_nothing():
         assert len(numbers) == SIZES_.pending - Grants.RESERVE + 1 == len(set(numbers))
 
     simulate(opened(dut)[0], bench)
+
+
+def test_an_answer_for_another_ld_id_is_dropped_and_frees_nothing():
+    """After a fatal error an answer may come twice, and its number be another read's by then."""
+    dut, seen = new_grants(), []
+
+    async def bench(ctx):
+        ctx.set(dut.o_drs.ready, 1)
+        ctx.set(dut.i.valid, 1)
+        ctx.set(dut.i.p.grants, {"tag": 40, "ld_id": 5, "data": 1})
+        number = ctx.get(dut.o_number)
+        await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        for ld_id in (0, 7, 5):
+            ctx.set(dut.i_drs.p, {"tag": number, "ld_id": ld_id, "data": ld_id})
+            ctx.set(dut.i_drs.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i_drs.valid, 0)
+            seen.append((ctx.get(dut.o_drs.valid), ctx.get(dut.o_drs.p.data)))
+            await ctx.tick()
+            seen.append(ctx.get(dut.idle))
+
+    simulate(opened(dut)[0], bench)
+    assert seen == [(0, 0), 0, (0, 7), 0, (1, 5), 1]

@@ -452,6 +452,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             data[0] = data_answers[drs_now].value;
             for (unsigned n = 1; n < 16; n++) data[n] = word(data[0], n);
             put(top->inner_drs___05Fpayload, ports::inner_drs::tag, data_answers[drs_now].tag);
+            put(top->inner_drs___05Fpayload, ports::inner_drs::ld_id, data_answers[drs_now].line & 15);
             put_words(top->inner_drs___05Fpayload, ports::inner_drs::data, data);
         }
         top->inner_drs___05Fvalid = drs_now >= 0;

@@ -164,7 +164,7 @@ class Report:
 #: By name: of `unit` with eight codec lanes, of `unit_select`, of `unit_coherent` with eight.
 HOSTS = {"plain": Host, "select": SelectHost, "caching": CachingHost}
 #: What must never come of a flip.
-_BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG)
+_BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG, Outcome.MUTE)
 
 
 class _Life:
