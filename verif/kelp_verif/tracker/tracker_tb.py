@@ -98,6 +98,7 @@ class TB:
         self.coming = None
         self.has = self.had = dict.fromkeys(_CREDITS, 1)  # credits of this cycle, of the one before
         self.fatals, self.fatal, self.was_fatal = 0.0, 0, 0  # how often; in this cycle, before it
+        self.stays = 0  # cycles in which it stays fatal, and nothing new is asked for
         self.pauses, self.pausing = 0.0, 0  # how often one begins; for how many cycles it has stood
         self.seen_paused, self.unpausing = 0, False
         # (cycle of the handshake, request or None, op or None, credits that they had)
@@ -242,7 +243,7 @@ class TB:
                     valid.value = 1
                 elif valid.value:
                     valid.value = 0
-        if self.coming is None and (op := self.want_request()) is not None:
+        if self.coming is None and not self.stays and (op := self.want_request()) is not None:
             self.coming = op
             self._show_ahead(op)
         behind = 0
@@ -260,7 +261,9 @@ class TB:
         dut.ops__behind.value = behind
         self.had, self.has = self.has, {name: self.credit(name) for name in _CREDITS}
         dut.credits.value = sum(self.has[name] << n for n, name in enumerate(_CREDITS))
-        self.was_fatal, self.fatal = self.fatal, int(self.noise.random() < self.fatals)
+        pulse = self.noise.random() < self.fatals
+        self.was_fatal, self.fatal = self.fatal, int(pulse or self.stays > 0)
+        self.stays = max(0, self.stays - 1)
         dut.fatal.value = self.fatal
         self._pause()
         self._offer_id()
@@ -338,7 +341,12 @@ class TB:
             lacks = [need for need in ("event", *NEEDS.get(op.kind, ())) if not self.had[need]]
             assert not lacks, f"{op} enters without a credit: {lacks}"
         if request or op:
-            self.entered.append((now, request, op, self.had))
+            had = self.had
+            if request and self.fatal:
+                # It is refused, so it needs no miss; a device stays so for good, here it does until
+                # whoever entered meanwhile has been decided.
+                self.stays, had = Tracker.LATENCY + 1, had | {"miss": 1}
+            self.entered.append((now, request, op, had))
         self._check_m3(now)
         self._check_results(now)
 
