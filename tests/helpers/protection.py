@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What docs/protection.md says of memories: the rows of its tables."""
+"""What docs/protection.md says of memories: the rows of its tables, and whether a campaign of flips
+found it so."""
 
 import fnmatch
 import functools
@@ -8,7 +9,12 @@ import re
 
 from paths import DOCS
 
-__all__ = ["matches", "memory_rows"]
+from kelp_verif.endpoint.flip_campaign import BAD, Outcome, table
+
+__all__ = ["judge", "matches", "memory_rows"]
+
+#: What may come of one flip where there are check bits.
+UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
 
 
 @functools.cache
@@ -28,3 +34,16 @@ def memory_rows(section):
 def matches(name, rows):
     """Those of `rows` that name a memory."""
     return [row for row in rows if any(fnmatch.fnmatchcase(name, pattern) for pattern in row[0])]
+
+
+def judge(result, checked):
+    """Fails where a flip of a campaign's `result` came to what must never be, or one alone was seen
+    in a memory that is `checked`, by its name."""
+    wrong = [
+        f"{name}: {bits} flipped, {outcome}"
+        for name, kinds in result["memories"].items()
+        for bits in ("1", "2")
+        for outcome in kinds.get(bits, {})
+        if outcome in BAD or (bits == "1" and checked(name) and outcome not in UNSEEN)
+    ]
+    assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])

@@ -39,7 +39,7 @@ from .flip_select import SelectHost
 from .flip_traffic import PRESSURES, TURN, Host, ready_device
 from .inventory import Cells, inventory
 
-__all__ = ["HOSTS", "Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
+__all__ = ["BAD", "HOSTS", "Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
 
 #: Events that tell the host that data are lost or in doubt.
 _LOUD = tuple(
@@ -164,7 +164,7 @@ class Report:
 #: By name: of `unit` with eight codec lanes, of `unit_select`, of `unit_coherent` with eight.
 HOSTS = {"plain": Host, "select": SelectHost, "caching": CachingHost}
 #: What must never come of a flip.
-_BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG, Outcome.MUTE)
+BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG, Outcome.MUTE)
 
 
 class _Life:
@@ -349,7 +349,7 @@ def campaign(
         for flip in flips[state::states]:
             outcome, seen = bench.trial(flip)
             found[flip.memory].setdefault(str(len(flip.bits)), Counter())[outcome] += 1
-            if outcome in _BAD:
+            if outcome in BAD:
                 bad.append({"state": state} | seen)
             done += 1
             if done % 20 == 0:
