@@ -22,18 +22,30 @@ from .output import UserError, console, show
 
 __all__ = ["PARTS", "register", "runs_markdown"]
 
-#: Part, which is a target of the Makefile too → (its variables, what it checks). A target that the
-#: Makefile does not have yet is recorded as *not there*.
-PARTS: dict[str, tuple[tuple[str, ...], str]] = {
-    "test": ((), "every test but the slow ones, quick proofs among them"),
-    "slow": ((), "tests that take more than a minute: whole recordings, boards, netlists"),
-    "lint-configs": ((), "the Verilog of every named configuration under Verilator's -Wall"),
-    "prove": ((), "every proof, its covers and every bug planted for it"),
-    "soak": (("ROUNDS=1",), "every bench with a fresh seed"),
-    "bench": ((), "every figure of the specification against its bar"),
-    "coverage": ((), "cover points, lines and control signals that benches reach"),
-    "mutate": ((), "mutants of each block that its bench kills"),
-    "lockstep-full": ((), "a whole recording in lock-step, RTL against golden model"),
+#: `make slow` by rooms, each of them hours; together they are all of tests/.
+_ENDPOINT = "tests/hw/test_*.py"
+_SLOW = {
+    "slow-blocks": (f"tests/hw --ignore-glob='{_ENDPOINT}'", "blocks: every format, planted bugs"),
+    "slow-endpoint": (_ENDPOINT, "the endpoint: storms, flips, faults, every format"),
+    "slow-verif": ("tests/verif", "hosts that cache, simulated boards, netlists"),
+    "slow-rest": ("tests --ignore=tests/hw --ignore=tests/verif", "recordings, library, boards"),
+}
+
+#: Part → (a target of the Makefile, its variables, what it checks). A target that the Makefile does
+#: not have yet is recorded as *not there*.
+PARTS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "test": ("test", (), "every test but the slow ones, quick proofs among them"),
+    **{
+        part: ("slow", (f"ARGS={where}",), f"tests that take more than a minute of {what}")
+        for part, (where, what) in _SLOW.items()
+    },
+    "lint-configs": ("lint-configs", (), "the Verilog of every named configuration under -Wall"),
+    "prove": ("prove", (), "every proof, its covers and every bug planted for it"),
+    "soak": ("soak", ("ROUNDS=1",), "every bench with a fresh seed"),
+    "bench": ("bench", (), "every figure of the specification against its bar"),
+    "coverage": ("coverage", (), "cover points, lines and control signals that benches reach"),
+    "mutate": ("mutate", (), "mutants of each block that its bench kills"),
+    "lockstep-full": ("lockstep-full", (), "a whole recording in lock-step, RTL against golden"),
 }
 _PASSED, _FAILED, _NOT_THERE = "passed", "failed", "not there"
 _NO_RULE = 2  #: what `make -n` exits with where there is no rule for a target
@@ -47,11 +59,18 @@ def runs_markdown(runs: Iterable[dict]) -> str:
         "| part | checks | last run | result | CPU minutes |",
         "|---|---|---|---|---|",
     ]
-    for part, (_, what) in PARTS.items():
+    for part, (target, variables, what) in PARTS.items():
         run = of.get(part)
         cells = (run["date"], _told(run), f"{run['cpu_s'] / 60:.0f}") if run else ("never", "", "")
-        lines.append(f"| `make {part}` | {what} | {' | '.join(cells)} |")
+        lines.append(f"| `{_line(target, variables)}` | {what} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _line(target: str, variables: Iterable[str]) -> str:
+    """What to type to run a part alone."""
+    return f"make {target}" + "".join(
+        f' {name}="{value}"' for name, value in (given.split("=", 1) for given in variables)
+    )
 
 
 def _told(run: dict) -> str:
@@ -77,7 +96,7 @@ def register(app: typer.Typer) -> None:
             raise UserError("kelp nightly runs targets of the Makefile: call it in a checkout")
         done = []
         for part in parts or PARTS:
-            console.print(f"[bold]{part}[/]: make {' '.join((part, *PARTS[part][0]))}")
+            console.print(f"[bold]{part}[/]: {_line(*PARTS[part][:2])}")
             done.append(_run(part))
             console.print(f"  {_told(done[-1])}")
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +119,12 @@ def _recorded(output: Path) -> list[dict]:
 
 def _run(part: str) -> dict:
     """How `make part` ends; what it says goes to a log below build/nightly/."""
-    command = ["make", "--no-print-directory", part, *PARTS[part][0]]
+    target, variables, _ = PARTS[part]
+    command = ["make", "--no-print-directory", target, *variables]
     state = {"date": date.today().isoformat(), "commit": commit()}
-    record = {"part": part, "command": " ".join(command), **state}
+    record = {"part": part, "command": _line(target, variables), **state}
     asked = subprocess.run(["make", "-n", *command[1:]], capture_output=True, text=True)
-    if asked.returncode == _NO_RULE and f"'{part}'" in asked.stderr:
+    if asked.returncode == _NO_RULE and f"'{target}'" in asked.stderr:
         return record | {"result": _NOT_THERE, "said": "", "cpu_s": 0, "wall_s": 0}
     log = build_root() / "nightly" / f"{part}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -26,20 +26,21 @@ def test_goes_on_after_a_failure_and_records_each_part(tmp_path, monkeypatch):
     there = {"KELP_BUILD": str(tmp_path / "build")}
     done = kelp("nightly", "bench", **there)
     assert done.returncode == 0, done.stderr
-    done = kelp("nightly", "slow", "prove", "mutate", **there)
+    done = kelp("nightly", "slow-verif", "prove", "mutate", **there)
     assert done.returncode == 1, done.stdout + done.stderr
     runs = {run["part"]: run for run in json.loads(listed.read_text())}
     assert {part: run["result"] for part, run in runs.items()} == {
-        "slow": "failed",
+        "slow-verif": "failed",
         "prove": "passed",
         "bench": "passed",
         "mutate": "not there",
     }
-    assert runs["slow"]["said"] == "1 failed, 2 passed in 3.0s"
+    assert runs["slow-verif"]["said"] == "1 failed, 2 passed in 3.0s"
     assert runs["bench"]["said"] == "3 rows measured"
-    assert (tmp_path / "build" / "nightly" / "slow.log").read_text().startswith("a\n")
+    assert (tmp_path / "build" / "nightly" / "slow-verif.log").read_text().startswith("a\n")
     table = runs_markdown(runs.values())
-    assert all(f"| `make {part}` |" in table for part in PARTS)
+    assert '| `make slow ARGS="tests/verif"` |' in table
+    assert table.count("| `make ") == len(PARTS)
     assert table.count("never") == len(PARTS) - len(runs)
 
 
@@ -47,4 +48,4 @@ def test_complains_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "in a checkout" in kelp("nightly").stderr
     done = kelp("nightly", "sleep")
-    assert done.returncode == 1 and "'sleep' is no part; legal: test, slow" in done.stderr
+    assert done.returncode == 1 and "'sleep' is no part; legal: test, slow-blocks" in done.stderr
