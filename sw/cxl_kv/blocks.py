@@ -278,17 +278,22 @@ class BlockStore:
             self._pins.pop(key, None)
             return True
 
+    def delete_unpinned(self, key: Hashable) -> int | None:
+        """Forget a block that nobody has pinned; its bytes, None where it stays or was not there.
+        No pin comes between the look and the end."""
+        with self._lock:
+            if key not in self._index or key in self._pins:
+                return None
+            size = self._index[key][1]
+            self.delete(key)
+            return size
+
     def pin(self, key: Hashable) -> bool:
         """Keep a block until as many `unpin`s; whether it was there."""
         with self._lock:
             if key in self._index:
                 self._pins[key] = self._pins.get(key, 0) + 1
             return key in self._index
-
-    def pinned(self, key: Hashable) -> bool:
-        """Whether a block is pinned."""
-        with self._lock:
-            return key in self._pins
 
     def unpin(self, key: Hashable) -> bool:
         """Take back one `pin`; whether there was one."""

@@ -3,6 +3,8 @@
 """Opaque blocks: bytes in, the same bytes out, under pressure, pins and poison, on every kind of
 device."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,39 @@ def test_the_least_recently_used_gives_way_and_pinned_ones_stay(device):
         assert store.put(4, block(4, 512)) and store.keys() == [1, 0, 4]
         assert store.delete(1) and not store.delete(1) and store.put(5, block(5, 512))
         assert (store.get(0) == block(0, 512)).all() and (store.get(5) == block(5, 512)).all()
+
+
+def test_delete_unpinned_spares_what_is_in_use(device):
+    with BlockStore(device, 512, blocks=3) as store:
+        store.put(0, block(0, 300))
+        assert store.pin(0) and store.delete_unpinned(0) is None and 0 in store
+        store.unpin(0)
+        assert store.delete_unpinned(0) == 300 and 0 not in store
+        assert store.delete_unpinned(0) is None
+
+
+def test_no_pin_is_lost_to_delete_unpinned():
+    """Whoever got a pin finds the block until it is given back, whatever others delete."""
+    with cxl_kv.open("golden:unit") as device, BlockStore(device, 512, blocks=3) as store:
+        store.put(0, block(0, 512))
+        over = threading.Event()
+
+        def delete():
+            while not over.is_set():
+                store.delete_unpinned(0)
+
+        other = threading.Thread(target=delete)
+        other.start()
+        try:
+            for _ in range(2000):
+                if store.pin(0):
+                    assert 0 in store
+                    store.unpin(0)
+                else:
+                    store.put(0, block(0, 512))
+        finally:
+            over.set()
+            other.join()
 
 
 def test_a_poisoned_block_is_dropped_and_named():

@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -207,6 +208,22 @@ def test_locked_objects_outlive_pressure():
         ) == [False]
     finally:
         adapter.close()
+
+
+def test_what_is_deleted_as_soon_as_it_is_there_is_not_counted(adapter, monkeypatch):
+    """LMCache hears of an object's end after it heard of the object, whoever deletes it."""
+    told, others = adapter._notify_keys_stored, []
+
+    def slow(keys, sizes):
+        others.append(threading.Thread(target=adapter.delete, args=(keys,)))
+        others[0].start()
+        others[0].join(0.3)  # it waits, or has told of the end already
+        told(keys, sizes)
+
+    monkeypatch.setattr(adapter, "_notify_keys_stored", slow)
+    assert store(adapter, [key_of(1)], [object_of(1)]).is_successful()
+    others[0].join()
+    assert len(adapter.store) == 0 and adapter.get_usage().usage_fraction == 0
 
 
 def test_what_gives_way_within_one_task_is_not_counted():

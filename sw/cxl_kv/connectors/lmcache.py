@@ -88,6 +88,9 @@ class CxlL2Adapter(L2AdapterInterface):
             create_event_notifier() for _ in range(3)
         )
         self._lock = threading.Lock()
+        # Else an object that is deleted as soon as it is there is told of as stored afterwards. A
+        # listener may delete, so it may be taken again.
+        self._telling = threading.RLock()
         self._next_task = 0
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._found: dict[L2TaskId, Bitmap] = {}
@@ -160,9 +163,10 @@ class CxlL2Adapter(L2AdapterInterface):
             if isinstance(result, Exception):
                 _LOG.warning("an object was not stored: %s", result)
         # What gave way to a later one of this very task was never there.
-        done = [key for key in fresh if key in self.store]
-        if done:
-            self._notify_keys_stored(done, [len(fresh[key]) for key in done])
+        with self._telling:
+            done = [key for key in fresh if key in self.store]
+            if done:
+                self._notify_keys_stored(done, [len(fresh[key]) for key in done])
         size = sum(
             len(data)
             for data, result in zip(fresh.values(), results, strict=True)
@@ -232,14 +236,11 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Forget objects; those that are locked stay."""
-        sizes = {
-            key: self.store.size_of(key)
-            for key in keys
-            if key in self.store and not self.store.pinned(key)
-        }
-        gone = [key for key in sizes if self.store.delete(key)]
-        if gone:
-            self._notify_keys_deleted(gone, [sizes[key] for key in gone])
+        with self._telling:
+            sizes = {key: self.store.delete_unpinned(key) for key in keys}
+            gone = [key for key, size in sizes.items() if size is not None]
+            if gone:
+                self._notify_keys_deleted(gone, [sizes[key] for key in gone])
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
@@ -368,10 +369,13 @@ class CxlStoragePlugin(StoragePluginInterface):
         return self.store.unpin(key)
 
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
-        if not force and self.store.pinned(key):
-            return False
-        self._forget(key)
-        return self.store.delete(key)
+        if force:
+            gone = self.store.delete(key)
+        else:
+            gone = self.store.delete_unpinned(key) is not None
+        if gone:
+            self._forget(key)
+        return gone
 
     def get_allocator_backend(self):
         return self.local_cpu_backend
