@@ -87,6 +87,7 @@ class Room:
         self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
         self.rng, self.errs = random.Random(seed), errs
         self.ops, self.events, self.fetched = [], [], []
+        self.losers = []  # whose each summary is that memory lost
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
         self.written = None  # (squeue, page) whose key is written in every cycle that may have it
@@ -156,6 +157,8 @@ class Room:
         for source in dut.o_event:
             if ctx.get(source.valid):
                 self.events.append((Event(ctx.get(source.p.code)), ctx.get(source.p.argument)))
+                if self.events[-1][0] == Event.SUMMARY_LOST:
+                    self.losers.append(ctx.get(source.p.ld_id))
         self.summaries.cycle(ctx)
         await ctx.tick()
 

@@ -7,11 +7,14 @@ import random
 import re
 
 import pytest
+import simulation
 from paths import DOCS
 from timing import changes
 
 from kelp_golden.cxlio.mailbox import Event, Mailbox
 from kelp_hw.cxlio.command_engine import CommandEngine
+from kelp_hw.firmware.commands import image
+from kelp_hw.lib.constant_memory import ConstantMemory
 from kelp_spec.cxlio.commands import CEL_UUID, COMMANDS, Opcode, ReturnCode, cel, knob_uuid
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
@@ -618,6 +621,36 @@ def test_cycles_are_those_of_the_page():
     page = (DOCS / "cxl.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([A-Z][A-Z_0-9]*)` \|.* (\d+) \|$", page, re.MULTILINE)
     assert {Opcode[name]: int(cycles) for name, cycles in rows} == play(named_cxlio("full"), script)
+
+
+def test_tables_are_at_fault_only_where_they_are_read(monkeypatch):
+    """A bit of each of their words is wrong: what comes from elsewhere tells nothing of it."""
+    dut, coded, tables = CommandEngine(config=SMALL), ConstantMemory._coded, image(SMALL).tables
+
+    def spoiled(self, value):
+        return coded(self, value) ^ (self.content == list(tables))
+
+    monkeypatch.setattr(ConstantMemory, "_coded", spoiled)
+
+    async def bench(ctx):
+        async def told(cycles):
+            count = 0
+            for _ in range(cycles):
+                await ctx.tick()
+                count += ctx.get(dut.fault.corrected)
+            return count
+
+        while not ctx.get(dut.state.ready):
+            await ctx.tick()
+        assert not await told(300)
+        ctx.set(dut.opcode, Opcode.SUPPORTED_LOGS)
+        ctx.set(dut.ring, 1)
+        await ctx.tick()
+        ctx.set(dut.ring, 0)
+        assert await told(1000) and not ctx.get(dut.busy)
+        assert not await told(300)
+
+    simulation.simulate(dut, bench)
 
 
 def test_latency_and_interval():

@@ -4,13 +4,14 @@
 spoils is counted, and afterwards everything goes on."""
 
 import pytest
+from amaranth.hdl import Shape
 from flit_link import Link
 from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
 from kelp_hw.flit.front import FLIT_COUNTS, FlitFront
 from kelp_hw.flit.layouts import FLIT, PORTS
-from kelp_spec.flit import NOTHING_TOLD, QUEUE, REFRESH, VERSION
+from kelp_spec.flit import COUNT_BITS, NOTHING_TOLD, QUEUE, REFRESH, VERSION
 from kelp_spec.messages import FIELDS
 
 LIMIT = 6000
@@ -128,6 +129,26 @@ def test_counts_stand_still_at_their_greatest_and_credits_that_cannot_be_are_ign
         assert (await send(empty(6) | {"middle": 3})).orphans == 1
         ctx.set(dut.m2s_req.valid, 1)
         assert not ctx.get(dut.m2s_rwd.ready)
+
+    simulate(dut, bench)
+
+
+def test_a_count_that_is_full_stands_still():
+    """Each flit says that as many messages were sent as there are credits, none of which came."""
+    dut = FlitFront(side="host", credits=64, protect=False)
+    most = Shape.cast(FLIT_COUNTS["lost"].shape).width
+
+    async def bench(ctx):
+        seen, count = [], 0
+        ctx.set(dut.i_flit.valid, 1)
+        for _ in range((1 << most) // 64 + 4):
+            count = (count + 64) % (1 << COUNT_BITS)
+            ctx.set(dut.i_flit.p, {name: empty(3, count).get(name, 0) for name, _ in FLIT})
+            await ctx.tick()
+            seen.append(ctx.get(dut.counts.lost))
+        full = (1 << most) - 1
+        first = seen.index(full)
+        assert seen[first - 1] == full + 1 - 64 and set(seen[first:]) == {full}
 
     simulate(dut, bench)
 

@@ -4,7 +4,7 @@
 region."""
 
 import pytest
-from select_room import CONFIG, Room, compare, device, pins, queries
+from select_room import CONFIG, OWNER, Room, compare, device, pins, queries
 from streams import Ends, pump
 
 from kelp_golden.select_region import SelectRegion
@@ -36,6 +36,16 @@ def test_hints_without_pause_keep_no_choice_waiting():
 
     room.run(host)
     assert times[2] < 2 * times[1], times
+
+
+def test_a_summary_that_memory_loses_is_told_to_its_owner():
+    room, region = Room(device(), errs=lambda writes, _: writes), SelectRegion(device())
+
+    async def host(room):
+        await room.select(region, {"sequence": 1}, queries())
+        assert room.losers and set(room.losers) == {OWNER}
+
+    room.run(host)
 
 
 def test_gather():

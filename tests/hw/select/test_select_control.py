@@ -351,6 +351,7 @@ def test_summaries_that_memory_loses(write):
         print(lines, [found == wanted for found, wanted in answers])
         assert answers[-1][0] == answers[-1][1]
         assert room.events == [(Event.SUMMARY_LOST, write)] * 2
+        assert room.losers == [OWNER] * 2
         assert lines[1] == 2 + write  # reads were lost by one SELECT, at both of its looks
 
     room.run(host)
