@@ -193,6 +193,24 @@ BUGS = {
         "rwd.valid & may",
         "rwd.valid & may & b.recalls.free",
     ),
+    "BIConflict goes on as a write": (
+        "rough",
+        CoherentFront,
+        "conflict.eq(rwd.p.opcode == M2SRwD.BI_CONFLICT)",
+        "conflict.eq(0)",
+    ),
+    "a grant under way does not count": (
+        "slow NDR",
+        CoherentFront,
+        "begun.counts.eq(tracked & result.op.holds)",
+        "begun.counts.eq(0)",
+    ),
+    "the device asks for another sector": (
+        "within",
+        CoherentFront,
+        "op.p.sector.eq(b.asks.o.p)",
+        "op.p.sector.eq(0)",
+    ),
     "BIConflict is dropped": ("rough", CoherentFront, "goes & conflict", "0"),
     "a grant without its completion": (
         "slow DRS",
