@@ -18,10 +18,12 @@ import numpy as np
 
 from kelp_golden import codec
 from kelp_rtl.control import Descriptor, QueueParameters
-from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_rtl.device import Driver, Failure, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_spec.address import AddressMap
+from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format, HostType
-from kelp_spec.metadata import Event, ScoreSource
+from kelp_spec.metadata import ColdOp, Event, PrefetchSource, ScoreSource
 from kelp_verif.harness.runner import leave_figures
 
 __all__ = ["FAILING", "WEATHERS", "CachingDriver", "main", "open_plain", "weather"]
@@ -41,7 +43,7 @@ class _Options(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
-            + "patience timeout notes errs"
+            + "patience timeout notes errs bad hints registers hint_base register_base"
         ).split()
     ]
 
@@ -54,7 +56,8 @@ class Figures(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in (
                 "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
-                + "granted poisoned rounded_writes left first last wrong nxm foreign answers times"
+                + "granted poisoned rounded_writes left first last wrong nxm foreign "
+                + "spoilt hints registers answers times"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -125,6 +128,8 @@ class CachingDriver(Driver):
             "partial": 80,
             "unused": 30,
             "patience": 60_000,
+            "hint_base": AddressMap(config).hint_base // 64,
+            "register_base": AddressMap(config).register_base // 64,
             **options,
         }
         unknown = chosen.keys() - {name for name, _ in _Options._fields_}
@@ -277,6 +282,8 @@ class CachingDriver(Driver):
 #: Everything in every cycle, and channels that stand still most of the time.
 SMOOTH = {}
 ROUGH = {"req": 60, "rwd": 60, "birsp": 60, "bisnp": 60}
+SILENT = {"silent": 6, "refuse": 6, "timeout": 2_000}
+POISON = {"bad": 30}
 #: Name → options of the host, back-pressure of the other channels.
 WEATHERS = {
     "smooth": (SMOOTH, Pressure()),
@@ -290,14 +297,46 @@ WEATHERS = {
     "uncached": ({"uncached": 200}, Pressure.everywhere(0.1)),
     # Most lines are owned for nothing, and pages leave that were never written.
     "unused": ({"unused": 240, "uncached": 10}, Pressure.everywhere(0.1)),
-    "silent": ({"silent": 6, "refuse": 6, "timeout": 2_000}, Pressure.everywhere(0.1)),
+    "silent": (SILENT, Pressure.everywhere(0.1)),
+    "poison": (POISON, Pressure.everywhere(0.1)),
+    # Tenants' hint lines and register writes, sound and unsound.
+    "hints": ({"hints": 60}, Pressure.everywhere(0.1)),
+    "registers": ({"registers": 60}, Pressure.everywhere(0.1)),
+    "foul": (
+        {**SILENT, **POISON, "hints": 60, "registers": 60, "late": 60},
+        Pressure.everywhere(0.2),
+    ),
 }
 _MEMORY = MemoryTiming(latency=30, jitter=20, shuffle=True)
 _TIER = FlashTiming(latency=400, write_latency=300, jitter=200)
 _ERRS = {"memory": replace(_MEMORY, read_error=0.02, write_error=0.02)}
 _FAILS = {"flash": replace(_TIER, failure_rate=0.3)}
+COLD_TIMEOUT = 3_000
+#: Every fifth command of the tier is answered after its time, or never.
+_MUTE = {
+    "flash": replace(
+        _TIER,
+        failure_rate=0.1,
+        failures=tuple(
+            Failure(
+                index=index,
+                op=op,
+                kind="late" if index % 2 else "never",
+                cycles=2 * COLD_TIMEOUT,
+            )
+            for op in (ColdOp.READ, ColdOp.WRITE)
+            for index in range(0, 400, 5)
+        ),
+    )
+}
 #: Name → what fails until the last look, before which every line is written anew.
-FAILING = {"memory": _ERRS, "tier": _FAILS, "memory and tier": _ERRS | _FAILS}
+FAILING = {
+    "memory": _ERRS,
+    "tier": _FAILS,
+    "memory and tier": _ERRS | _FAILS,
+    "late tier": _MUTE,
+    "memory and late tier": _ERRS | _MUTE,
+}
 
 
 def weather(
@@ -329,6 +368,11 @@ def weather(
     )
     # Pools that do not hold their pages, and more frames than sectors that may be held.
     d.write64("low_water", 1)
+    if options.get("hints"):  # what tenants pin leaves more frames than that, too
+        d.write64("reserve", sizes_of(config).sectors + 1)
+        d.write64("prefetch_enable", (1 << len(PrefetchSource) - 1) - 1)
+    if failing:
+        d.write64("cold_timeout", COLD_TIMEOUT)
     owners = list(range(1, 1 + config.sessions))
     for session in range(config.sessions):
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])

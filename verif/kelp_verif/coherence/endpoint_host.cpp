@@ -22,6 +22,7 @@ namespace kelp {
 namespace {
 
 enum Outcome : uint8_t { DONE = 0, HIT = 1 };
+constexpr uint32_t ASIDE = 0xe000;  // the first tag of what is not a line
 enum Phase : uint8_t { CLOSED, OPEN, CLOSING };
 
 struct Bytes {
@@ -30,11 +31,11 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base;
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, answers, times, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, answers, times, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -47,6 +48,7 @@ struct Line {
     Bytes copy[AGENTS], truth, raw_value, data;
     bool raw = false;       // the copies differ from `truth`, since the device rounded what was written
     bool lost = false;      // the host gave it up: it may be poison
+    bool spoilt = false;    // the host wrote poison: it is poison until it is written whole
     bool stored = false;    // written since its session was opened
     Out out = NONE;
     uint8_t asker = 0;
@@ -63,6 +65,7 @@ struct Message {
     uint32_t opcode, snp, field, value, tag, ld_id;
     uint64_t address, enable;
     Bytes data;
+    bool poison = false;
 };
 
 class CachingHost final : public OtherHost {
@@ -79,6 +82,8 @@ class CachingHost final : public OtherHost {
     std::deque<std::pair<uint64_t, Message>> late_rsps_;
     std::vector<uint32_t> snooped_;
     std::unordered_map<uint32_t, uint32_t> conflicts_;
+    std::unordered_map<uint32_t, uint64_t> aside_;  // hint lines and register writes under way: tag, since when
+    uint32_t next_aside_ = 0;
     uint64_t now_ = 0, next_ = 0;
     bool birsp_ = false;
     bool over_ = false;  // a fatal error has been told
@@ -116,7 +121,7 @@ class CachingHost final : public OtherHost {
             for (Line &l : lines_)
                 if (l.session == session) {
                     l.truth = Bytes{};
-                    l.stored = l.lost = l.raw = false;
+                    l.stored = l.lost = l.raw = l.spoilt = false;
                 }
             sessions_[session].ld_id = ld_id;
             rounded_.clear();
@@ -127,7 +132,7 @@ class CachingHost final : public OtherHost {
     bool streamed() const { return over_ || (next_ >= lines_.size() && waiting() == 0); }
     uint64_t waiting() const {
         if (over_) return 0;
-        uint64_t count = reqs_.size() + rwds_.size() + rsps_.size() + late_rsps_.size();
+        uint64_t count = reqs_.size() + rwds_.size() + rsps_.size() + late_rsps_.size() + aside_.size();
         for (const Line &l : lines_) count += l.out || l.snoop;
         return count;
     }
@@ -176,7 +181,7 @@ class CachingHost final : public OtherHost {
             const Message &m = rwds_.front();
             clear(port);
             put(port, p::opcode, m.opcode), put(port, p::meta_field, m.field), put(port, p::meta_value, m.value);
-            put(port, p::tag, m.tag), put(port, p::address, m.address), put(port, p::ld_id, m.ld_id), put(port, p::byte_enable, m.enable);
+            put(port, p::tag, m.tag), put(port, p::address, m.address), put(port, p::ld_id, m.ld_id), put(port, p::byte_enable, m.enable), put(port, p::poison, m.poison);
             uint32_t words[16];
             std::memcpy(words, m.data.b, 64);
             put_words(port, p::data, words);
@@ -209,6 +214,8 @@ class CachingHost final : public OtherHost {
                 fail("nothing moves: line %x of session %u, format %u, request %d, snoop %d, state %d; %zu Req, %zu RwD wait", n, l.session, l.format, l.out, l.snoop, l.state, reqs_.size(),
                      rwds_.size());
         }
+        for (const auto &[tag, since] : aside_)
+            if (!over_ && now_ - since > o.patience) fail("a hint line or register write is not answered, tag %x", tag);
         return moved;
     }
 
@@ -252,6 +259,7 @@ class CachingHost final : public OtherHost {
             }
             return true;
         }
+        if (aside_.erase(tag)) return true;
         if (tag >= lines_.size() || !lines_[tag].out || lines_[tag].has_cmp) return stray("a completion that nobody waits for, tag %x", tag);
         lines_[tag].has_cmp = true;
         lines_[tag].cmp = opcode;
@@ -335,7 +343,39 @@ class CachingHost final : public OtherHost {
     void write(uint32_t n, Out kind, uint32_t value, const Bytes &data, uint64_t enable) {
         begin(n, kind);
         const bool partial = enable != ~0ull || (stream != 6 && chance(40));
-        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, lines_[n].ld_id, lines_[n].address, enable, data});
+        Line &l = lines_[n];
+        const bool poison = value == INVALID && stream != 6 && o.bad && chance(o.bad);
+        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, l.ld_id, l.address, enable, data, poison});
+        f.spoilt += poison;
+        if (poison || enable == ~0ull) l.spoilt = poison;
+    }
+    // Tenants' hint lines and register writes, sound ones and nonsense; each must be answered Cmp, once, and change no data.
+    void aside(bool hint) {
+        const uint32_t session = random_.below(2);
+        const bool own = chance(160);
+        Message m{codes::MEM_WR, 0, META0, INVALID, ASIDE + next_aside_++ % 0x1000, own ? sessions_[session].ld_id : 1 + random_.below(15), 0, ~0ull, {}};
+        if (!m.ld_id || aside_.count(m.tag)) return;
+        for (uint8_t &byte : m.data.b) byte = static_cast<uint8_t>(random_.below(256));
+        if (hint) {
+            m.address = o.hint_base + random_.below(64);
+            if (chance(224)) {  // a line of the right form, of pages that are mostly there
+                const uint8_t head[12] = {static_cast<uint8_t>(1 | (1 + random_.below(4)) << 4), static_cast<uint8_t>(random_.below(2)), static_cast<uint8_t>(session),
+                                          static_cast<uint8_t>(random_.below(27)), static_cast<uint8_t>(random_.below(5)), 0};
+                std::memcpy(m.data.b, head, 12);
+                for (unsigned k = 12; k < 64; k += 2) m.data.b[k] = static_cast<uint8_t>(random_.below(16)), m.data.b[k + 1] = 0;
+            }
+        } else {  // one register, mostly of those that there are
+            m.address = o.register_base + random_.below(chance(200) ? 0x80 : 0x400);
+            m.opcode = codes::MEM_WR_PTL;
+            m.enable = 0xffull << 8 * random_.below(8);
+            if (chance(128))
+                for (unsigned k = 0; k < 64; k++) m.data.b[k] = k % 8 ? 0 : m.data.b[k] & 15;
+        }
+        if (chance(16)) m.opcode = codes::MEM_WR_PTL, m.enable &= ~(1ull << random_.below(64));
+        m.poison = o.bad && chance(o.bad);
+        ++(hint ? f.hints : f.registers);
+        aside_[m.tag] = now_;
+        rwds_.push_back(m);
     }
     void invalidate(Line &l) {
         l.state = I;
@@ -359,7 +399,7 @@ class CachingHost final : public OtherHost {
         }
         static const uint32_t values[] = {INVALID, SHARED, ANY};
         write(n, kind, values[kind - WRITE_I], value, enable);
-        if (enable || l.stored) wrote(l, value, enable);
+        if ((enable || l.stored) && !rwds_.back().poison) wrote(l, value, enable);
         if (kind == WRITE_I) invalidate(l);
         else {
             l.state = kind == WRITE_S ? S : E;
@@ -407,6 +447,8 @@ class CachingHost final : public OtherHost {
             }
             return;
         }
+        if (o.hints && aside_.size() < 8 && chance(o.hints)) aside(true);
+        if (o.registers && aside_.size() < 8 && chance(o.registers)) aside(false);
         for (uint64_t k = 0; k < o.acts; k++) {
             // Now and then the host stays with a few lines.
             const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
@@ -442,7 +484,7 @@ class CachingHost final : public OtherHost {
                 for (unsigned k = 0; k < 64; k++)
                     if (enable >> k & 1) merged.b[k] = raw.b[k];
                 write(n, UNCACHED, INVALID, raw, enable);
-                if (enable) wrote(l, merged, enable);
+                if (enable && !rwds_.back().poison) wrote(l, merged, enable);
             } else if (l.state == S || chance(128)) {
                 if (chance(128)) request(n, READ_ANY, codes::MEM_RD, META0, ANY, SNP_INV);
                 else request(n, OWN, chance(200) ? codes::MEM_INV : codes::MEM_INV_NT, META0, ANY, SNP_INV);
@@ -545,9 +587,10 @@ class CachingHost final : public OtherHost {
         if (phase == CLOSED && needs_data && !l.nxm && !(o.notes && l.poison)) note(f.foreign, "data of line %x of a closed session", n);
         if (phase == OPEN) {
             if (needs_data && l.nxm) note(f.nxm, "NXM for line %x", n);
-            if (l.poison && !l.lost && !o.notes && !o.errs) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
+            if (needs_data && !l.nxm && l.spoilt && !l.lost && !l.poison) note(f.wrong, "line %x of format %u, written as poison, is read as sound", n, l.format);
+            if (l.poison && !l.lost && !l.spoilt && !o.notes && !o.errs) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
             if (asks && !granted && !l.nxm && !over_) note(f.nxm, "no grant of line %x", n);
-            if (needs_data && !l.nxm && !l.poison && !l.lost && !(l.data == l.truth) && !(out == LOOK && l.raw))
+            if (needs_data && !l.nxm && !l.poison && !l.lost && !l.spoilt && !(l.data == l.truth) && !(out == LOOK && l.raw))
                 note(f.wrong, "stale read of line %x of format %u by request %d: %02x%02x…, expected %02x%02x…", n, l.format, out, l.data.b[0], l.data.b[1], l.truth.b[0], l.truth.b[1]);
             if (needs_data && l.lost && !l.poison) l.truth = l.data;
         }
