@@ -13,9 +13,9 @@ from kelp_verif.endpoint.flip_campaign import BAD, Outcome, table
 
 __all__ = ["UNSEEN", "judge", "matches", "memory_rows"]
 
-#: What may come of one flip where there are check bits. Beside a host that caches, times may change,
-#: too: what its agents send follows from when they were answered, and a row that is mended is
-#: written anew.
+#: What may come of one flip where there are check bits. Beside a host that caches, times may
+#: change, too: what its agents send follows from when they were answered, and a row that is mended
+#: is written anew.
 UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
 
 
