@@ -155,6 +155,14 @@ BUGS = {
         "silent",
         "a completion that nobody waits for",
     ),
+    "poison does not enter": (
+        endpoint,
+        Ingress,
+        "r.poison.eq(take_rwd & rwd.poison)",
+        "r.poison.eq(0)",
+        "poison",
+        "written as poison, is read as sound",
+    ),
 }
 
 
