@@ -191,7 +191,8 @@ class Ingress(wiring.Component):
         s.opcode_read, s.opcode_spec, s.opcode_none = opcode_read, opcode_spec, opcode_none
 
     def _admit(self, m: Module, s: SimpleNamespace) -> None:
-        """Which message is taken: RwD first, each only into a place that is free."""
+        """Which message is taken, each only into a place that is free: RwD first, but for a Req
+        that one went before. So neither channel keeps the other out, whatever it sends."""
         rwd_above, opcode_write, take_rwd = s.rwd_above, s.opcode_write, s.take_rwd
         req_above, opcode_read, opcode_spec = s.req_above, s.opcode_read, s.opcode_spec
         # Places to put it. Critical path: `o_request.ready` comes from M0's choice and ends in this
@@ -210,8 +211,13 @@ class Ingress(wiring.Component):
         rwd_side = self._is_side(rwd_above)
         needs_slot = opcode_write & rwd_kv
         can_rwd = Signal()
+        # A Req stands, past which a RwD went; it is for the side. Critical path: `take_rwd`, which
+        # therefore sees of the Req what it was in the cycle before: it stays as it is.
+        passed, stands_for_side = Signal(), Signal()
+        req_goes = passed & request_free & (~stands_for_side | side_free)
         m.d.comb += can_rwd.eq(
             self.enable
+            & ~req_goes
             & Mux(
                 opcode_write & rwd_side,
                 side_free & request_free,
@@ -228,6 +234,10 @@ class Ingress(wiring.Component):
             & Mux(opcode_read & req_side, side_free & request_free, opcode_spec | request_free)
         )
         take_req = self.m2s_req.valid & can_req
+        m.d.sync += [
+            stands_for_side.eq(opcode_read & req_side),
+            passed.eq((passed | (take_rwd & self.m2s_req.valid)) & ~take_req),
+        ]
 
         m.d.comb += [
             self.m2s_rwd.ready.eq(can_rwd),

@@ -205,8 +205,9 @@ class PageReader(wiring.Component):
             into.p.format.eq(Format.INT8),
             meta.query.eq(asks),
             meta.place.eq(Mux(asks, query.p.place.as_value(), 0)),
-            meta.at.eq(asked.r_data.at),
-            meta.there.eq(found.r_data),
+            # Of a query nothing: a line that comes while it stands would change what is offered.
+            meta.at.eq(Mux(asks, 0, asked.r_data.at.as_value())),
+            meta.there.eq(found.r_data & ~asks),
             leaves.eq(ready & into.ready & ~asks),
             asked.r_en.eq(leaves),
             found.r_en.eq(leaves),

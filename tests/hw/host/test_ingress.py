@@ -95,6 +95,7 @@ def test_every_message_goes_where_its_opcode_and_address_say():
         "hint read",
         "register write",
         "register read",
+        "req in its turn",
         "two requests held",
         "window waits for a request",
     ]
@@ -107,6 +108,7 @@ def test_every_message_goes_where_its_opcode_and_address_say():
     [
         ("(session < c.sessions)", "(session <= c.sessions)"),
         ("side_valid & ~behind", "side_valid"),  # a CLOSE overtakes requests
+        ("& ~req_goes", ""),  # RwD without pause keep reads out
     ],
 )
 def test_the_bench_catches_a_planted_bug(old, new):

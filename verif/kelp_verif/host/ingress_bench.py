@@ -122,6 +122,7 @@ class TB:
         """As after a reset: nothing is held, nothing is owed."""
         self.offered_req = self.offered_rwd = self.offered_slot = None
         self.held = {name: [] for name in OUTPUTS}
+        self.passed = False  # a RwD went past the Req that is offered
         self.behind = 0  # requests held that were accepted before what goes to the side
 
     async def reset(self):
@@ -317,11 +318,19 @@ class TB:
 
     def liveness(self, req, rwd, slot, enable, free, takes_req, takes_rwd):
         """Nobody waits for a place that is free, nor a Req for a write that has no slot; a
-        MemSpecRd waits for nothing but a RwD."""
+        MemSpecRd waits for nothing but a RwD. A RwD goes past a Req once, and then no more when
+        that one can go."""
         if not enable:
             return
         open_ways = free["request"] and free["window"]
-        if rwd and open_ways and slot is not None:
+        turn = bool(req and self.passed and free["request"])
+        if turn and req["opcode"] in READS and self._for_side(req):
+            turn = free["window"]
+        self.passed = req is not None and not takes_req and (self.passed or takes_rwd)
+        if turn:
+            assert takes_req, f"cycle {self.cycles}: {req} is kept out by RwD"
+            self.seen["req in its turn"] += rwd is not None
+        elif rwd and open_ways and slot is not None:
             assert takes_rwd, f"cycle {self.cycles}: {rwd} waits for nothing"
         if req and not takes_rwd and (open_ways or req["opcode"] == M2SReq.MEM_SPEC_RD):
             assert takes_req, f"cycle {self.cycles}: {req} waits for nothing"
@@ -333,6 +342,11 @@ class TB:
             and free["request"]
         ):
             assert takes_req, "a read of the KV aperture waits for the side path"
+
+    def _for_side(self, message):
+        """Whether the message is for a window, or beyond the end of one."""
+        above = message["address"] << 6 >> self.config.aperture_bits
+        return above in (Region.HINT, Region.REGISTER)
 
     def cover(self, taken, is_write, where, want, dropped, req, rwd):
         self.seen["both offered"] += req is not None and rwd is not None
