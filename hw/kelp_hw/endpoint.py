@@ -223,14 +223,18 @@ class Endpoint(wiring.Component):
 
     def _requests_and_answers(self, m: Module) -> None:
         s = m.submodules
-        host = self._coherence(m) if self.config.coherence else flipped(self)
-        request, write, access = host.m2s_req, host.m2s_rwd, s.router.o_register
+        host, access = flipped(self), s.router.o_register
+        request, write = host.m2s_req, host.m2s_rwd
         answer, served = s.data_path.o, s.registers.o
         if self.config.select:
             self._choice(m, request, access, answer, served)
             connect(m, write, s.select.i_write)
             request, write, access = s.select.o_request, s.select.o_write, s.select.o_access
             answer, served = s.select.o_answer, s.select.o_served
+        if self.config.coherence:
+            # Behind the GATHER window: what the host holds of a line is known by its page.
+            host = self._coherence(m, request, write)
+            request, write = host.m2s_req, host.m2s_rwd
         connect(m, request, s.ingress.m2s_req)
         connect(m, write, s.ingress.m2s_rwd)
         connect(m, s.ingress.o_request, s.tracker.i_request)
@@ -266,11 +270,13 @@ class Endpoint(wiring.Component):
             ready = ready & s.coherence.ready
         m.d.sync += self.ready.eq(ready)
 
-    def _coherence(self, m: Module) -> SimpleNamespace:
-        """The coherent front before the channels, which then are its inner ones."""
+    def _coherence(self, m: Module, request, write) -> SimpleNamespace:
+        """The coherent front before the channels, which then are its inner ones. `request`,
+        `write`: what the host sends there."""
         s, port = m.submodules, m.submodules.coherence
-        for name in ("m2s_req", "m2s_rwd", "m2s_birsp"):
-            connect(m, flipped(getattr(self, name)), getattr(port, name))
+        connect(m, request, port.m2s_req)
+        connect(m, write, port.m2s_rwd)
+        connect(m, flipped(self.m2s_birsp), port.m2s_birsp)
         for name in ("s2m_drs", "s2m_ndr", "s2m_bisnp"):
             connect(m, getattr(port, name), flipped(getattr(self, name)))
         asks, told = s.eviction.o_ask, s.eviction.i_answer

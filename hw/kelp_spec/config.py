@@ -168,7 +168,6 @@ class Config:
             span("select_lanes", 1, 16, True)
             span("select_groups", 1, 16, True)
             span("select_looks", 4, 256, True)
-            need("coherence", not self.coherence, "False with select")
         fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
         need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
         need(

@@ -37,9 +37,20 @@ class Reply(NamedTuple):
 
 
 def request(
-    held: Held, opcode: int, field: int, value: int, snoop: int, eager: bool = True
+    held: Held,
+    opcode: int,
+    field: int,
+    value: int,
+    snoop: int,
+    eager: bool = True,
+    gathers: bool = False,
 ) -> Reply:
-    """A MemRd, MemInv or MemClnEvct of a line of an open session. `eager`: see `Coherence`."""
+    """A MemRd, MemInv or MemClnEvct of a line of an open session. `eager`: see `Coherence`.
+    `gathers`: a MemRd by a slot of the GATHER window, which grants nothing."""
+    if gathers:
+        if held in (Held.ANY, Held.STALE):
+            return Reply(held, first=True)
+        return Reply(held, S2MNDR.CMP if snoop != SnpType.NO_OP else None, True)
     if opcode == M2SReq.MEM_CLN_EVCT:
         return Reply(Held.NONE, S2MNDR.CMP)
     data = opcode in READS
@@ -166,6 +177,7 @@ class Directory:
             message["meta_value"],
             message["snp_type"],
             self.sizes.eager,
+            bool(message.get("gathers")),
         )
         if reply.first:
             if not free:

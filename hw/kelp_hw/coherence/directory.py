@@ -198,9 +198,12 @@ class Directory(wiring.Component):
     def _request(self, m, op, row, s, d):
         """A request that the directory has a say in."""
         sizes, result = self.sizes, self.o.p
+        must_come_home = op.holds & (s.old == Held.STALE)
+        if self.config.select:
+            must_come_home |= op.gathers & ((s.old == Held.STALE) | (s.old == Held.ANY))
         with m.If(s.under_recall):
             m.d.comb += result.outcome.eq(DirectoryOutcome.WAIT)
-        with m.Elif(op.holds & (s.old == Held.STALE)):
+        with m.Elif(must_come_home):
             self._recall(m, s, d, DirectoryOutcome.RECALL)
         with m.Elif(op.holds & ~s.hit & s.full):
             # Where no way is on its way out, the oldest goes.

@@ -11,6 +11,7 @@ from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.address import Region
 from kelp_spec.coherence import (
     Coherence,
     DirectoryOp,
@@ -205,12 +206,15 @@ class CoherentFront(wiring.Component):
         ]
 
     def _choose(self, m, b, evicts):
-        """D0: the end of a recall goes first, then a sector that is asked for, a RwD, a Req.
-        `evicts`: the completion of a MemClnEvct has the front's own queue in this cycle."""
+        """D0: the end of a recall goes first, then a sector that is asked for, a RwD, a Req; but a
+        Req that a RwD went before goes before the next one, so that RwD in every cycle keep none
+        out. A RwD waits one cycle for it, for it goes in that cycle. `evicts`: the completion of a
+        MemClnEvct has the front's own queue in this cycle."""
         rwd, level = self.m2s_rwd, b.completions.level
         finish, op = b.recalls.o_finish, b.directory.i
         req_op, rwd_op = self._op(m, b.window.message, False), self._op(m, rwd.p, True)
         may, goes, conflict, asks, asked = Signal(), Signal(), Signal(), Signal(), Signal()
+        req_can, passed = Signal(), Signal()
         m.d.sync += asked.eq(asks)
         m.d.comb += [
             finish.ready.eq(self.ready),
@@ -223,6 +227,7 @@ class CoherentFront(wiring.Component):
             goes.eq(
                 rwd.valid
                 & may
+                & ~(passed & req_can)
                 & Mux(
                     conflict,
                     ~evicts & (level <= Completions.DEPTH - self.RESERVE),
@@ -232,15 +237,15 @@ class CoherentFront(wiring.Component):
             rwd.ready.eq(goes),
             b.writes.i.valid.eq(goes & ~conflict),
             b.writes.i.p.eq(rwd.p),
-            b.window.take.eq(
+            req_can.eq(
                 b.window.waits
-                & may
-                & ~goes
                 & b.grants.room
                 & (b.out.level <= self.PLACES - self.RESERVE)
                 & (level <= Completions.DEPTH - 2 * self.RESERVE)
             ),
+            b.window.take.eq(req_can & may & ~goes),
         ]
+        m.d.sync += passed.eq((passed | (goes & req_can)) & ~b.window.take)
         with m.If(evicts):
             m.d.comb += b.completions.i_own.valid.eq(1)
         with m.Else():
@@ -335,9 +340,10 @@ class CoherentFront(wiring.Component):
         line, above = message.address[:line_bits], message.address[line_bits:]
         session = line[line_bits - c.session_bits :]
         queue = line[: line_bits - c.session_bits][-c.queue_bits :]
+        in_map = (session < c.sessions) & (queue < c.queues)
         in_kv, is_open, value = Signal(), Signal(), message.meta_value
         m.d.comb += [
-            in_kv.eq(~above.any() & (session < c.sessions) & (queue < c.queues)),
+            in_kv.eq(~above.any() & in_map),
             is_open.eq(self.sessions.open.bit_select(session, 1)),
             op.sector.eq(line[self.sizes.sector_bits :]),
             op.line.eq(line[: self.sizes.sector_bits]),
@@ -357,14 +363,22 @@ class CoherentFront(wiring.Component):
             ]
             return op
         m.d.comb += op.kind.eq(DirectoryOp.REQUEST)
+        # A gathered line is read by its page's address, and nothing is granted of it: the host
+        # holds lines by the addresses that it maps, and the window's are another line tomorrow.
+        tracked, plain = in_kv, meta0
+        if c.select:
+            gathers = in_map & (above == Region.GATHER)
+            tracked, plain = in_kv | gathers, meta0 & ~gathers
         with m.Switch(message.opcode):
             with m.Case(M2SReq.MEM_RD, M2SReq.MEM_RD_DATA):
                 m.d.comb += [
-                    op.tracked.eq(in_kv & is_open),
-                    op.holds.eq(meta0 & (value != MetaValue.INVALID)),
+                    op.tracked.eq(tracked & is_open),
+                    op.holds.eq(plain & (value != MetaValue.INVALID)),
                     op.shared.eq(value == MetaValue.SHARED),
-                    op.evicts.eq(meta0 & (value == MetaValue.INVALID)),
+                    op.evicts.eq(plain & (value == MetaValue.INVALID)),
                 ]
+                if c.select:
+                    m.d.comb += op.gathers.eq(gathers)
             with m.Case(M2SReq.MEM_INV, M2SReq.MEM_INV_NT):
                 m.d.comb += [
                     op.tracked.eq(in_kv & is_open),

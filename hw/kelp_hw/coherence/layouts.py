@@ -50,7 +50,8 @@ class CoherenceLayouts:
         To the directory. `evicts`: the host holds nothing of the line afterwards; `holds`: it asks
         for S or E, and `shared` for S; `tracked`: the directory has a say. WRITE: `holds`, it keeps
         a copy, `shared` as S; `rounds`: the line's format does. FINISH: `way`. `epoch`: of a
-        REQUEST.
+        REQUEST. With `Config.select` `gathers`: of a REQUEST, it comes by a slot of the GATHER
+        window, and what the host has of the line must be home first.
     result : layout
         What the op came to; `free`: a recall might have begun. `ndr` of a request that is done: its
         completion. `place`: set and way of what is granted. `lines`: of a recall, those that are
@@ -104,6 +105,7 @@ class CoherenceLayouts:
                 "way": sizes.way_bits,
                 "epoch": 1,
             }
+            | ({"gathers": 1} if config.select else {})
         )
         self.result = S(
             {

@@ -5,7 +5,7 @@ passes in the same cycle; what comes on M2S Req is a cycle later, and no M2S RwD
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -176,13 +176,16 @@ class Select(wiring.Component):
     def _order(self, m, gather):
         """Messages reach ingress in the order in which they were taken; of two taken in one cycle
         the RwD first. While an RwD waits, no other request is taken, so it waits for one at
-        most."""
-        held = gather.o.valid
+        most. Before a coherent front none waits: there a Req may wait for a recall, which a RwD
+        must not (docs/coherence.md)."""
+        held, hold = gather.o.valid, self.i_write.valid & ~self.i_write.ready
+        if self.config.coherence:
+            held, hold = Const(0), Const(0)
         m.d.comb += [
             self.o_write.valid.eq(self.i_write.valid & ~held),
             self.o_write.p.eq(self.i_write.p),
             self.i_write.ready.eq(self.o_write.ready & ~held),
-            gather.hold.eq(self.i_write.valid & ~self.i_write.ready),
+            gather.hold.eq(hold),
         ]
 
     def _accesses(self, m, window):

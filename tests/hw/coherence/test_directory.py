@@ -21,8 +21,12 @@ CONFIG, SIZES_ = named("unit"), SIZES["unit"]
 SENT_BACK = (DirectoryOutcome.WAIT, DirectoryOutcome.RECALL)
 
 
-def new_directory(sizes=SIZES_):
-    return Directory(config=CONFIG, sizes=sizes)
+#: With requests that come by the GATHER window.
+GATHERS = named("unit_select")
+
+
+def new_directory(sizes=SIZES_, config=CONFIG):
+    return Directory(config=config, sizes=sizes)
 
 
 def test_latency_and_interval():
@@ -33,7 +37,7 @@ def test_latency_and_interval():
     check_pace(new_directory(), "LATENCY", output, ops, settle=SIZES_.sets + 4)
 
 
-def some_op(rng, recalls):
+def some_op(rng, recalls, gathers=False):
     kind = rng.choices(list(DirectoryOp), [60, 20, 10, 30])[0]
     if kind == DirectoryOp.FINISH:
         if not recalls:
@@ -51,6 +55,8 @@ def some_op(rng, recalls):
     op |= {"shared": op["holds"] and rng.random() < 0.5}
     if kind == DirectoryOp.WRITE:
         return op | {"rounds": rng.random() < 0.5, "tracked": 1}
+    if gathers and rng.random() < 0.3:
+        return op | {"gathers": 1, "holds": 0}
     return op | {"evicts": not op["holds"] and rng.random() < 0.5}
 
 
@@ -59,18 +65,23 @@ async def put(ctx, port, values):
         ctx.set(port[name], int(values.get(name, 0)))
 
 
-@pytest.mark.parametrize("sizes", [SIZES_, SIZES["unit_coherent"]], ids=["eager", "not eager"])
-def test_every_op_comes_to_what_the_golden_model_says(sizes):
-    rng, dut, golden = random.Random(sizes.eager), new_directory(sizes), Golden(sizes, CONFIG)
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [(CONFIG, SIZES_), (CONFIG, SIZES["unit_coherent"]), (GATHERS, SIZES["unit_coherent"])],
+    ids=["eager", "not eager", "with gathers"],
+)
+def test_every_op_comes_to_what_the_golden_model_says(config, sizes):
+    rng, golden = random.Random(sizes.eager), Golden(sizes, config)
+    dut, called_home = new_directory(sizes, config), 0
     recalls, seen, epoch, compared = [], set(), 0, 0
 
     async def bench(ctx):
-        nonlocal epoch, compared
+        nonlocal epoch, compared, called_home
         while not ctx.get(dut.ready):
             await ctx.tick()
         under_way = 0
         for _ in range(6000):
-            op = some_op(rng, recalls) if rng.random() < 0.9 else None
+            op = some_op(rng, recalls, config.select) if rng.random() < 0.9 else None
             free = rng.random() < 0.7
             ctx.set(dut.i.valid, op is not None)
             await put(ctx, dut.i.p, (op or {}) | {"epoch": epoch})
@@ -85,13 +96,14 @@ def test_every_op_comes_to_what_the_golden_model_says(sizes):
                     seen.add((told["kind"], got["outcome"]))
                     if want.recall:
                         recalls.append((want.recall[1], want.recall[0]))
+                        called_home += bool(told.get("gathers"))
                     if told["kind"] == DirectoryOp.REQUEST and got["outcome"] in SENT_BACK:
                         epoch ^= 1
             under_way += op is not None
             await ctx.tick()
 
     simulate(opened(dut)[0], bench)
-    assert compared > 3000
+    assert compared > 3000 and (called_home > 5) == bool(config.select)
     assert {(DirectoryOp.REQUEST, outcome) for outcome in DirectoryOutcome} <= seen
     assert {(DirectoryOp.ASK, each) for each in (0, 1, 3)} <= seen
 

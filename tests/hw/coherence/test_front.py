@@ -6,6 +6,7 @@ no lock, and each decision of its directory as the golden model has it. Its pace
 from unittest import mock
 
 import pytest
+from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
 import kelp_hw.coherence.front as front
@@ -15,7 +16,7 @@ from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.request_window import RequestWindow
 from kelp_hw.coherence.snoop_engine import SnoopEngine
-from kelp_spec.coherence import SIZES, Coherence
+from kelp_spec.coherence import SIZES, Coherence, MetaField
 from kelp_spec.config import named
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_verif.coherence import flip_bench
@@ -64,6 +65,37 @@ def new_front():
 )
 def test_latency_and_interval(attribute, output, stimuli):
     check_pace(new_front(), attribute, output, stimuli, **SETTLED)
+
+
+def test_writes_in_every_cycle_keep_no_request_out():
+    """Nor requests writes: of two that are offered in every cycle, each goes in every other one."""
+    dut, went = new_front(), {"req": 0, "rwd": 0}
+
+    async def bench(ctx):
+        for port in (dut.inner_req, dut.inner_rwd, dut.s2m_drs, dut.s2m_ndr):
+            ctx.set(port.ready, 1)
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        ctx.set(dut.m2s_rwd.p.opcode, M2SRwD.MEM_WR)
+        ctx.set(dut.m2s_req.p.opcode, M2SReq.MEM_RD)
+        ctx.set(dut.m2s_req.p.meta_field, MetaField.NO_OP)
+        for port in (dut.m2s_req, dut.m2s_rwd):
+            ctx.set(port.valid, 1)
+        under_way = 0
+        for _ in range(200):
+            # What is read is answered at once.
+            ctx.set(dut.inner_drs.valid, under_way > 0)
+            answers = under_way > 0 and ctx.get(dut.inner_drs.ready)
+            asked = ctx.get(dut.inner_req.valid)
+            if asked:
+                ctx.set(dut.inner_drs.p.tag, ctx.get(dut.inner_req.p.tag))
+            went["req"] += asked
+            went["rwd"] += ctx.get(dut.inner_rwd.valid)
+            await ctx.tick()
+            under_way += asked - answers
+        assert min(went.values()) > 80, went
+
+    simulate(dut, bench)
 
 
 def test_a_page_that_is_not_held_may_leave_within_ten_cycles():

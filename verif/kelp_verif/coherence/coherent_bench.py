@@ -233,6 +233,7 @@ def expected(golden: Directory, op: dict, free: bool, sizes: Coherence):
         "meta_field": MetaField.NO_OP if looks and kind == DirectoryOp.REQUEST else MetaField.META0,
         "meta_value": value,
         "snp_type": SnpType.CUR,
+        "gathers": op.get("gathers", 0),
     }
     if kind == DirectoryOp.WRITE:
         return golden.write(line, message, rounds=bool(op["rounds"]))

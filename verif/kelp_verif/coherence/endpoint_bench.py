@@ -57,7 +57,7 @@ class Figures(ctypes.Structure):
             for name in (
                 "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
                 + "granted poisoned rounded_writes left first last wrong nxm foreign "
-                + "spoilt hints registers answers times"
+                + "spoilt hints registers gathered gathered_nxm called_home answers times"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -348,9 +348,11 @@ def weather(
     chapters: int = 4,
     driver=CachingDriver,
     failing: str | None = None,
+    pages: int | None = None,
 ) -> dict:
     """Chapters of traffic, between which a session closes while its lines are held and another one
-    opens in its place; what was counted. AssertionError or DriverError with what was wrong."""
+    opens in its place; what was counted. `pages`: of each queue, those used. AssertionError
+    or DriverError with what was wrong."""
     options, pressure = WEATHERS[name]
     rng = random.Random(seed)
     well = {"memory": _MEMORY, "flash": _TIER}
@@ -368,22 +370,23 @@ def weather(
     )
     # Pools that do not hold their pages, and more frames than sectors that may be held.
     d.write64("low_water", 1)
-    if options.get("hints"):  # what tenants pin leaves more frames than that, too
+    if options.get("hints") or config.select:  # what is pinned leaves more frames than that, too
         d.write64("reserve", sizes_of(config).sectors + 1)
+    if options.get("hints"):
         d.write64("prefetch_enable", (1 << len(PrefetchSource) - 1) - 1)
     if failing:
         d.write64("cold_timeout", COLD_TIMEOUT)
     owners = list(range(1, 1 + config.sessions))
     for session in range(config.sessions):
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])
-    pages = [
+    places = [
         (session, queue, page)
         for session in range(config.sessions)
         for queue in range(config.queues)
-        for page in range(config.pages)
+        for page in range(pages or config.pages)
     ]
-    rng.shuffle(pages)
-    for session, queue, page in pages:
+    rng.shuffle(places)
+    for session, queue, page in places:
         for kv, fmt in enumerate(FORMATS[session][queue // (config.queues // 2)]):
             for line in rng.sample(range(config.half_lines), config.half_lines // 2):
                 d.add((session, queue, page, kv, line), fmt)

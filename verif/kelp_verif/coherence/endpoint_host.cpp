@@ -35,7 +35,7 @@ struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, answers, times, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -61,6 +61,17 @@ struct Line {
     uint64_t snoop_due = 0, since = 0;
 };
 
+// What is no line of the host's: hint lines, register writes, the SELECT region, and lines read by the GATHER window.
+struct Aside {
+    uint64_t since = 0;
+    int64_t line = -1;       // it is read by a slot
+    bool reads = false, kept = false;  // `kept`: somebody takes the answer
+    bool has_cmp = false, has_data = false, nxm = false, poison = false;
+    bool wants_cmp = true, was_dirty = false;
+    uint32_t ld_id = 0;
+    Bytes data;
+};
+
 struct Message {
     uint32_t opcode, snp, field, value, tag, ld_id;
     uint64_t address, enable;
@@ -82,7 +93,9 @@ class CachingHost final : public OtherHost {
     std::deque<std::pair<uint64_t, Message>> late_rsps_;
     std::vector<uint32_t> snooped_;
     std::unordered_map<uint32_t, uint32_t> conflicts_;
-    std::unordered_map<uint32_t, uint64_t> aside_;  // hint lines and register writes under way: tag, since when
+    std::unordered_map<uint32_t, Aside> aside_;  // under way, by tag
+    std::unordered_map<uint32_t, Aside> taken_;  // answered, for whoever asked
+    std::unordered_map<uint64_t, uint32_t> gathering_;  // lines that a slot is read for: how often
     uint32_t next_aside_ = 0;
     uint64_t now_ = 0, next_ = 0;
     bool birsp_ = false;
@@ -140,6 +153,11 @@ class CachingHost final : public OtherHost {
         if (over_) return 0;
         uint64_t count = 0;
         for (const Line &l : lines_) count += l.session == session && (l.out || l.snoop);
+        return count + gathering(session);
+    }
+    uint64_t gathering(uint32_t session) const {
+        uint64_t count = 0;
+        for (const auto &[n, times] : gathering_) count += lines_[n].session == session ? times : 0;
         return count;
     }
     uint64_t held() const {
@@ -214,8 +232,8 @@ class CachingHost final : public OtherHost {
                 fail("nothing moves: line %x of session %u, format %u, request %d, snoop %d, state %d; %zu Req, %zu RwD wait", n, l.session, l.format, l.out, l.snoop, l.state, reqs_.size(),
                      rwds_.size());
         }
-        for (const auto &[tag, since] : aside_)
-            if (!over_ && now_ - since > o.patience) fail("a hint line or register write is not answered, tag %x", tag);
+        for (const auto &[tag, a] : aside_)
+            if (!over_ && now_ - a.since > o.patience) fail("what is no line of the host's is not answered: tag %x, LD-ID %u, line %d, read %d, completion %d, data %d, since %llu", tag, a.ld_id, int(a.line), a.reads, a.has_cmp, a.has_data, (unsigned long long)a.since);
         return moved;
     }
 
@@ -227,6 +245,16 @@ class CachingHost final : public OtherHost {
         uint32_t words[16];
         get_words(port, p::data, words);
         heard(n, 16 + get(port, p::opcode) * 2 + get(port, p::poison), words, 16);
+        if (const auto found = aside_.find(n); found != aside_.end()) {
+            Aside &a = found->second;
+            if (!a.reads || a.has_data || get(port, p::ld_id) != a.ld_id) return stray("data that nobody waits for, tag %x", n);
+            std::memcpy(a.data.b, words, 64);
+            a.has_data = true;
+            a.nxm = get(port, p::opcode) == codes::MEM_DATA_NXM;
+            a.poison = get(port, p::poison);
+            aside_done(n);
+            return true;
+        }
         if (n >= lines_.size()) return stray("data under tag %x, which nobody used", n);
         Line &l = lines_[n];
         const bool reads = l.out == READ_SHARED || l.out == READ_ANY || l.out == LOOK;
@@ -259,7 +287,14 @@ class CachingHost final : public OtherHost {
             }
             return true;
         }
-        if (aside_.erase(tag)) return true;
+        if (const auto found = aside_.find(tag); found != aside_.end()) {
+            Aside &a = found->second;
+            if (a.has_cmp || !a.wants_cmp) return stray("a completion that nobody waits for, tag %x", tag);
+            if (opcode != codes::CMP) return stray("a grant of what is no line, tag %x", tag);
+            a.has_cmp = true;
+            aside_done(tag);
+            return true;
+        }
         if (tag >= lines_.size() || !lines_[tag].out || lines_[tag].has_cmp) return stray("a completion that nobody waits for, tag %x", tag);
         lines_[tag].has_cmp = true;
         lines_[tag].cmp = opcode;
@@ -354,7 +389,7 @@ class CachingHost final : public OtherHost {
         const uint32_t session = random_.below(2);
         const bool own = chance(160);
         Message m{codes::MEM_WR, 0, META0, INVALID, ASIDE + next_aside_++ % 0x1000, own ? sessions_[session].ld_id : 1 + random_.below(15), 0, ~0ull, {}};
-        if (!m.ld_id || aside_.count(m.tag)) return;
+        if (!m.ld_id || aside_.count(m.tag) || taken_.count(m.tag)) return;
         for (uint8_t &byte : m.data.b) byte = static_cast<uint8_t>(random_.below(256));
         if (hint) {
             m.address = o.hint_base + random_.below(64);
@@ -374,9 +409,80 @@ class CachingHost final : public OtherHost {
         if (chance(16)) m.opcode = codes::MEM_WR_PTL, m.enable &= ~(1ull << random_.below(64));
         m.poison = o.bad && chance(o.bad);
         ++(hint ? f.hints : f.registers);
-        aside_[m.tag] = now_;
+        aside_[m.tag].since = now_;
         rwds_.push_back(m);
     }
+    void aside_done(uint32_t tag) {
+        Aside a = aside_[tag];
+        if ((a.wants_cmp && !a.has_cmp) || (a.reads && !a.has_data)) return;
+        aside_.erase(tag);
+        if (a.line >= 0) gathered(a);
+        else if (a.kept) taken_[tag] = a;
+    }
+    // A line that was read by a slot: what its page has, with what the host had of it at home.
+    void gathered(const Aside &a) {
+        const auto n = static_cast<uint32_t>(a.line);
+        if (!--gathering_[n]) gathering_.erase(n);
+        const Line &l = lines_[n];
+        f.transactions++;
+        f.gathered++;
+        f.gathered_nxm += a.nxm;
+        if (a.nxm || over_) return;  // the slot was given back
+        if (phase_of(l) == CLOSED) return note(f.foreign, "a slot shows line %x of a closed session", n);
+        if (phase_of(l) != OPEN) return;
+        if (l.state == M) note(f.wrong, "line %x is read by a slot while the host has it dirty", n);
+        if (l.raw) note(f.wrong, "line %x is read by a slot while a copy that differs is held", n);
+        if (l.spoilt && !l.lost && !a.poison) note(f.wrong, "line %x, written as poison, is sound in a slot", n);
+        if (a.poison && !l.lost && !l.spoilt && !o.notes && !o.errs) fail("poison in a slot for line %x, which nobody gave up", n);
+        if (!a.poison && !l.lost && !l.spoilt && !(a.data == l.truth))
+            note(f.wrong, "a slot shows a stale line %x of format %u: %02x%02x…, expected %02x%02x…", n, l.format, a.data.b[0], a.data.b[1], l.truth.b[0], l.truth.b[1]);
+        f.called_home += a.was_dirty;
+    }
+    uint32_t aside_tag() {
+        uint32_t tag;
+        do tag = ASIDE + next_aside_++ % 0x1000;
+        while (aside_.count(tag) || taken_.count(tag));
+        return tag;
+    }
+
+  public:
+    // For whoever drives the SELECT region: a line written; a line read, whose answer `take` has.
+    void put_line(uint64_t address, uint32_t ld_id, const uint8_t *data) {
+        Message m{codes::MEM_WR, 0, META0, INVALID, aside_tag(), ld_id, address, ~0ull, {}};
+        std::memcpy(m.data.b, data, 64);
+        aside_[m.tag].since = now_;
+        rwds_.push_back(m);
+    }
+    uint32_t ask_line(uint64_t address, uint32_t ld_id) {
+        const uint32_t tag = aside_tag();
+        Aside &a = aside_[tag];
+        a.since = now_, a.reads = a.kept = true, a.wants_cmp = false, a.ld_id = ld_id;
+        reqs_.push_back({codes::MEM_RD, SNP_NONE, META_NO_OP, 0, tag, ld_id, address, 0, {}});
+        return tag;
+    }
+    // 0: not yet; 1: data; 2: NXM; 3: poison.
+    int take_line(uint32_t tag, uint8_t *data) {
+        const auto found = taken_.find(tag);
+        if (found == taken_.end()) return 0;
+        std::memcpy(data, found->second.data.b, 64);
+        const int kind = found->second.nxm ? 2 : found->second.poison ? 3 : 1;
+        taken_.erase(found);
+        return kind;
+    }
+    // Line `n` by a slot, with every kind of read; mostly one that the host holds, not while something of it is under way. Nobody stores to it meanwhile.
+    bool gather(uint32_t n, uint64_t address) {
+        Line &l = lines_[n];
+        if (l.out || l.snoop || phase_of(l) != OPEN || reqs_.size() > 24 || (l.state == I && chance(200))) return false;
+        const uint32_t tag = aside_tag(), kind = random_.below(3);
+        Aside &a = aside_[tag];
+        a.since = now_, a.reads = true, a.ld_id = sessions_[l.session].ld_id, a.line = n, a.wants_cmp = kind > 0, a.was_dirty = l.state == M || l.raw;
+        const uint32_t field = kind == 2 ? META0 : META_NO_OP, value = kind == 2 ? random_.below(2) ? ANY : SHARED : 0;
+        reqs_.push_back({codes::MEM_RD, kind == 0 ? SNP_NONE : kind == 1 ? SNP_CUR : SNP_INV, field, value, tag, a.ld_id, address, 0, {}});
+        gathering_[n]++;
+        return true;
+    }
+
+  private:
     void invalidate(Line &l) {
         l.state = I;
         l.agents = 0;
@@ -454,7 +560,7 @@ class CachingHost final : public OtherHost {
             const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
             const auto n = static_cast<uint32_t>((random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
             Line &l = lines_[n];
-            if (l.out || l.snoop || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
+            if (l.out || l.snoop || gathering_.count(n) || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
             one_act(n, l);
         }
     }
@@ -642,6 +748,10 @@ void caching_line(CachingHost *h, uint64_t address, uint32_t session, uint32_t f
 int caching_phase(Simulation *s, CachingHost *h, uint32_t session, uint32_t phase, uint32_t ld_id) {
     return s->guarded([&] { h->phase(session, phase, ld_id); }) ? 0 : -1;
 }
+void caching_put(CachingHost *h, uint64_t address, uint32_t ld_id, const uint8_t *data) { h->put_line(address, ld_id, data); }
+uint32_t caching_ask(CachingHost *h, uint64_t address, uint32_t ld_id) { return h->ask_line(address, ld_id); }
+int caching_take(CachingHost *h, uint32_t tag, uint8_t *data) { return h->take_line(tag, data); }
+int caching_gather(CachingHost *h, uint32_t line, uint64_t address) { return h->gather(line, address); }
 void caching_act(CachingHost *h, int on, uint32_t stream) {
     h->acting = on;
     if (stream) h->restart();
@@ -651,6 +761,7 @@ int caching_streamed(CachingHost *h) { return h->streamed(); }
 int caching_flush(CachingHost *h) { return h->flush(); }
 uint64_t caching_waiting(CachingHost *h) { return h->waiting(); }
 uint64_t caching_session_waiting(CachingHost *h, uint32_t session) { return h->waiting(session); }
+uint64_t caching_gathering(CachingHost *h, uint32_t session) { return h->gathering(session); }
 uint64_t caching_held(CachingHost *h) { return h->held(); }
 const char *caching_notes(CachingHost *h) { return h->notes.c_str(); }
 void caching_figures(CachingHost *h, kelp::Figures *to) { *to = h->f; }
