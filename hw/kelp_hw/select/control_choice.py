@@ -4,7 +4,7 @@ after another, and the answers, while the next SELECT is prepared."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Mux, Signal
+from amaranth.hdl import Cat, Const, Mux, Signal
 from amaranth.lib import data
 
 from kelp_spec.metadata import Op, Outcome
@@ -48,8 +48,8 @@ def feed(control, m, s):
     gone = absent | ~keys.p.there
     #: keys wait for the SELECT's slots
     waits = s.walks & (engine.o_key.p.bank == s.bank)
-    #: the page before is not asked for yet
-    stalls = control.o_fetch.valid
+    #: the page before is not asked for yet; with estimates no key asks for its page
+    stalls = Const(0) if estimates else control.o_fetch.valid
     most = (1 << len(request.target)) - 1
     own = request.context
     m.d.comb += [
@@ -101,15 +101,17 @@ def feed(control, m, s):
     if estimates:
         _estimate(control, m, s, squeue)
     scores = keys.valid & keys.ready & ~s.building
-    m.d.comb += s.wants_ready.eq(~control.o_fetch.valid & ~scores)
+    wants_ready = ~control.o_fetch.valid
+    m.d.comb += s.wants_ready.eq(wants_ready if estimates else wants_ready & ~scores)
     with m.If(scores):
         m.d.sync += absent.eq(gone & ~keys.p.at.page_end)
         with m.If(keys.p.at.page_end & gone):
-            m.d.sync += [
-                control.o_fetch.valid.eq(0 if estimates else of.speculative | of.fetch),
-                control.o_fetch.p.squeue.eq(squeue(of)),
-                control.o_fetch.p.page.eq(keys.p.at.page),
-            ]
+            if not estimates:
+                m.d.sync += [
+                    control.o_fetch.valid.eq(of.speculative | of.fetch),
+                    control.o_fetch.p.squeue.eq(squeue(of)),
+                    control.o_fetch.p.page.eq(keys.p.at.page),
+                ]
             for b in range(2):
                 with m.If(keys.p.at.bank == b):
                     m.d.sync += found[b].eq(found[b] + 1)

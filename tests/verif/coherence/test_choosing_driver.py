@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 @pytest.mark.parametrize("name", ["smooth", "rough", "slow RwD", "silent", "registers", "foul"])
 def test_a_slot_shows_what_its_page_has(name):
     counted = choosing_weather(name, transactions=12_000)
-    assert counted["selects"] > 40 and counted["held"] > 60
-    assert counted["gathered"] - counted["gathered_nxm"] > 300
-    assert counted["called_home"] > 3  # they were dirty when they were asked for
+    assert counted["selects"] > 10 and counted["held"] > 30
+    assert counted["gathered"] - counted["gathered_nxm"] > 100
+    assert counted["called_home"] > 2  # they were dirty when they were asked for
 
 
 #: Planted bugs: where the block is looked up, the block, the piece and what it becomes; the
@@ -35,7 +35,7 @@ BUGS = {
         Directory,
         "op.gathers & ((s.old == Held.STALE) | (s.old == Held.ANY))",
         "op.gathers & 0",
-        "smooth",
+        "rough",
         "has it dirty",
     ),
     "writes keep reads out": (
