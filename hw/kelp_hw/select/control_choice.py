@@ -32,8 +32,7 @@ def feed(control, m, s):
     prefetcher."""
     p, bell = control.parts, s.bell
     engine, keys, request = p.engine, p.reader.o, p.engine.i.p
-    #: of each bank, how many were not there
-    absent, found = Signal(), [Signal(16, name=f"found_{b}") for b in range(2)]
+    absent = Signal()
     asks, of = (scored(m, engine, bank) for bank in (engine.o_key.p.bank, keys.p.at.bank))
 
     estimates = control.config.select_estimates
@@ -100,6 +99,25 @@ def feed(control, m, s):
         m.d.sync += control.o_fetch.valid.eq(0)
     if estimates:
         _estimate(control, m, s, squeue)
+    _count_absent(control, m, s, absent, gone, of, squeue)
+    yield
+    with m.State("NAME"):
+        m.d.comb += engine.i.valid.eq(1)
+        with m.If(engine.i.ready):
+            m.next = "NAMED"
+    with m.State("NAMED"):
+        with m.If(~s.walks):
+            m.d.sync += [s.bank.eq(~s.bank), s.block.eq(s.block + 1)]
+            m.next = "SCAN"
+
+
+def _count_absent(control, m, s, absent, gone, of, squeue):
+    """Of each bank, how many pages were not there; without estimates such a page is asked for.
+    `absent`, `gone`: a line of the page was not there before this one, or with it; `of`: its
+    SELECT."""
+    estimates = control.config.select_estimates
+    engine, keys = control.parts.engine, control.parts.reader.o
+    found = [Signal(16, name=f"found_{b}") for b in range(2)]
     scores = keys.valid & keys.ready & ~s.building
     wants_ready = ~control.o_fetch.valid
     m.d.comb += s.wants_ready.eq(wants_ready if estimates else wants_ready & ~scores)
@@ -118,15 +136,6 @@ def feed(control, m, s):
     for b in range(2):
         with m.If(engine.leaves & (engine.left == b)):
             m.d.sync += [s.absent.eq(found[b]), found[b].eq(0)]
-    yield
-    with m.State("NAME"):
-        m.d.comb += engine.i.valid.eq(1)
-        with m.If(engine.i.ready):
-            m.next = "NAMED"
-    with m.State("NAMED"):
-        with m.If(~s.walks):
-            m.d.sync += [s.bank.eq(~s.bank), s.block.eq(s.block + 1)]
-            m.next = "SCAN"
 
 
 def _estimate(control, m, s, squeue):
