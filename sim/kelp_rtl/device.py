@@ -334,10 +334,14 @@ class Driver(Control):
         return bool(self._call.kelp_irq(self._simulation))
 
     def arrays(self) -> list[Array]:
-        """Every array of the model. A change of its rows is read from the next cycle on."""
+        """Every array of the model. A change of its rows counts once `propagate` is called."""
         found = (Array * self._call.kelp_arrays(self._simulation, None, 0))()
         self._call.kelp_arrays(self._simulation, found, len(found))
         return list(found)
+
+    def propagate(self) -> None:
+        """What is combinational follows state that was changed from outside."""
+        self._call.kelp_propagate(self._simulation)
 
     def assertions(self, on: bool) -> None:
         """Whether the model checks itself, until the next reset."""

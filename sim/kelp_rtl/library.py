@@ -305,6 +305,7 @@ def load(path: str) -> ctypes.CDLL:
         ("memory", pointer, pointer),
         ("arrays", u64, pointer, pointer, u64),
         ("assertions", None, pointer, i32),
+        ("propagate", None, pointer),
         ("clock", i32, pointer, i32),
         ("commit_count", i64, pointer, i32),
         ("commit_take", None, pointer, i32, pointer, pointer, pointer, pointer),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_storm(weather):
-    storm = Storm(UNIT, 1, WEATHERS[weather]).run(chapters=2, count=500)
+    storm = Storm(UNIT, 2, WEATHERS[weather]).run(chapters=2, count=500)
     assert not storm.silent, storm.silent[:3]
     assert storm.seen["data"] > 500 and storm.seen["poison"]
 

@@ -20,6 +20,9 @@
 #include "host.h"
 #include "memory.h"
 
+// Verilator's: everything combinational anew.
+void Vtop___024root___eval_settle(Vtop___024root *);
+
 namespace kelp {
 namespace {
 
@@ -34,7 +37,7 @@ struct Log {
 struct Array {
     const char *scope;  // the instance, TOP.top.…
     const char *name;
-    void *rows;         // live; a change is read from the next cycle on, at the latest
+    void *rows;         // live; a change counts when `propagate` has been called
     uint32_t width, depth, row_bytes;
 };
 
@@ -256,6 +259,10 @@ class Simulation {
 
     void assertions(bool on) { context_.assertOn(on); }
 
+    // After a change of state from outside, which `eval` would overlook where no input changes: a word and what a
+    // decoder says of it would be of two times.
+    void propagate() { Vtop___024root___eval_settle(top_->rootp); }
+
     std::vector<Array> arrays() {
         std::vector<Array> found;
         for (const auto &[scope, place] : *context_.scopeNameMap()) {
@@ -365,6 +372,7 @@ uint64_t kelp_arrays(Simulation *s, kelp::Array *to, uint64_t room) {
 }
 // Until the next reset.
 void kelp_assertions(Simulation *s, int on) { s->assertions(on); }
+void kelp_propagate(Simulation *s) { s->propagate(); }
 int kelp_clock(Simulation *s, int cycles) {
     return s->guarded([&] { s->clock(cycles); }) ? 0 : -1;
 }

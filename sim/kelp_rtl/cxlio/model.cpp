@@ -15,6 +15,9 @@
 #include "../cpp/bits.h"
 #include "cxlio_ports.h"
 
+// Verilator's: everything combinational anew.
+void Vtop___024root___eval_settle(Vtop___024root *);
+
 namespace {
 
 using kelp::Field;
@@ -221,6 +224,7 @@ int64_t cxlio_decode(Model *m, uint64_t line) {
 void cxlio_faults(Model *m, uint64_t *to) {
     for (int i = 0; i < 3; i++) to[i] = m->faults[i], to[3 + i] = m->signals[i];
 }
+void cxlio_propagate(Model *m) { m->enter(), Vtop___024root___eval_settle(m->top().rootp); }
 uint64_t cxlio_arrays(Model *m, Array *to, uint64_t room) {
     const auto found = m->arrays();
     std::copy_n(found.begin(), std::min<uint64_t>(room, found.size()), to);

@@ -209,7 +209,11 @@ class RegisterModel(RegisterAccess):
         return dict(zip(names, found, strict=True))
 
     def arrays(self) -> list[Array]:
-        """Every array of the model. A change of its rows is read from the next cycle on."""
+        """Every array of the model. A change of its rows counts once `propagate` is called."""
         found = (Array * self._call.cxlio_arrays(self._model, None, 0))()
         self._call.cxlio_arrays(self._model, found, len(found))
         return list(found)
+
+    def propagate(self) -> None:
+        """What is combinational follows state that was changed from outside."""
+        self._call.cxlio_propagate(self._model)

@@ -24,6 +24,9 @@
 #include "caching_host.h"
 #include "kelp_ports.h"
 
+// Verilator's: everything combinational anew.
+void Vtop___024root___eval_settle(Vtop___024root *);
+
 namespace {
 
 using namespace kelp;
@@ -469,7 +472,10 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         top->s2m_bisnp___05Fready = random.chance(o.bisnp);
         top->o_lost___05Fready = random.chance(64);
 
-        if (!flipped && cycle >= o.flip_cycle) flip();
+        if (!flipped && cycle >= o.flip_cycle) {
+            flip();
+            Vtop___024root___eval_settle(top->rootp);
+        }
         top->eval();
         // --- transfers
         if (offer_req && top->m2s_req___05Fready) { reqs.pop_front(); offer_req = false; }

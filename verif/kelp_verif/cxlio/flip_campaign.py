@@ -238,6 +238,7 @@ class Bench:
                 np.ctypeslib.as_array(
                     (ctypes.c_uint8 * (a.depth * a.row_bytes)).from_address(a.rows)
                 ).reshape(a.depth, a.row_bytes),
+                model.propagate,
             )
             for a in model.arrays()
         }

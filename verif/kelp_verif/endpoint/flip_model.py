@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,16 +41,19 @@ class FlipDriver(Driver):
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory of a running model: `width` bits a row, `rows` as bytes, live and writable."""
+    """One memory of a running model: `width` bits a row, `rows` as bytes, live. `propagate` is the
+    model's, for what reads them combinationally."""
 
     name: str
     width: int
     depth: int
     rows: np.ndarray
+    propagate: Callable[[], object]
 
     def flip(self, row: int, *bits: int) -> None:
         for bit in bits:
             self.rows[row, bit // 8] ^= 1 << bit % 8
+        self.propagate()
 
 
 def memories(driver: Driver) -> dict[str, Memory]:
@@ -61,5 +65,5 @@ def memories(driver: Driver) -> dict[str, Memory]:
         ).reshape(a.depth, a.row_bytes)
         name = memory_name(*a.scope.decode().split(".")[2:], a.name.decode())
         assert name not in found, name
-        found[name] = Memory(name, a.width, a.depth, rows)
+        found[name] = Memory(name, a.width, a.depth, rows, driver.propagate)
     return dict(sorted(found.items()))
