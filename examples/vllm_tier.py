@@ -13,6 +13,7 @@ Simulation is not acceleration.
 import argparse
 import json
 import mmap
+import time
 
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
@@ -88,8 +89,10 @@ def main() -> None:
     manager = TieringOffloadingManager(primary, [below])
 
     def settle():
-        below.drain_jobs()
         manager.on_schedule_end(ScheduleEndContext((), ()))
+        while manager.has_pending_work():
+            time.sleep(0.001)
+            manager.on_schedule_end(ScheduleEndContext((), ()))
 
     try:
         keys = [make_offload_key(i.to_bytes(8, "big"), 0) for i in range(options.chunks)]

@@ -6,6 +6,7 @@ policy of its CPU tier; both loaded by module path."""
 import json
 import mmap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,11 @@ def job(number, keys, chunks, load=False):
 
 
 def finished(tier):
-    tier.drain_jobs()
-    return {result.job_id: result for result in tier.get_finished_jobs()}
+    results = {}
+    while tier.has_pending_work():
+        results |= {result.job_id: result for result in tier.get_finished_jobs()}
+        time.sleep(0.001)
+    return results
 
 
 def test_chunks_come_back_as_they_went_in(tier, region):
@@ -202,8 +206,11 @@ def managed(region):
 
 
 def step(manager):
-    manager.secondary_tiers[0].drain_jobs()
+    """Steps of the scheduler until nothing is under way."""
     manager.on_schedule_end(ScheduleEndContext((), ()))
+    while manager.has_pending_work():
+        time.sleep(0.001)
+        manager.on_schedule_end(ScheduleEndContext((), ()))
 
 
 def offload(manager, region, numbers, request):
@@ -266,6 +273,56 @@ def test_a_lost_chunk_is_a_miss_that_vllm_recomputes(managed, region):
     assert LookupResult.MISS in seen and LookupResult.HIT not in seen
     offload(managed, region, [0], "again")
     assert managed.lookup(key_of(0), context) is LookupResult.HIT
+
+
+def reset(manager):
+    """What vLLM's `reset_prefix_cache(reset_connector=True)` comes to, with no job at a worker."""
+    manager.reset_cache()
+    manager.on_reset_flushed()
+
+
+def promoted(manager, region, number, request):
+    """A chunk as the CPU tier has it after vLLM has looked for it; None where that is a miss."""
+    context = ReqContext(request)
+    manager.on_new_request(context)
+    for _ in range(20):
+        found = manager.lookup(key_of(number), context)
+        if found is LookupResult.MISS:
+            return None
+        if found is LookupResult.HIT:
+            chunk = int(manager.prepare_load([key_of(number)], context).chunk_ids[0])
+            manager.complete_load([key_of(number)], context)
+            return region.rows[chunk].copy()
+        step(manager)
+    raise AssertionError(f"chunk {number} is on its way after 20 steps")
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_reset_forgets_what_older_weights_have_computed(region, keep):
+    """Every chunk, also one whose store was under way, and none that is stored afterwards; whoever
+    asks for it keeps them."""
+    primary = CPUPrimaryTierOffloadingManager(
+        num_chunks=CHUNKS, mmap_region=region, cache_policy="lru"
+    )
+    tier = tier_of(primary.get_kv_memoryview(), keep_on_reset=keep)
+    manager = TieringOffloadingManager(primary, [tier])
+    offload(manager, region, range(4), "old weights")
+    context = ReqContext("under way")
+    manager.on_new_request(context)
+    manager.prepare_store([key_of(4)], context)
+    manager.complete_store([key_of(4)], context, True)
+    reset(manager)
+    offload(manager, region, [5], "new weights")
+    assert sorted(tier.store.keys()) == [key_of(i) for i in (range(6) if keep else [5])]
+    found = [promoted(manager, region, i, f"look {i}") for i in range(6)]
+    assert [data is not None for data in found] == [keep] * 5 + [True]
+    assert all((found[i] == content(i)).all() for i in ([0, 1, 2, 3, 5] if keep else [5]))
+    tier.shutdown()
+
+
+def test_what_is_to_be_kept_at_a_reset_is_a_truth_value(region):
+    with pytest.raises(ValueError, match=r"keep_on_reset = 'no' is refused; legal: true, false"):
+        tier_of(region.create_kv_memoryview(), keep_on_reset="no")
 
 
 # - policy -----------------------------------------------------------------------------------------

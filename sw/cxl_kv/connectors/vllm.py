@@ -11,8 +11,12 @@ Both are loaded by module path, with no change to vLLM::
     "eviction_policy": "KelpCachePolicy", "cache_policy_module_path": "cxl_kv.connectors.vllm"
 
 A chunk that the device answers with poison is a failed key of its job (the others of the job
-succeed): vLLM then counts it as a miss and computes it anew. vLLM resets no secondary tier
-(`reset_prefix_cache`): where a process changes its model's weights, use the KV connector.
+succeed): vLLM then counts it as a miss and computes it anew.
+
+vLLM's `reset_prefix_cache(reset_connector=True)`, as after a change of weights, resets its CPU tier
+alone and has each secondary tier drain its jobs; stores that persist are meant to keep their data.
+This one does not persist, and its keys do not say of which weights they are: it forgets every chunk
+then, unless ``"keep_on_reset": true`` says that the weights stay the same (sleep and wake-up).
 """
 
 from __future__ import annotations
@@ -38,12 +42,14 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 import cxl_kv
 
+from ..arguments import short
 from ..blocks import BlockStore
 
 __all__ = ["CxlTier", "KelpCachePolicy"]
 
 
 _LOG = logging.getLogger("cxl_kv.vllm")
+_FORGET = object()  # among the jobs: every chunk
 
 
 class CxlTier(SecondaryTierManager):
@@ -58,6 +64,8 @@ class CxlTier(SecondaryTierManager):
         The device.
     blocks : int, optional
         Chunks at most; as many as the device's configuration holds when left out.
+    keep_on_reset : bool
+        Keep the chunks when vLLM resets its caches.
     """
 
     medium: ClassVar[Medium] = Medium.CPU
@@ -69,14 +77,20 @@ class CxlTier(SecondaryTierManager):
         tier_type: str,
         url: str,
         blocks: int | None = None,
+        keep_on_reset: bool = False,
         backpressure_detector=None,
     ):
+        if not isinstance(keep_on_reset, bool):
+            raise ValueError(
+                f"keep_on_reset = {short(keep_on_reset)} is refused; legal: true, false"
+            )
         super().__init__(
             offloading_spec=offloading_spec,
             primary_kv_view=primary_kv_view,
             tier_type=tier_type,
             backpressure_detector=backpressure_detector,
         )
+        self._keep_on_reset = keep_on_reset
         self._changed = threading.Condition()
         self._there: set[OffloadKey] = set()
         self.device = cxl_kv.open(url)
@@ -91,7 +105,7 @@ class CxlTier(SecondaryTierManager):
         self._storing: set[OffloadKey] = set()
         self._unfinished = 0
         self._results: list[JobResult] = []
-        # Jobs, and keys that were touched; at last None.
+        # Jobs, keys that were touched, and _FORGET; at last None.
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cxl_kv tier", daemon=True)
         self._thread.start()
@@ -132,8 +146,16 @@ class CxlTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def drain_jobs(self) -> None:
+        """Wait until every job is done and, unless `keep_on_reset`, forget every chunk.
+
+        It is all that a tier is told of `reset_cache`, and nothing else calls it (0.33); were it
+        called otherwise, what is forgotten would be computed anew.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished)
+            if not self._keep_on_reset:
+                self._there.clear()
+                self._jobs.put(_FORGET)  # before every store to come
 
     def shutdown(self) -> None:
         if self._thread.is_alive():
@@ -145,6 +167,10 @@ class CxlTier(SecondaryTierManager):
     # - the thread ---------------------------------------------------------------------------------
     def _run(self):
         while (job := self._jobs.get()) is not None:
+            if job is _FORGET:
+                for key in self.store.keys():
+                    self.store.delete(key)
+                continue
             if isinstance(job, list):
                 self.store.touch(job)
                 continue
