@@ -91,7 +91,14 @@ def some_values(seed: int, count: int = 400) -> np.ndarray:
     return np.ascontiguousarray(lines.view(np.uint8).reshape(count, 64))
 
 
-def open_plain(driver: Driver, session: int, owner: int, formats, host_type=HostType.FP16) -> None:
+def open_plain(
+    driver: Driver,
+    session: int,
+    owner: int,
+    formats,
+    host_type=HostType.FP16,
+    auto_step: int = 4,
+) -> None:
     """Opens a session of so many layers as there are pairs of formats."""
     driver.open_session(
         session,
@@ -101,7 +108,7 @@ def open_plain(driver: Driver, session: int, owner: int, formats, host_type=Host
             host_type=host_type,
             formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
         ),
-        QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
+        QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=auto_step),
         owner=owner,
     )
 
@@ -257,10 +264,12 @@ class CachingDriver(Driver):
     def finish(self) -> None:
         """The run is over: for those who judge more than what agents read."""
 
-    def open(self, session: int, owner: int, formats, host_type: HostType) -> None:
+    def open(
+        self, session: int, owner: int, formats, host_type: HostType, auto_step: int = 4
+    ) -> None:
         """Opens a session whose lines the host may use from now on."""
         self.host_types[session] = host_type
-        open_plain(self, session, owner, formats, host_type)
+        open_plain(self, session, owner, formats, host_type, auto_step)
         self.phase(session, OPEN, owner)
 
     @property
