@@ -3,6 +3,7 @@
 """One cache for each request: whatever shape the model's attention has, what a probe sees of it,
 and that no session outlives its request."""
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -455,3 +456,105 @@ def test_a_prompt_beyond_the_capacity_is_refused_before_it_starts():
             pytest.raises(ValueError, match="10 tokens are refused.*holds 9 .*max_tokens = 9"),
         ):
             model(**prompt(10), past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(max_new_tokens=5),
+        dict(max_length=65),
+        dict(max_new_tokens=5, num_beams=2),
+        dict(max_new_tokens=5, prefill_chunk_size=16),
+        dict(max_new_tokens=5, prompt_lookup_num_tokens=2),
+        dict(max_new_tokens=5, do_sample=True),
+    ],
+)
+def test_new_tokens_beyond_the_capacity_are_refused_before_it_starts(more):
+    """However they are asked for and decoded; as many as fit are made."""
+    model, asked = model_of("llama"), dict(do_sample=False, **prompt(60)) | more
+    beyond = {k: v + 1 if k in ("max_new_tokens", "max_length") else v for k, v in asked.items()}
+    with (
+        cxl_kv.open("golden:trace?sessions=4&pages=4") as device,
+        EndpointCache(device, model.config) as cache,
+    ):
+        with pytest.raises(
+            ValueError, match="may become 65 are refused.*holds 64 .*max_length by 1"
+        ):
+            model.generate(**beyond, past_key_values=cache)
+        assert cache.get_seq_length() == 0 and open_sessions(device) == 0
+        made = model.generate(**asked, past_key_values=cache)
+        assert made.shape == (1, 65) and cache.get_seq_length() == 64 and cache.room == 0
+
+
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_embeddings_count_like_tokens(tokens):
+    model = model_of("llama")
+    embeds = model.get_input_embeddings()(prompt(61)["input_ids"]).detach()
+    with (
+        cxl_kv.open("golden:trace?sessions=4&pages=4") as device,
+        EndpointCache(device, model.config) as cache,
+        pytest.raises(ValueError, match="61 tokens that may become 65")
+        if tokens == 5
+        else contextlib.nullcontext(),
+    ):
+        model.generate(inputs_embeds=embeds, past_key_values=cache, max_new_tokens=tokens)
+        assert cache.room == 0
+
+
+def test_a_next_turn_that_does_not_fit_is_refused_before_it_starts():
+    """The prompt is what was said before and what is new, or what is new alone."""
+    model = model_of("llama")
+    with (
+        cxl_kv.open("golden:trace?sessions=4&pages=4") as device,
+        EndpointCache(device, model.config) as cache,
+    ):
+        said = generate(model, cache, prompt(40), 10)
+        assert cache.room == 64 - 49
+        more = torch.cat([said, torch.tensor([[7, 8]])], dim=1)
+        for inputs in (
+            dict(input_ids=more, attention_mask=torch.ones_like(more)),
+            dict(input_ids=more[:, 49:], attention_mask=torch.ones_like(more)),
+        ):
+            with pytest.raises(ValueError, match="52 tokens that may become 65.*by 1"):
+                generate(model, cache, inputs, 14)
+            assert cache.get_seq_length() == 49
+        expected = generate(model, DynamicCache(config=model.config), dict(input_ids=more), 13)
+        made = generate(model, cache, dict(input_ids=more), 13)
+        assert (made == expected).all() and cache.room == 0
+
+
+def test_a_loop_of_ones_own_that_comes_to_the_end_has_lost_nothing():
+    """Nobody has said how much is to come: the pass that does not fit is refused, the cache stays
+    as it was, and what it holds goes on once there is room."""
+    model = model_of("llama")
+    expected = generate(model, DynamicCache(config=model.config), prompt(60), 5)
+    with (
+        cxl_kv.open("golden:trace?sessions=4&pages=4") as device,
+        EndpointCache(device, model.config) as cache,
+        torch.no_grad(),
+    ):
+        tokens, inputs = prompt(60)["input_ids"], prompt(60)
+        with pytest.raises(ValueError, match=r"65 tokens are refused.*crop\(-n\) and reset\(\)"):
+            while True:
+                logits = model(**inputs, past_key_values=cache).logits
+                tokens = torch.cat([tokens, logits[:, -1:].argmax(dim=-1)], dim=1)
+                inputs = dict(input_ids=tokens[:, -1:])
+        assert (tokens == expected).all() and cache.room == 0
+        assert {layer.length for layer in cache.layers} == {64}
+        cache.crop(-3)
+        logits = model(input_ids=tokens[:, 61:64], past_key_values=cache).logits
+        assert (logits[:, -1].argmax(dim=-1) == tokens[:, -1]).all() and cache.room == 0
+        cache.crop(-4)
+        cache.expect(66)
+        with pytest.raises(ValueError, match="61 tokens that may become 66"):
+            model(input_ids=tokens[:, 60:61], past_key_values=cache)
+        model(input_ids=tokens[:, 60:61], past_key_values=cache)  # it has been told once
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5])
+def test_what_is_expected_is_a_number(device, wrong):
+    with (
+        EndpointCache(device, model_of("llama").config) as cache,
+        pytest.raises(ValueError, match=f"length = {wrong} is refused"),
+    ):
+        cache.expect(wrong)

@@ -17,10 +17,16 @@ gives back for all of them; nothing is kept in host memory. One session holds on
 With the attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass
 is pushed as hints. A forward pass in which a layer's keys or values could not be written or read
 leaves the cache as long as it was: it can be made again.
+
+`generate` is refused before it stores anything where `max_new_tokens` or `max_length` lead beyond
+what a row holds. It tells a cache nothing of them, so this module wraps the step of
+`GenerationMixin` that prepares its cache. A loop of one's own says it with `expect`, or looks at
+`room`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import sys
@@ -32,6 +38,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.generation import GenerationMixin
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
@@ -150,7 +157,8 @@ class EndpointCache(Cache):
         How keys and values are stored; ``"raw16"`` gives the very tokens that DynamicCache gives.
     max_tokens : int, optional
         Positions per row; all that the configuration's pages hold when left out. A prompt beyond
-        them is refused before anything of it is stored.
+        them is refused before anything of it is stored, and so is one whose new tokens would lead
+        beyond them (`expect`).
     policy : Policy
         With ``score="pushed"``, the default, masses come from the attention implementation PROBE;
         without it, choose ``"observed"``.
@@ -197,6 +205,7 @@ class EndpointCache(Cache):
         #: layers that store; those behind them use the keys and values of earlier ones
         self.stored = _stored_layers(text)
         self._most = 0  # positions of a row
+        self._coming = 0  # positions of a row that are to come to be, as `expect` was told
         self._opened: list[Session] = []  # all of them, for whoever closes them
         _ = device.worker  # which closes them when this object is gone
         weakref.finalize(self, device.abandon, self._opened).atexit = False
@@ -238,6 +247,35 @@ class EndpointCache(Cache):
         for layer in self.layers:
             layer.length = min(layer.length, left)
 
+    # - room ---------------------------------------------------------------------------------------
+    @property
+    def room(self) -> int | None:
+        """Positions that a row has left; None before the first pass, which shows how many tokens a
+        page holds."""
+        return self._most - self.get_seq_length() if self._most else None
+
+    def expect(self, length: int) -> None:
+        """A row will come to hold `length` positions: where it cannot, the next pass, with the
+        prompt, is refused. `generate` says so by itself."""
+        self._coming = integer("length", length, 0)
+
+    def _check_room(self, end: int) -> None:
+        """ValueError where a row does not hold `end` positions, or what is to come."""
+        coming, self._coming = self._coming, 0
+        if max(end, coming) <= self._most:
+            return
+        holds = f"a row of this cache holds {self._most} (configuration {self.device.config.name!r}"
+        holds += f", max_tokens = {self._max_tokens})" if self._max_tokens else ")"
+        if end > self._most:
+            raise ValueError(
+                f"{end} tokens are refused: {holds}; crop(-n) and reset() make room, `?pages=` in "
+                + "the device's URL makes more"
+            )
+        raise ValueError(
+            f"{end} tokens that may become {coming} are refused: {holds}; lower max_new_tokens or "
+            + f"max_length by {coming - self._most}, or raise `?pages=` in the device's URL"
+        )
+
     # - data ---------------------------------------------------------------------------------------
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[batch, kv_heads, n, head_dim] at positions start …; rows get their sessions here.
@@ -245,7 +283,8 @@ class EndpointCache(Cache):
         Raises
         ------
         ValueError
-            More positions than a row holds, or another batch than before.
+            More positions than a row holds or, by `expect`, than it will come to hold; another
+            batch than before.
         UnsupportedError
             A dtype that no device stores, or a layer of another type or other sizes than the first.
         DeviceFullError
@@ -258,13 +297,7 @@ class EndpointCache(Cache):
         if self.closed:
             raise SessionClosedError("this cache was closed; make another one for another request")
         self._check_sizes(layer, keys, values)
-        if start + keys.shape[-2] > self._most:
-            raise ValueError(
-                f"{start + keys.shape[-2]} tokens are refused: a row of this cache holds "
-                + f"{self._most} "
-                + f"(configuration {self.device.config.name!r}"
-                + (f", max_tokens = {self._max_tokens})" if self._max_tokens else ")")
-            )
+        self._check_room(start + keys.shape[-2])
         self._rows_for(keys)
         k, v = (_to_numpy(x, self._shape.head_dim) for x in (keys, values))
         for row, session in enumerate(self.rows):
@@ -579,6 +612,39 @@ def _copy(source: Session, target: Session, layers: list[int], length: int) -> N
     target.plans = dict(source.plans)
     if length:
         target.write(layers, *source.read(layers, stop=length, dtype=np.uint16))
+
+
+# - generate, which is to say how much is to come --------------------------------------------------
+
+
+def _telling(prepare):
+    """`GenerationMixin._prepare_cache_for_generation`, whose generation config is resolved by
+    then, for every way of decoding."""
+
+    @functools.wraps(prepare)
+    def tell(self, generation_config, model_kwargs, generation_mode, batch_size, length):
+        cache = model_kwargs.get("past_key_values")
+        if isinstance(cache, EndpointCache):
+            cache.expect(length + _not_passed(cache, generation_config, model_kwargs))
+        return prepare(self, generation_config, model_kwargs, generation_mode, batch_size, length)
+
+    return tell
+
+
+def _not_passed(cache, generation_config, model_kwargs) -> int:
+    """Tokens of `cache` that are not among the ids that generate was given. By its own rule they
+    are not where the attention mask is longer. Without max_new_tokens nobody knows of it here."""
+    if generation_config.max_new_tokens is None:
+        return 0
+    given = generation_config.max_length - generation_config.max_new_tokens
+    mask = model_kwargs.get("attention_mask")
+    masked = getattr(generation_config, "_mask_length", given) if mask is None else mask.shape[1]
+    return cache.get_seq_length() if masked > given > 0 else 0
+
+
+GenerationMixin._prepare_cache_for_generation = _telling(
+    GenerationMixin._prepare_cache_for_generation
+)
 
 
 # - the attention implementation that tells --------------------------------------------------------
