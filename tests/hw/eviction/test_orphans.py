@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Orphans: in the engine, no frame of a lost word stays lost; alone, no frame is taken from who got
-it during the search."""
+"""Orphans: alone, beside a model of its contract, and no frame is taken from who got it during the
+search; in the engine, no frame of a lost word stays lost."""
+
+import dataclasses
 
 import pytest
 from eviction_runs import SMALL, run
@@ -10,8 +12,22 @@ from simulation import simulate
 from kelp_hw.eviction.orphans import Orphans
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_verif.harness.runner import run_cocotb
 
 UNIT = named("unit")
+FEW = UNIT.with_(frames=(5, 4, 4, 4))  # a search is soon over
+
+
+def test_each_op_and_event_is_the_models():
+    records = run_cocotb(
+        Orphans(config=FEW),
+        bench="kelp_verif.eviction.orphans_bench",
+        test="contract",
+        params={"config": dataclasses.asdict(FEW), "cycles": 60_000},
+        timeout_s=100,
+    ).records
+    few = {"searches": 8, "sweeps": 20, "told": 10, "recovered": 4, "left": 20, "freed": 2000}
+    assert all(records[name] >= count for name, count in few.items()), records
 
 
 def test_lost_words_give_their_frames_back():

@@ -100,6 +100,31 @@ class Both(wiring.Component):
         return m
 
 
+class Deaf(wiring.Component):
+    """Looks at bit 0 of `a` alone."""
+
+    def __init__(self):
+        super().__init__({"a": In(2), "o": Out(2)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.sync += self.o.eq(Cat(self.a[0], self.o[0]))
+        return m
+
+
+class Teller(wiring.Component):
+    """Tells a block below more than it looks at."""
+
+    def __init__(self):
+        super().__init__({"a": In(2), "b": In(2), "o": Out(2)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.deaf = deaf = Deaf()
+        m.d.comb += [deaf.a.eq(self.a & self.b), self.o.eq(deaf.o)]
+        return m
+
+
 class Helped(wiring.Component):
     """`o` is a | b, as a property and a static method say."""
 
@@ -165,6 +190,16 @@ def test_a_bit_that_never_changes_is_no_state():
     stuck = [m for m in mutants if m.site.startswith("const0") and "D[1]" in m.site]
     assert stuck and equivalent(text, stuck) == {m.number for m in stuck}
     assert not equivalent(text, [m for m in mutants if re.match(r"(inv|const).*D\[0\]", m.site)])
+
+
+def test_what_a_block_below_does_not_look_at_changes_nothing():
+    text = to_rtlil(Teller(), name="top")
+    mutants = netlist.listed(text, {"Teller": ["top"]}, count=100, seed=1)
+    proved = equivalent(text, mutants)
+    unheard = [m for m in mutants if re.match(r"(inv|const.) .*(deaf.a|[ABY])\[1\]", m.site)]
+    heard = [m for m in mutants if re.match(r"(inv|const.) .*(deaf.a|[ABY])\[0\]", m.site)]
+    assert unheard and proved >= {m.number for m in unheard}
+    assert heard and not proved & {m.number for m in heard}
 
 
 def test_a_mutant_of_the_source_that_changes_nothing_is_proved():

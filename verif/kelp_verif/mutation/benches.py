@@ -159,7 +159,6 @@ BENCHES = (
         "eviction",
         {
             "eviction/residency_map": ("ResidencyMap",),
-            "eviction/orphans": ("Orphans",),
             "eviction/excess_tree": ("ExcessTree",),
             "eviction/queue_state": ("QueueState",),
             "eviction/priority": ("PriorityUnit",),
@@ -173,9 +172,13 @@ BENCHES = (
             "tests/hw/eviction/test_evictor.py",
             "tests/hw/eviction/test_closer.py",
             "tests/hw/eviction/test_eviction.py",
-            "tests/hw/eviction/test_orphans.py",
             "tests/hw/eviction/test_sweep.py",
         ),
+    ),
+    Bench(
+        "eviction.orphans",
+        {"eviction/orphans": ("Orphans",)},
+        ("tests/hw/eviction/test_orphans.py",),
     ),
     _source("eviction/candidates", "CandidateList"),
     _source("eviction/slots", "EvictionSlots"),

@@ -2,8 +2,9 @@
 
 """Mutants that change nothing, proved for all time: with every register, memory and block below cut
 open, each next state and each output is the same function of states and inputs with the mutant as
-without it. Bits of registers that are constant are put in as such first. What cannot be proved so,
-though it may need a state that is never reached, counts as alive."""
+without it. Bits of registers that are constant are put in as such first. Where that fails, the
+blocks below are cut open as well, which may not look at what they are told. What cannot be proved
+so, though it may need a state that is never reached, counts as alive."""
 
 import inspect
 import re
@@ -23,7 +24,10 @@ __all__ = ["equivalent", "equivalent_source"]
 
 #: Seconds of processor time in which a block is to be cut open, beside those of the solver.
 _CUTS = 60
+#: The same, with all blocks below.
+_WHOLE_CUTS = 240
 
+_CONSTANTS = "opt_dff -sat"
 _CUT = (
     # Registers bit by bit, named: `expose -evert` makes ports of named cells.
     "proc",
@@ -33,7 +37,7 @@ _CUT = (
     "memory_map",
     # A bit that never leaves its initial value is no state.
     "opt_expr",
-    "opt_dff -sat",
+    _CONSTANTS,
     "opt_clean",
     "dffunmap",
     "async2sync",
@@ -54,33 +58,55 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
         Given to the solver for each.
     """
     proved: set[int] = set()
-    modules = sorted({m.module for m in mutants})
-    for module in modules:
+    for module in sorted({m.module for m in mutants}):
         mine = [m for m in mutants if m.module == module]
-        script = ["read_rtlil in.il", f"proc \\{module}", f"opt_clean \\{module}"]
-        script += [
-            m.command.replace("mutate ", f"mutate -ctrl {SELECT} 16 {m.number} ", 1) for m in mine
-        ]
-        # Blocks below become ports: none of them differs.
-        script += [f"hierarchy -top \\{module}", f"blackbox =* =\\{module} %d"]
-        script += [*_CUT, "rename -top both", "expose -evert both/c:*"]
-        for m in mine:
-            script += ["design -save cut", "copy both gold", "copy both gate"]
-            for name, number in (("gold", 0), ("gate", m.number)):
-                script += [
-                    f"delete -input {name}/{SELECT}",
-                    f"cd {name}",
-                    f"connect -set {SELECT} 16'd{number}",
-                    "cd ..",
-                ]
-            script += [
-                "miter -equiv -flatten gold gate miter",
-                f"log mutant {m.number}",
-                f"sat -timeout {seconds} -prove trigger 0 miter",
-                "design -load cut",
-            ]
-        proved |= _proved({"in.il": text}, script, _CUTS + seconds * len(mine))
+        cut = _proved({"in.il": text}, _script(module, mine, seconds), _CUTS + seconds * len(mine))
+        left = [m for m in mine if m.number not in cut]
+        proved |= cut
+        if left and _has_blocks(text, module):
+            script = _script(module, left, seconds, whole=True)
+            proved |= _proved({"in.il": text}, script, _WHOLE_CUTS + seconds * len(left))
     return proved
+
+
+def _has_blocks(text: str, module: str) -> bool:
+    """Whether `module` of the RTLIL `text` has blocks below."""
+    body = re.search(rf"^module \\{re.escape(module)}\n.*?^end\n", text, re.MULTILINE | re.DOTALL)
+    return body is not None and "\n  cell \\" in body[0]
+
+
+def _script(module: str, mine: list[Mutant], seconds: int, *, whole: bool = False) -> list[str]:
+    """Compares `module` with each of `mine` in it. The blocks below are cut off, so that what they
+    are told of counts as an output; or, `whole`, they are cut open, too."""
+    proc = "proc; opt_clean" if whole else f"proc \\{module}; opt_clean \\{module}"
+    script = ["read_rtlil in.il", *proc.split("; ")]
+    script += [
+        m.command.replace("mutate ", f"mutate -ctrl {SELECT} 16 {m.number} ", 1) for m in mine
+    ]
+    script += [f"hierarchy -top \\{module}"]
+    # Blocks below become ports, where none of them differs.
+    script += ["chformal -remove", "flatten"] if whole else [f"blackbox =* =\\{module} %d"]
+    # Of many registers, proofs that some are constant take too long.
+    cut = [command for command in _CUT if not (whole and command == _CONSTANTS)]
+    script += [*cut, "rename -top both", "expose -evert both/c:*"]
+    for m in mine:
+        script += ["design -save cut", "copy both gold", "copy both gate"]
+        for name, number in (("gold", 0), ("gate", m.number)):
+            script += [
+                f"delete -input {name}/{SELECT}",
+                f"cd {name}",
+                f"connect -set {SELECT} 16'd{number}",
+                "cd ..",
+            ]
+        script += ["miter -equiv -flatten gold gate miter"]
+        if whole:  # what is the same on both sides is there once
+            script += ["cd miter", *2 * ["opt_expr", "opt_merge"], "opt_clean", "cd .."]
+        script += [
+            f"log mutant {m.number}",
+            f"sat -timeout {seconds} -prove trigger 0 miter",
+            "design -load cut",
+        ]
+    return script
 
 
 def equivalent_source(
