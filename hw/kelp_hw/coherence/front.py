@@ -76,7 +76,9 @@ class CoherentFront(wiring.Component):
     o_lost : out, stream
         A line that the host did not give back, to be poisoned. Its recall waits until it is taken.
     sessions : in
-        Of each session, whether it is open (grants are given), and whether its formats round.
+        Of each session, whether it is open (grants are given), whether its formats round, and its
+        owner's LD-ID: what another asks of its lines is handed on, and changes nothing of what the
+        host holds.
     now, bi : in
         Time; how long a BISnp may be unanswered, and whose it is.
     fatal : in
@@ -340,9 +342,13 @@ class CoherentFront(wiring.Component):
         line, above = message.address[:line_bits], message.address[line_bits:]
         session = line[line_bits - c.session_bits :]
         queue = line[: line_bits - c.session_bits][-c.queue_bits :]
-        in_map = (session < c.sessions) & (queue < c.queues)
+        # The inner device refuses what a stranger asks, so the directory must not hear of it: his
+        # write would make it forget what the owner holds, and his reads take the owner's places.
+        owner = self.sessions.owners[session] if c.sessions > 1 else self.sessions.owners[0]
+        in_map = Signal(name="rwd_in_map" if is_write else "req_in_map")
         in_kv, is_open, value = Signal(), Signal(), message.meta_value
         m.d.comb += [
+            in_map.eq((session < c.sessions) & (queue < c.queues) & (message.ld_id == owner)),
             in_kv.eq(~above.any() & in_map),
             is_open.eq(self.sessions.open.bit_select(session, 1)),
             op.sector.eq(line[self.sizes.sector_bits :]),

@@ -137,7 +137,7 @@ class CoherentHostPort(wiring.Component):
         ]
 
     def _sessions(self, m, front):
-        """Grants are given to usable sessions alone."""
+        """Grants are given to usable sessions' owners alone."""
         c, write = self.config, self.config_write.p
         queue = write.queue_config
         raw = (queue.format_k == Format.RAW16) & (queue.format_v == Format.RAW16)
@@ -154,6 +154,7 @@ class CoherentHostPort(wiring.Component):
                 m.d.sync += [fresh.eq(0), rounds.eq((rounds & ~fresh) | ~raw)]
             m.d.comb += [
                 front.sessions.open[k].eq(session.open & ~session.closing),
+                front.sessions.owners[k].eq(session.ld_id),
                 self.rounding[k].eq(rounds),
             ]
         m.d.comb += front.sessions.rounds.eq(self.rounding)

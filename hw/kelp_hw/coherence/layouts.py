@@ -63,7 +63,7 @@ class CoherenceLayouts:
     grant : layout
         What an answer needs to know of its request.
     sessions : layout
-        Of each session, whether it is open, and whether its formats round.
+        Of each session, whether it is open, whether its formats round, and its owner's LD-ID.
     bi : layout
         Cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID.
     pulses : layout
@@ -139,7 +139,13 @@ class CoherenceLayouts:
                 "data": 1,
             }
         )
-        self.sessions = S({"open": config.sessions, "rounds": config.sessions})
+        self.sessions = S(
+            {
+                "open": config.sessions,
+                "rounds": config.sessions,
+                "owners": data.ArrayLayout(LD_ID_BITS, config.sessions),
+            }
+        )
         self.pulses = S({"unasked": 1, "ungranted": 1})
         self.bi = S({"timeout": 32, "id": BI_ID_BITS})
 

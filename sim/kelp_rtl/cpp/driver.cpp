@@ -227,9 +227,12 @@ class Simulation {
         // Times never go back; their low half stays the endpoint's `now`.
         last_now_ = t.now;
         time_ = (counts.simulated ? (time_ >> 32) + 1 : 0) << 32 | last_now_;
+        if (other) other->reset(time_);
         for (int64_t waited = 0;; waited++) {
+            if (other) other->drive(t, time_, true, true);
             t.eval();
             if (t.ready) break;
+            if (other) other->scrubs(t);
             if (waited == limit) fail("not ready %lld cycles after the reset", (long long)limit);
             log_commits();
             rise();

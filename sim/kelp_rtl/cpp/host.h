@@ -47,6 +47,9 @@ struct OtherHost {
     virtual bool sample(Vtop &top, uint64_t now) = 0;
     virtual bool takes_data(Vtop &top) = 0;
     virtual bool takes_completion(Vtop &top) = 0;
+    // The endpoint was reset; then, in each cycle until it is ready, after `drive`.
+    virtual void reset(uint64_t now) = 0;
+    virtual void scrubs(Vtop &top) = 0;
 };
 
 class Host {

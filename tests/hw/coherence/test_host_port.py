@@ -56,9 +56,10 @@ async def _opened(ctx, dut):
         await ctx.tick()
 
 
-async def _read(ctx, dut, value, snoop=1):
+async def _read(ctx, dut, value, snoop=1, ld_id=5):
     """The completion of a MemRd of line 0 for `value`, and what the endpoint was asked."""
     ctx.set(dut.m2s_req.valid, 1)
+    ctx.set(dut.m2s_req.p.ld_id, ld_id)
     ctx.set(dut.m2s_req.p.opcode, M2SReq.MEM_RD)
     ctx.set(dut.m2s_req.p.meta_value, value)
     ctx.set(dut.m2s_req.p.snp_type, snoop)
@@ -73,6 +74,7 @@ async def _read(ctx, dut, value, snoop=1):
     await ctx.tick()
     ctx.set(dut.inner_drs.valid, 1)
     ctx.set(dut.inner_drs.p.tag, tag)
+    ctx.set(dut.inner_drs.p.ld_id, ld_id)
     await ctx.tick()
     ctx.set(dut.inner_drs.valid, 0)
     for _ in range(20):
@@ -90,6 +92,8 @@ def test_grants_are_given_to_usable_sessions_and_e_to_owners_alone():
         none = (3, 0)
         assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP, none)
         ctx.set(dut.sessions[0].open, 1)
+        ctx.set(dut.sessions[0].ld_id, 5)
+        assert await _read(ctx, dut, MetaValue.ANY, ld_id=6) == (S2MNDR.CMP, none)
         assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP_S, none)
         assert await _read(ctx, dut, MetaValue.ANY) == (S2MNDR.CMP_E, (0, MetaValue.ANY))
         assert await _read(ctx, dut, MetaValue.SHARED) == (S2MNDR.CMP_E, none)

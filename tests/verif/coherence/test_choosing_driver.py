@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.mark.parametrize("name", ["smooth", "rough", "slow RwD", "silent", "registers", "foul"])
 def test_a_slot_shows_what_its_page_has(name):
-    counted = choosing_weather(name, transactions=12_000)
+    # Where RwD are slow, so are queries, and few lines are dirty when they are asked for.
+    counted = choosing_weather(name, transactions=30_000 if name == "slow RwD" else 12_000)
     assert counted["selects"] > 10 and counted["held"] > 30
     assert counted["gathered"] - counted["gathered_nxm"] > 100
     assert counted["called_home"] > 2  # they were dirty when they were asked for

@@ -18,6 +18,8 @@ from .endpoint_bench import CachingDriver
 
 __all__ = ["AuditedDriver"]
 
+#: Registers that the golden model's tracker has, too.
+_HEARD = {"low_water", "reserve"}
 #: Of a request: what it writes is not looked at.
 _ANY = 0, bytes(LINE_BYTES), -1
 
@@ -25,20 +27,28 @@ _ANY = 0, bytes(LINE_BYTES), -1
 class AuditedDriver(CachingDriver):
     """:class:`CachingDriver` whose commit stream is judged as it goes: outcomes, page words, frame
     entries, victims, sweeps, scores. An AssertionError names what differs.
-
-    Parameters
-    ----------
-    low_water : int
-        As its register will be.
     """
 
-    def __init__(self, config: Config, *, driver=(), low_water: int = 1, **options):
-        golden = Endpoint(config)
-        golden.tracker.low_water = low_water
-        self._audit = Audit(config, golden, {}, lambda _: _ANY)
-        self._audit.begin(1)
+    def __init__(self, config: Config, *, driver=(), **options):
+        self._new_audit(config)
         driver = dict(driver) | {"rules": RunRules(max_skip=0, record_hot_reads=True)}
         super().__init__(config, driver=driver, **options)
+
+    def _new_audit(self, config):
+        self._audit = Audit(config, Endpoint(config), {}, lambda _: _ANY)
+        self._audit.begin(1)
+
+    def reset(self, cycles: int = 2, *, seed: int | None = None) -> None:
+        """The golden model begins anew, too."""
+        super().reset(cycles, seed=seed)
+        self.take_commits()
+        self._new_audit(self.config)
+
+    def write_registers(self, values: dict[str | int, int], *, ld_id: int = 0) -> None:
+        """The golden model hears of what decisions depend on."""
+        for name in _HEARD & values.keys():
+            setattr(self._audit.endpoint.tracker, name, values[name])
+        super().write_registers(values, ld_id=ld_id)
 
     def open_session(
         self,

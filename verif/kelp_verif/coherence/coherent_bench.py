@@ -68,7 +68,7 @@ _Options = _structure(
     *_INNER,
     *("latency", "jitter", "acts", "ask", "late", "silent", "refuse", "timeout"),
     *("stream", "patience", "dwell"),
-    *("flip_cycle", "flip_memory", "flip_row", "flip_bits"),
+    *("flip_cycle", "flip_memory", "flip_row", "flip_bits", "session_shift"),
 )
 _KINDS = (
     "none",
@@ -182,7 +182,8 @@ def run(
         **options,
     }
     opened, rounded = (chosen[name] & sessions for name in ("opened", "rounded"))
-    session_of = [n >> config.aperture_bits - 6 - config.session_bits for n in lines]
+    shift = config.aperture_bits - 6 - config.session_bits
+    session_of = [n >> shift for n in lines]
     marked = np.array(
         [
             n << 2 | (rounded >> session & 1) << 1 | opened >> session & 1
@@ -190,7 +191,7 @@ def run(
         ],
         np.uint64,
     )
-    settings = _Options(lines=len(lines), sector=sizes.sector, **chosen)
+    settings = _Options(lines=len(lines), sector=sizes.sector, session_shift=shift, **chosen)
     words = -(-CoherenceLayouts(config, sizes).result.size // 32)
     log, figures = np.zeros((max(1, commits), words), np.uint32), Figures()
     bad = _build(make, config, sizes).coherent_run(settings, marked, log, commits, figures)

@@ -77,7 +77,7 @@ struct Options {
     uint64_t req, rwd, birsp, drs, ndr, bisnp;                      // chances of 256 that a channel moves
     uint64_t inner_req, inner_rwd, inner_drs, inner_ndr, latency, jitter;
     uint64_t acts, ask, late, silent, refuse, timeout, stream, patience, dwell;
-    uint64_t flip_cycle, flip_memory, flip_row, flip_bits;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
+    uint64_t flip_cycle, flip_memory, flip_row, flip_bits, session_shift;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
 };
 
 struct Figures {
@@ -161,6 +161,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         lines[n].rounds = addresses[n] >> 1 & 1;
         line_at[lines[n].address] = n;
     }
+    auto owner = [&](uint64_t address) { return (7 * (address >> o.session_shift) + 3) & 15; };
     auto rounded = [&](const Line &l, uint32_t value) { return l.rounds ? value & ~0xffu : value; };
 
     std::deque<Message> reqs, rwds, rsps;
@@ -196,6 +197,9 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     clear(top->sessions);
     put(top->sessions, ports::sessions::open, o.opened);
     put(top->sessions, ports::sessions::rounds, o.rounded);
+    uint64_t owners = 0;
+    for (unsigned k = 0; k < ports::sessions::owners.bits / 4; k++) owners |= owner(static_cast<uint64_t>(k) << o.session_shift) << 4 * k;
+    put(top->sessions, ports::sessions::owners, owners);
     for (int n = 0; n < 4; n++) {
         top->eval();
         top->clk = 1;
@@ -393,7 +397,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             put(top->m2s_req___05Fpayload, p::meta_value, m.value);
             put(top->m2s_req___05Fpayload, p::tag, m.tag);
             put(top->m2s_req___05Fpayload, p::address, m.address);
-            put(top->m2s_req___05Fpayload, p::ld_id, m.tag & 15);
+            put(top->m2s_req___05Fpayload, p::ld_id, owner(m.address));
         }
         offer_rwd = offer_rwd || (!rwds.empty() && random.chance(o.rwd));
         top->m2s_rwd___05Fvalid = offer_rwd;
@@ -406,7 +410,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             put(top->m2s_rwd___05Fpayload, p::meta_value, m.value);
             put(top->m2s_rwd___05Fpayload, p::tag, m.tag);
             put(top->m2s_rwd___05Fpayload, p::address, m.address);
-            put(top->m2s_rwd___05Fpayload, p::ld_id, m.tag & 15);
+            put(top->m2s_rwd___05Fpayload, p::ld_id, owner(m.address));
             put(top->m2s_rwd___05Fpayload, p::byte_enable, ~0ull);
             uint32_t data[16];
             data[0] = m.data;
@@ -455,14 +459,14 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             data[0] = data_answers[drs_now].value;
             for (unsigned n = 1; n < 16; n++) data[n] = word(data[0], n);
             put(top->inner_drs___05Fpayload, ports::inner_drs::tag, data_answers[drs_now].tag);
-            put(top->inner_drs___05Fpayload, ports::inner_drs::ld_id, data_answers[drs_now].line & 15);
+            put(top->inner_drs___05Fpayload, ports::inner_drs::ld_id, owner(lines[data_answers[drs_now].line].address));
             put_words(top->inner_drs___05Fpayload, ports::inner_drs::data, data);
         }
         top->inner_drs___05Fvalid = drs_now >= 0;
         if (ndr_now < 0 && (ndr_now = pick(write_answers, o.inner_ndr)) >= 0) {
             clear(top->inner_ndr___05Fpayload);
             put(top->inner_ndr___05Fpayload, ports::inner_ndr::tag, write_answers[ndr_now].tag);
-            put(top->inner_ndr___05Fpayload, ports::inner_ndr::ld_id, write_answers[ndr_now].tag & 15);
+            put(top->inner_ndr___05Fpayload, ports::inner_ndr::ld_id, owner(lines[write_answers[ndr_now].line].address));
         }
         top->inner_ndr___05Fvalid = ndr_now >= 0;
         top->inner_req___05Fready = accesses.size() < 256 && random.chance(o.inner_req);
@@ -506,7 +510,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             uint32_t data[16];
             get_words(port, p::data, data);
             bool same = get(port, p::opcode) == m.opcode && get(port, p::address) == m.address && get(port, p::tag) == m.tag && data[0] == m.data &&
-                        data[15] == word(m.data, 15) && get(port, p::byte_enable) == ~0ull && get(port, p::ld_id) == (m.tag & 15);
+                        data[15] == word(m.data, 15) && get(port, p::byte_enable) == ~0ull && get(port, p::ld_id) == owner(m.address);
             if (!same) return fail("a write of line %x is not what the host sent", m.tag);
             accept({true, m.tag, m.tag, m.data, 0, m});
         }
@@ -526,7 +530,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             auto &port = top->s2m_drs___05Fpayload;
             uint32_t n = get(port, p::tag), data[16];
             get_words(port, p::data, data);
-            if (n >= o.lines || lines[n].has_data || get(port, p::ld_id) != (n & 15)) return fail("data that nobody asked for, tag %x", n);
+            if (n >= o.lines || lines[n].has_data || get(port, p::ld_id) != owner(lines[n].address)) return fail("data that nobody asked for, tag %x", n);
             if (data[15] != word(data[0], 15)) return fail("data of line %x are torn", n);
             Line &l = lines[n];
             if (l.out != READ_SHARED && l.out != READ_ANY && l.out != LOOK) return fail("data for line %x, which has no read", n);
@@ -550,7 +554,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
                     answer_snoop(l);
                 }
             } else {
-                if (tag >= o.lines || !lines[tag].out || lines[tag].has_cmp || get(port, p::ld_id) != (tag & 15))
+                if (tag >= o.lines || !lines[tag].out || lines[tag].has_cmp || get(port, p::ld_id) != owner(lines[tag].address))
                     return fail("a completion that nobody waits for, tag %x", tag);
                 lines[tag].has_cmp = true;
                 lines[tag].cmp = opcode;

@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from kelp_golden import codec
+from kelp_hw.layouts import Layouts
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, Failure, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_rtl.records import Records
 from kelp_spec.address import AddressMap
 from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config, named
@@ -26,7 +28,19 @@ from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import ColdOp, Event, PrefetchSource, ScoreSource
 from kelp_verif.harness.runner import leave_figures
 
-__all__ = ["FAILING", "WEATHERS", "CachingDriver", "main", "open_plain", "weather"]
+__all__ = [
+    "FAILING",
+    "FORMATS",
+    "HOST_TYPES",
+    "WEATHERS",
+    "CachingDriver",
+    "made",
+    "main",
+    "open_plain",
+    "settings",
+    "some_lines",
+    "weather",
+]
 
 CLOSED, OPEN, CLOSING = range(3)
 #: Stored formats of K and V in each layer of a session.
@@ -43,7 +57,8 @@ class _Options(ctypes.Structure):
         (name, ctypes.c_uint64)
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
-            + "patience timeout notes errs bad hints registers hint_base register_base"
+            + "patience timeout notes errs bad hints registers hint_base register_base "
+            + "keeps deaf strangers flood nonsense"
         ).split()
     ]
 
@@ -57,7 +72,9 @@ class Figures(ctypes.Structure):
             for name in (
                 "transactions hits snoops conflicts ack_first ack_after silent too_late refused "
                 + "granted poisoned rounded_writes left first last wrong nxm foreign "
-                + "spoilt hints registers gathered gathered_nxm called_home answers times"
+                + "spoilt hints registers gathered gathered_nxm called_home answers times "
+                + "kept healed dropped given owed_longest line_longest aside_longest beside "
+                + "late_writes stale_rsps strange odd odd_snoops"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -155,12 +172,16 @@ class CachingDriver(Driver):
             ("flush", ctypes.c_int, 1),
             ("waiting", ctypes.c_uint64, 1),
             ("held", ctypes.c_uint64, 1),
+            ("snooped", ctypes.c_uint64, 1),
+            ("told", ctypes.c_uint64, 3),
+            ("given_up", ctypes.c_uint64, 3),
             ("figures", None, 2),
         ):
             function = getattr(call, f"caching_{name}")
             function.restype = result
             function.argtypes = [ctypes.c_void_p] * count
-        call.caching_values.argtypes[2] = ctypes.c_uint64
+        for many in (call.caching_told, call.caching_given_up):
+            many.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         call.caching_values.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         call.caching_act.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32]
         call.caching_session_waiting.restype = ctypes.c_uint64
@@ -183,6 +204,7 @@ class CachingDriver(Driver):
         self.lines: list[tuple[int, int]] = []
         self.phases = [CLOSED] * config.sessions
         self.failed: BaseException | None = None
+        self.longest_close = 0
 
     def _round(self, session, fmt, source, target):
         """What a line reads as that is written as `source`."""
@@ -209,6 +231,48 @@ class CachingDriver(Driver):
     def act(self, on: bool, stream: int = 0) -> None:
         """Whether the host begins anything of its own; it answers snoops in any case."""
         self._call.caching_act(self.host, int(on), stream)
+
+    def reset(self, cycles: int = 2, *, seed: int | None = None) -> None:
+        """The host forgets as much as the device: nothing is held, and no session is open."""
+        super().reset(cycles, seed=seed)
+        self.phases = [CLOSED] * self.config.sessions
+
+    def told(self) -> Records:
+        """Every event so far as the log was told of it, whether or not it had room."""
+        rows = self._rows(self._call.caching_told, 2)
+        words = np.ascontiguousarray(rows[:, 1]).view("<u4").reshape(-1, 2)
+        times = rows[:, 0].astype(np.int64)
+        return Records(Layouts(self.config).event, words, times, times, times)
+
+    def _rows(self, function, columns):
+        count = function(self.host, None, 0)
+        rows = np.empty((count, columns), np.uint64)
+        function(self.host, rows.ctypes.data, count)
+        return rows
+
+    def account(self) -> None:
+        """Each line that the host did not give back is poison and has its event, by its name, once,
+        and no other line has."""
+        told, f = self.told(), self.figures()
+        lost = told["code"] == Event.SNOOP_LOST
+        page = told["squeue"][lost] << 16 | told["page"][lost]
+        named = page << 16 | told["argument"][lost] & 0x7FFF
+        given_up = self._rows(self._call.caching_given_up, 1)[:, 0].astype(np.int64)
+        assert sorted(named) == sorted(given_up), "SNOOP_LOST names other lines than are given up"
+        owed = f.silent + f.refused + f.kept
+        assert len(given_up) == owed, f"{len(given_up)} lines were given up, the host owed {owed}"
+        late, unasked = f.too_late + f.stale_rsps, (told["code"] == Event.BIRSP_UNASKED).sum()
+        assert unasked == late, f"{late} BIRsp came too late, {unasked} events tell of one"
+
+    @property
+    def waiting(self) -> bool:
+        """Something of the host's is not answered."""
+        return bool(self._call.caching_waiting(self.host))
+
+    @property
+    def snooped(self) -> int:
+        """Lines that were called back, and are not given back yet."""
+        return self._call.caching_snooped(self.host)
 
     def figures(self) -> Figures:
         figures = Figures()
@@ -245,7 +309,7 @@ class CachingDriver(Driver):
         """Dirty lines go home, and nothing is under way."""
         self.act(False)
         self.until(lambda: self._call.caching_flush(self.host))
-        self.until(lambda: not self._call.caching_waiting(self.host))
+        self.until(lambda: not self.waiting)
 
     def stream(self, number: int) -> None:
         """Each line in order, as endpoint_host.cpp numbers the ways."""
@@ -278,9 +342,14 @@ class CachingDriver(Driver):
         return bool(self._call.caching_streamed(self.host))
 
     def end(self, session: int) -> None:
-        """Closes a session while the host holds lines of it, dirty ones too."""
+        """Closes a session while the host holds lines of it, dirty ones too, and other tenants go
+        on."""
         self.phase(session, CLOSING)
+        self.act(True)
+        before = self.time
         self.close_session(session)
+        self.longest_close = max(self.longest_close, self.time - before)
+        self.act(False)
         self.until(lambda: self._quiet(session))
         self.phase(session, CLOSED)
 
@@ -311,13 +380,34 @@ WEATHERS = {
     # Tenants' hint lines and register writes, sound and unsound.
     "hints": ({"hints": 60}, Pressure.everywhere(0.1)),
     "registers": ({"registers": 60}, Pressure.everywhere(0.1)),
+    # Hint lines without a pause beside all the others do: RwD is never empty.
+    "flood": ({"flood": 8}, Pressure.everywhere(0.1)),
+    # Of a session that closes half of what is called back does.
+    "deaf": ({"deaf": 200, "dwell": 40, "timeout": 2_000}, Pressure.everywhere(0.1)),
+    # What is called back stays where it is, dirty too, until long after the time-out or for good.
+    "kept": ({**SILENT, "keeps": 8}, Pressure.everywhere(0.1)),
+    # Tenants ask for lines of others in every way.
+    "strangers": ({"strangers": 60}, Pressure.everywhere(0.1)),
+    # Messages of any form for the lines between those that agents use.
+    "nonsense": ({"nonsense": 60, "dwell": 200}, Pressure.everywhere(0.1)),
     "foul": (
-        {**SILENT, **POISON, "hints": 60, "registers": 60, "late": 60},
+        {
+            **SILENT,
+            **POISON,
+            "keeps": 4,
+            "hints": 60,
+            "registers": 60,
+            "strangers": 60,
+            "late": 60,
+        },
         Pressure.everywhere(0.2),
     ),
 }
+#: Of those in which it is CLOSE that matters.
+CHAPTERS = {"deaf": 16}
 _MEMORY = MemoryTiming(latency=30, jitter=20, shuffle=True)
 _TIER = FlashTiming(latency=400, write_latency=300, jitter=200)
+_WELL = {"memory": _MEMORY, "flash": _TIER}
 _ERRS = {"memory": replace(_MEMORY, read_error=0.02, write_error=0.02)}
 _FAILS = {"flash": replace(_TIER, failure_rate=0.3)}
 COLD_TIMEOUT = 3_000
@@ -348,28 +438,14 @@ FAILING = {
 }
 
 
-def weather(
-    name: str,
-    *,
-    transactions: int,
-    seed: int = 1,
-    config: Config = named("unit_coherent"),
-    chapters: int = 4,
-    driver=CachingDriver,
-    failing: str | None = None,
-    pages: int | None = None,
-) -> dict:
-    """Chapters of traffic, between which a session closes while its lines are held and another one
-    opens in its place; what was counted. `pages`: of each queue, those used. AssertionError
-    or DriverError with what was wrong."""
+def made(name: str, *, seed: int, config: Config, driver, failing: str | None = None):
+    """The device and its host of a weather."""
     options, pressure = WEATHERS[name]
-    rng = random.Random(seed)
-    well = {"memory": _MEMORY, "flash": _TIER}
-    d = driver(
+    return driver(
         config,
         seed=seed,
         driver={
-            **well,
+            **_WELL,
             **(FAILING[failing] if failing else {}),
             "pressure": pressure,
             "rules": RunRules(max_skip=0),
@@ -377,47 +453,82 @@ def weather(
         errs=failing is not None,
         **options,
     )
+
+
+def settings(d: CachingDriver, name: str, failing: str | None = None) -> None:
+    """What LD-ID 0 sets after a reset."""
+    options, config = WEATHERS[name][0], d.config
+    hints = options.get("hints") or options.get("flood")
     # Pools that do not hold their pages, and more frames than sectors that may be held.
     d.write64("low_water", 1)
-    if options.get("hints") or config.select:  # what is pinned leaves more frames than that, too
+    if hints or config.select:  # what is pinned leaves more frames than that, too
         d.write64("reserve", sizes_of(config).sectors + 1)
-    if options.get("hints"):
+    if hints:
         d.write64("prefetch_enable", (1 << len(PrefetchSource) - 1) - 1)
     if failing:
         d.write64("cold_timeout", COLD_TIMEOUT)
-    owners = list(range(1, 1 + config.sessions))
-    for session in range(config.sessions):
-        d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])
+
+
+def some_lines(d: CachingDriver, rng: random.Random, pages: int) -> None:
+    """The host uses every second line of so many pages of each queue."""
+    config = d.config
     places = [
         (session, queue, page)
         for session in range(config.sessions)
         for queue in range(config.queues)
-        for page in range(pages or config.pages)
+        for page in range(pages)
     ]
     rng.shuffle(places)
     for session, queue, page in places:
         for kv, fmt in enumerate(FORMATS[session][queue // (config.queues // 2)]):
             for line in rng.sample(range(config.half_lines), config.half_lines // 2):
                 d.add((session, queue, page, kv, line), fmt)
+
+
+def weather(
+    name: str,
+    *,
+    transactions: int,
+    seed: int = 1,
+    config: Config = named("unit_coherent"),
+    chapters: int | None = None,
+    driver=CachingDriver,
+    failing: str | None = None,
+    pages: int | None = None,
+) -> dict:
+    """Chapters of traffic, between which a session closes while its lines are held and another one
+    opens in its place; what was counted. `pages`: of each queue, those used. AssertionError
+    or DriverError with what was wrong."""
+    chapters = chapters or CHAPTERS.get(name, 4)
+    rng = random.Random(seed)
+    d = made(name, seed=seed, config=config, driver=driver, failing=failing)
+    settings(d, name, failing)
+    owners = list(range(1, 1 + config.sessions))
+    for session in range(config.sessions):
+        d.open(session, owners[session], FORMATS[session], HOST_TYPES[session])
+    some_lines(d, rng, pages or config.pages)
     for chapter in range(chapters):
         d.play(transactions // chapters)
         session = chapter % config.sessions
         if chapter % 2:
             d.look()
         d.end(session)
-        owners[session] = 1 + (owners[session] + config.sessions - 1) % 15
+        if rng.random() < 0.8:
+            owners[session] = 1 + (owners[session] + config.sessions - 1) % 15
         d.open(session, owners[session], FORMATS[session], HOST_TYPES[chapter // 2 % 2])
     if failing:
         d.rest()
-        d.configure(**well)
+        d.configure(**_WELL)
         d.settle()
         d.stream(6)
         d.choose(errs=0)
     d.look()
     d.finish()
+    d.account()
     counted = d.figures().as_dict() | {
         key: d.counters()[key] for key in ("evictions", "hits", "misses")
     }
+    counted["longest_close"] = d.longest_close
     driven = d.counts()
     counted["cycles"] = driven["evaluated"]
     for kind in ("memory_read_errors", "memory_write_errors", "flash_failed"):

@@ -4,7 +4,8 @@
 // from docs/coherence.md alone. Its LD-IDs are 1 and up, the other host's is 0.
 //
 // Every line has one true value, which is what was written, rounded as its stored format does (by Python, from the golden codec). What an agent reads must be that.
-// From what M3 commits it sees besides that a page leaves, or is scrubbed, only when nothing of it is held, and that a write-back finds a frame.
+// From what M3 commits it sees besides that a page leaves, or is scrubbed, only when nothing of it is held, and that a write-back finds a frame; from what the event log is told, that each line
+// which the host did not give back has its event. A line that was given up is poison from the device's own write on, until it is written whole.
 //
 // Where memory or the tier fail (`errs`) poison is an answer. So it is where bits flip (`notes`); M3 may then do what it must with a page that is lost, and what an agent must not see is noted
 // instead of ending the run. Once the endpoint has told a fatal error the host begins nothing of its own: no request need be answered, nor under the right tag, but what is answered must still be
@@ -23,7 +24,11 @@ namespace {
 
 enum Outcome : uint8_t { DONE = 0, HIT = 1 };
 constexpr uint32_t ASIDE = 0xe000;  // the first tag of what is not a line
+constexpr uint32_t LOST_TAG = 0xffff;  // of the device's own poison, which nobody else uses
 enum Phase : uint8_t { CLOSED, OPEN, CLOSING };
+
+// A line that was called back: the answer is owed; the device has written poison since; a write of the host's crossed that, so either may have been first.
+enum Lost : uint8_t { GIVEN_BACK, OWED, GIVEN_UP, EITHER };
 
 struct Bytes {
     uint8_t b[64] = {};
@@ -31,11 +36,11 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base, keeps, deaf, strangers, flood, nonsense;
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, kept, healed, dropped, given, owed_longest, line_longest, aside_longest, beside, late_writes, stale_rsps, strange, odd, odd_snoops, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -47,7 +52,10 @@ struct Line {
     uint8_t agents = 0;
     Bytes copy[AGENTS], truth, raw_value, data;
     bool raw = false;       // the copies differ from `truth`, since the device rounded what was written
-    bool lost = false;      // the host gave it up: it may be poison
+    Lost lost = GIVEN_BACK;
+    Lost lost_before = GIVEN_BACK;  // … when what is under way began
+    uint64_t owed_since = 0, kept_until = 0;  // `kept_until`: the host keeps it, though it was called back
+    bool was_asked = false;  // something of it was asked for since the directory was empty of its session
     bool spoilt = false;    // the host wrote poison: it is poison until it is written whole
     bool stored = false;    // written since its session was opened
     Out out = NONE;
@@ -58,7 +66,7 @@ struct Line {
     uint32_t cmp = 0, ld_id = 0;
     Snoop snoop = QUIET;
     uint32_t bi_tag = 0;
-    uint64_t snoop_due = 0, since = 0;
+    uint64_t snoop_due = 0, since = 0, asked_since = 0;
 };
 
 // What is no line of the host's: hint lines, register writes, the SELECT region, and lines read by the GATHER window.
@@ -68,8 +76,29 @@ struct Aside {
     bool reads = false, kept = false;  // `kept`: somebody takes the answer
     bool has_cmp = false, has_data = false, nxm = false, poison = false;
     bool wants_cmp = true, was_dirty = false;
+    bool strange = false;    // a line of another tenant's
+    bool odd = false;        // a message of any form: it has an answer, of whatever kind
     uint32_t ld_id = 0;
     Bytes data;
+};
+
+// What was dirty when its session closed, or when the device was reset, and is written back when it is somebody else's.
+struct Ghost {
+    uint64_t due, address;
+    uint32_t session, ld_id;
+    Bytes data;
+};
+
+// An event as the log is told of it.
+struct Told {
+    uint64_t time, event;
+};
+
+// A source of events at the log.
+struct Tap {
+    const uint8_t *valid;
+    const void *event;
+    uint32_t bits;
 };
 
 struct Message {
@@ -100,8 +129,13 @@ class CachingHost final : public OtherHost {
     uint64_t now_ = 0, next_ = 0;
     bool birsp_ = false;
     bool over_ = false;  // a fatal error has been told
+    std::vector<Ghost> ghosts_;
+    std::unordered_map<uint32_t, uint64_t> odd_reads_;  // answered with data; a completion may come
+    std::vector<Tap> taps_;
 
   public:
+    std::vector<Told> told;
+    std::vector<uint64_t> losses;
     Options o;
     Figures f{};
     bool acting = false;
@@ -128,13 +162,15 @@ class CachingHost final : public OtherHost {
         if (to == CLOSED && !over_)
             for (uint32_t n = 0; n < lines_.size(); n++) {
                 const Line &l = lines_[n];
-                if (l.session == session && l.state != I) note(f.foreign, "session %u is closed while the host holds line %x in state %u", session, n, l.state);
+                if (l.session == session && l.state != I && !l.kept_until) note(f.foreign, "session %u is closed while the host holds line %x in state %u", session, n, l.state);
             }
+        if (to == CLOSED) forget(session);
         if (to == OPEN) {
             for (Line &l : lines_)
                 if (l.session == session) {
                     l.truth = Bytes{};
-                    l.stored = l.lost = l.raw = l.spoilt = false;
+                    l.stored = l.raw = l.spoilt = false;
+                    l.lost = GIVEN_BACK;
                 }
             sessions_[session].ld_id = ld_id;
             rounded_.clear();
@@ -142,12 +178,35 @@ class CachingHost final : public OtherHost {
         sessions_[session].phase = static_cast<Phase>(to);
     }
     void restart() { next_ = 0; f.first = f.last = 0; }
+    // The device forgets everything, and so do the caches; some of what was dirty is written back all the same, some BIRsp that were owed are sent, before a session is open.
+    void reset(uint64_t now) override {
+        now_ = now;
+        told.clear(), losses.clear();
+        f.given = f.silent = f.refused = f.kept = f.too_late = f.late_writes = f.stale_rsps = 0;
+        std::vector<uint32_t> owed;
+        for (uint32_t n : snooped_) owed.push_back(lines_[n].bi_tag);
+        reqs_.clear(), rwds_.clear(), rsps_.clear(), late_rsps_.clear();
+        odd_reads_.clear();
+        snooped_.clear(), conflicts_.clear(), aside_.clear(), taken_.clear(), gathering_.clear(), ghosts_.clear();
+        taken[0] = taken[1] = birsp_ = over_ = false;
+        for (Line &l : lines_) l.out = NONE, l.snoop = QUIET, l.has_cmp = l.has_data = l.after = l.strange = false, l.lost = GIVEN_BACK;
+        for (uint32_t session = 0; session < sessions_.size(); session++) {
+            forget(session);
+            sessions_[session].phase = CLOSED;
+        }
+        for (Ghost &g : ghosts_) {
+            g.due = now_;
+            late_write(g);
+        }
+        ghosts_.clear();
+        for (uint32_t tag : owed) rsps_.push_back({0, 0, 0, 0, tag, 0, 0, 0, {}}), f.stale_rsps++;
+    }
     bool streamed() const { return over_ || (next_ >= lines_.size() && waiting() == 0); }
     uint64_t waiting() const {
         if (over_) return 0;
         uint64_t count = reqs_.size() + rwds_.size() + rsps_.size() + late_rsps_.size() + aside_.size();
-        for (const Line &l : lines_) count += l.out || l.snoop;
-        return count;
+        for (const Line &l : lines_) count += l.out || l.snoop || owes(l);
+        return count + ghosts_.size();
     }
     uint64_t waiting(uint32_t session) const {
         if (over_) return 0;
@@ -165,23 +224,30 @@ class CachingHost final : public OtherHost {
         for (const Line &l : lines_) count += l.state != I;
         return count;
     }
+    uint64_t snooped() const { return snooped_.size(); }
     // Dirty lines are written back one after another; true when none is left.
     bool flush() {
         if (over_) return true;
         bool dirty = false;
         for (uint32_t n = 0; n < lines_.size(); n++) {
             Line &l = lines_[n];
-            dirty |= l.state == M || l.out || l.snoop;
-            if (l.state == M && !l.out && !l.snoop && rwds_.size() < 8) dirty_home(n, WRITE_I);
+            dirty |= l.state == M || l.out || l.snoop || l.kept_until;
+            if (l.state == M && !l.out && !l.snoop && !l.kept_until && rwds_.size() < 8) dirty_home(n, WRITE_I);
         }
         return !dirty;
     }
 
     // --- the channels
+    void scrubs(Vtop &top) override {
+        tell();
+        if ((taken[0] && top.m2s_req___05Fready) || (taken[1] && top.m2s_rwd___05Fready)) fail("a message is accepted before the endpoint is ready");
+        if (birsp_ && top.m2s_birsp___05Fready) rsps_.pop_front(), birsp_ = false;
+    }
     void drive(Vtop &top, uint64_t now, bool req_free, bool rwd_free) override {
         now_ = now;
         act();
         answer_snoops();
+        keep();
         if (req_free && !taken[0]) taken[0] = !reqs_.empty() && chance(o.req);
         if (rwd_free && !taken[1]) taken[1] = !rwds_.empty() && chance(o.rwd);
         if (taken[0]) {
@@ -225,6 +291,7 @@ class CachingHost final : public OtherHost {
         if (birsp_ && top.m2s_birsp___05Fready) rsps_.pop_front(), birsp_ = false, moved = true;
         if (top.s2m_bisnp___05Fvalid && top.s2m_bisnp___05Fready) bisnp(top), moved = true;
         if (top.commit_result___05Fvalid && !o.notes) committed(top);
+        tell();
         over_ |= o.notes && top.irq;
         for (uint32_t n = 0; n < lines_.size(); n++) {
             const Line &l = lines_[n];
@@ -247,6 +314,7 @@ class CachingHost final : public OtherHost {
         heard(n, 16 + get(port, p::opcode) * 2 + get(port, p::poison), words, 16);
         if (const auto found = aside_.find(n); found != aside_.end()) {
             Aside &a = found->second;
+            if (a.odd && !a.reads) return stray("data for what is no read, tag %x", n);
             if (!a.reads || a.has_data || get(port, p::ld_id) != a.ld_id) return stray("data that nobody waits for, tag %x", n);
             std::memcpy(a.data.b, words, 64);
             a.has_data = true;
@@ -274,6 +342,18 @@ class CachingHost final : public OtherHost {
         if (!get(port, p::ld_id)) return false;
         const auto opcode = static_cast<uint32_t>(get(port, p::opcode)), tag = static_cast<uint32_t>(get(port, p::tag));
         heard(tag, opcode, nullptr, 0);
+        const auto of = aside_.find(tag);
+        if (of != aside_.end() && of->second.odd) {
+            Aside &a = of->second;
+            if (a.has_cmp || get(port, p::ld_id) != a.ld_id) return stray("a second completion of tag %x, or another's", tag);
+            a.has_cmp = true;
+            aside_done(tag);
+            return true;
+        }
+        if (const auto late = odd_reads_.find(tag); late != odd_reads_.end()) {
+            odd_reads_.erase(late);
+            return true;
+        }
         if (opcode == codes::BI_CONFLICT_ACK) {
             if (!conflicts_.count(tag)) return stray("an Ack of nothing, tag %x", tag);
             Line &l = lines_[conflicts_[tag]];
@@ -339,10 +419,43 @@ class CachingHost final : public OtherHost {
             }
         }
         const auto tag = get(port, p::op_origin_tag);
-        if (kind != codes::OP_WRITE || !get(port, p::op_origin_ld_id) || tag >= lines_.size()) return;
+        if (kind != codes::OP_WRITE || !get(port, p::op_origin_ld_id)) return;
+        if (tag == LOST_TAG) return given_up(static_cast<uint32_t>(get(port, p::op_squeue) << 16 | get(port, p::op_page)), static_cast<uint32_t>(get(port, p::op_kv_line)), (1u << p::op_kv_line.bits) - 1);
+        if (tag >= lines_.size()) return;
         const Line &l = lines_[tag];
         const bool back = l.out == WRITE_I || l.out == WRITE_S || l.out == WRITE_A;
-        if (back && !l.lost && phase_of(l) == OPEN && outcome != HIT) fail("a write-back of line %llx finds no frame, outcome %u", (unsigned long long)tag, unsigned(outcome));
+        if (back && !l.lost_before && phase_of(l) == OPEN && outcome != HIT) fail("a write-back of line %llx finds no frame, outcome %u", (unsigned long long)tag, unsigned(outcome));
+    }
+    // The device poisons a line that was not given back.
+    void given_up(uint32_t page, uint32_t kv_line, uint32_t mask) {
+        const auto found = page_lines_.find(page);
+        const auto here = found == page_lines_.end() ? nullptr : &found->second;
+        const auto at = here ? std::find_if(here->begin(), here->end(), [&](uint32_t n) { return (lines_[n].address & mask) == kv_line; }) : std::vector<uint32_t>::const_iterator{};
+        if (!here || at == here->end()) fail("a line is given up that the host never asked for, page %x, line %u", page, kv_line);
+        Line &l = lines_[*at];
+        if (l.lost != OWED && phase_of(l) == OPEN) fail("line %x is given up, which the host does not owe", *at);
+        l.lost = l.out >= WRITE_I ? EITHER : GIVEN_UP;
+        f.given++;
+        losses.push_back(static_cast<uint64_t>(page) << 16 | kv_line);
+        f.owed_longest = std::max(f.owed_longest, now_ - l.owed_since);
+    }
+    bool owes(const Line &l) const { return !o.notes && l.lost == OWED; }
+    void owe(Line &l) { l.lost = OWED, l.owed_since = now_; }
+    // Events, where they enter the log.
+    void tell() {
+        if (taps_.empty())
+            for (const auto &[scope, place] : *Verilated::threadContextp()->scopeNameMap()) {
+                if (!place->varsp() || !std::string(scope).ends_with(".registers.events")) continue;
+                for (unsigned k = 0;; k++) {
+                    const std::string source = "i__" + std::to_string(k) + "__";
+                    const auto valid = place->varsp()->find((source + "valid").c_str()), event = place->varsp()->find((source + "payload").c_str());
+                    if (valid == place->varsp()->end() || event == place->varsp()->end()) break;
+                    taps_.push_back({static_cast<const uint8_t *>(valid->second.datap()), event->second.datap(), static_cast<uint32_t>(event->second.entBits())});
+                }
+            }
+        if (taps_.empty()) fail("no source of events is in sight");
+        for (const Tap &tap : taps_)
+            if (*tap.valid) told.push_back({now_, tap.bits > 32 ? *static_cast<const uint64_t *>(tap.event) : *static_cast<const uint32_t *>(tap.event)});
     }
     bool chance(uint64_t of_256) { return of_256 >= 256 || (random_.next() >> 56) < of_256; }
     Phase phase_of(const Line &l) const { return sessions_[l.session].phase; }
@@ -368,7 +481,9 @@ class CachingHost final : public OtherHost {
         l.strange = stream == 5 && kind == LOOK;
         if (l.strange) l.ld_id = 1 + l.ld_id % 15;
         l.has_cmp = l.has_data = l.nxm = l.poison = false;
-        l.since = now_;
+        l.since = l.asked_since = now_;
+        l.lost_before = l.lost;
+        l.was_asked |= kind == READ_SHARED || kind == READ_ANY || kind == OWN;
     }
     void request(uint32_t n, Out kind, uint32_t opcode, uint32_t field, uint32_t value, uint32_t snp) {
         begin(n, kind);
@@ -383,13 +498,14 @@ class CachingHost final : public OtherHost {
         rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, l.ld_id, l.address, enable, data, poison});
         f.spoilt += poison;
         if (poison || enable == ~0ull) l.spoilt = poison;
+        if (enable == ~0ull && l.lost != OWED) l.lost = GIVEN_BACK;  // it comes after the device's poison
     }
     // Tenants' hint lines and register writes, sound ones and nonsense; each must be answered Cmp, once, and change no data.
     void aside(bool hint) {
         const uint32_t session = random_.below(2);
         const bool own = chance(160);
         Message m{codes::MEM_WR, 0, META0, INVALID, ASIDE + next_aside_++ % 0x1000, own ? sessions_[session].ld_id : 1 + random_.below(15), 0, ~0ull, {}};
-        if (!m.ld_id || aside_.count(m.tag) || taken_.count(m.tag)) return;
+        if (!m.ld_id || aside_.count(m.tag) || taken_.count(m.tag) || odd_reads_.count(m.tag)) return;
         for (uint8_t &byte : m.data.b) byte = static_cast<uint8_t>(random_.below(256));
         if (hint) {
             m.address = o.hint_base + random_.below(64);
@@ -414,8 +530,11 @@ class CachingHost final : public OtherHost {
     }
     void aside_done(uint32_t tag) {
         Aside a = aside_[tag];
-        if ((a.wants_cmp && !a.has_cmp) || (a.reads && !a.has_data)) return;
+        if (a.odd ? a.reads ? !a.has_data : !a.has_cmp : (a.wants_cmp && !a.has_cmp) || (a.reads && !a.has_data)) return;
         aside_.erase(tag);
+        if (a.odd && a.reads && !a.has_cmp) odd_reads_[tag] = now_;  // a completion may follow, or not
+        f.aside_longest = std::max(f.aside_longest, now_ - a.since);
+        if (a.strange && a.reads && !a.nxm) note(f.foreign, "data of another tenant's line for LD-ID %u", a.ld_id);
         if (a.line >= 0) gathered(a);
         else if (a.kept) taken_[tag] = a;
     }
@@ -441,7 +560,7 @@ class CachingHost final : public OtherHost {
     uint32_t aside_tag() {
         uint32_t tag;
         do tag = ASIDE + next_aside_++ % 0x1000;
-        while (aside_.count(tag) || taken_.count(tag));
+        while (aside_.count(tag) || taken_.count(tag) || odd_reads_.count(tag));
         return tag;
     }
 
@@ -472,7 +591,7 @@ class CachingHost final : public OtherHost {
     // Line `n` by a slot, with every kind of read; mostly one that the host holds, not while something of it is under way. Nobody stores to it meanwhile.
     bool gather(uint32_t n, uint64_t address) {
         Line &l = lines_[n];
-        if (l.out || l.snoop || phase_of(l) != OPEN || reqs_.size() > 24 || (l.state == I && chance(200))) return false;
+        if (l.out || l.snoop || l.kept_until || phase_of(l) != OPEN || reqs_.size() > 24 || (l.state == I && chance(200))) return false;
         const uint32_t tag = aside_tag(), kind = random_.below(3);
         Aside &a = aside_[tag];
         a.since = now_, a.reads = true, a.ld_id = sessions_[l.session].ld_id, a.line = n, a.wants_cmp = kind > 0, a.was_dirty = l.state == M || l.raw;
@@ -532,6 +651,7 @@ class CachingHost final : public OtherHost {
         if (stream) {
             while (next_ < lines_.size() && reqs_.size() < 4 && rwds_.size() < 8) {
                 const auto n = static_cast<uint32_t>(next_);
+                if (stream == 3 && phase_of(lines_[n]) == OPEN && (lines_[n].out || lines_[n].snoop)) break;
                 if (stream == 6 && (lines_[n].out || lines_[n].snoop)) break;
                 next_++;
                 if (stream == 6 && phase_of(lines_[n]) == OPEN) {
@@ -554,13 +674,16 @@ class CachingHost final : public OtherHost {
             return;
         }
         if (o.hints && aside_.size() < 8 && chance(o.hints)) aside(true);
+        while (o.flood && rwds_.size() < o.flood && aside_.size() < 0x400) aside(true);
+        if (o.nonsense && aside_.size() < 8 && chance(o.nonsense)) odd();
+        if (o.strangers && aside_.size() < 8 && chance(o.strangers)) stranger();
         if (o.registers && aside_.size() < 8 && chance(o.registers)) aside(false);
         for (uint64_t k = 0; k < o.acts; k++) {
             // Now and then the host stays with a few lines.
             const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
             const auto n = static_cast<uint32_t>((random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
             Line &l = lines_[n];
-            if (l.out || l.snoop || gathering_.count(n) || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
+            if (l.out || l.snoop || l.kept_until || gathering_.count(n) || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
             one_act(n, l);
         }
     }
@@ -612,6 +735,11 @@ class CachingHost final : public OtherHost {
         const auto &port = top.s2m_bisnp___05Fpayload;
         const uint64_t address = get(port, p::address);
         const uint32_t tag = static_cast<uint32_t>(get(port, p::bi_tag));
+        if (o.nonsense && !line_at_.count(address)) {
+            f.odd_snoops++;
+            rsps_.push_back({0, 0, 0, 0, tag, 0, address, 0, {}});
+            return;
+        }
         if (!line_at_.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5 || lines_[line_at_[address]].snoop) {
             stray("a BISnp of a line that was never asked for, or two at once");
             rsps_.push_back({0, 0, 0, 0, tag, 0, address, 0, {}});
@@ -619,6 +747,7 @@ class CachingHost final : public OtherHost {
         }
         const uint32_t n = line_at_[address];
         Line &l = lines_[n];
+        if (!l.was_asked && !o.notes) fail("a BISnp of line %x, of which nothing was granted", n);
         l.bi_tag = tag;
         l.snoop_due = now_ + (o.late ? random_.below(static_cast<uint32_t>(o.late)) : 0);
         if (!l.out) l.since = now_;
@@ -635,7 +764,14 @@ class CachingHost final : public OtherHost {
         for (size_t k = 0; k < snooped_.size();) {
             Line &l = lines_[snooped_[k]];
             if (l.snoop == HERE && !l.out && l.snoop_due <= now_) {
-                if (l.state == M) dirty_home(snooped_[k], WRITE_I);
+                const uint64_t keeps = phase_of(l) == CLOSING ? o.deaf : o.keeps;
+                if (keeps && chance(keeps)) {  // no answer, and what the host has stays where it is
+                    owe(l);
+                    l.snoop = QUIET;
+                    l.kept_until = now_ + random_.below(static_cast<uint32_t>(4 * o.timeout));
+                    f.kept++;
+                    f.transactions++;
+                } else if (l.state == M) dirty_home(snooped_[k], WRITE_I);
                 else answer_snoop(l);
             }
             if (l.snoop) k++;
@@ -650,6 +786,89 @@ class CachingHost final : public OtherHost {
             late_rsps_.pop_front();
         }
     }
+    // Lines that the host kept when they were called back: in the end they are dropped, or what is dirty goes home late, and heals the line. A BIRsp comes too late.
+    void keep() {
+        for (uint32_t n = 0; n < lines_.size(); n++) {
+            Line &l = lines_[n];
+            if (!l.kept_until || l.kept_until > now_ || l.out) continue;
+            l.kept_until = 0;
+            if (l.lost == OWED) {  // home in time, but nobody says so
+                if (l.state == M) dirty_home(n, WRITE_I);
+                else invalidate(l);
+                continue;
+            }
+            if (chance(128)) rsps_.push_back({0, 0, 0, 0, l.bi_tag, 0, l.address, 0, {}}), f.too_late++;
+            if (l.state == M && chance(128)) dirty_home(n, WRITE_I), f.healed++;
+            else f.dropped += l.state == M, invalidate(l);
+        }
+        for (size_t k = 0; k < ghosts_.size();) {
+            if (ghosts_[k].due > now_ || rwds_.size() > 8) {
+                k++;
+                continue;
+            }
+            late_write(ghosts_[k]);
+            ghosts_[k] = ghosts_.back();
+            ghosts_.pop_back();
+        }
+    }
+    // What is dirty of a session that is no more stays somewhere; the directory knows of nothing.
+    void forget(uint32_t session) {
+        for (Line &l : lines_) {
+            if (l.session != session) continue;
+            if (l.state == M) ghosts_.push_back({now_ + random_.below(4000), l.address, session, sessions_[session].ld_id, l.copy[__builtin_ctz(l.agents)]});
+            invalidate(l);
+            l.was_asked = false;
+            l.kept_until = 0;
+        }
+    }
+    // A write-back in the name of who is no owner any more, with any MetaValue: it must be dropped.
+    void late_write(const Ghost &g) {
+        const Session &s = sessions_[g.session];
+        if (s.phase != CLOSED && s.ld_id == g.ld_id) return;  // it would be a write like any other
+        static const uint32_t values[] = {INVALID, SHARED, ANY};
+        Message m{chance(40) ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, values[random_.below(3)], aside_tag(), g.ld_id, g.address, ~0ull, g.data};
+        aside_[m.tag].since = now_;
+        rwds_.push_back(m);
+        f.late_writes++;
+    }
+    // A message of any form for a line that no agent uses, mostly beside one that they do: any opcode and fields, anybody's. What is granted of it is in no cache.
+    void odd() {
+        std::erase_if(odd_reads_, [&](const auto &entry) { return now_ - entry.second > 4000; });
+        const Line &near = lines_[random_.below(static_cast<uint32_t>(lines_.size()))];
+        const uint64_t address = chance(230) ? near.address ^ random_.below(16) : random_.next() % o.hint_base;
+        if (line_at_.count(address)) return;
+        const bool writes = chance(100);
+        Message m{random_.below(16), random_.below(4), random_.below(4), random_.below(4), aside_tag(), chance(200) ? sessions_[near.session].ld_id : 1 + random_.below(15), address, ~0ull, pool_[random_.below(static_cast<uint32_t>(pool_.size()))], chance(20)};
+        if (!m.ld_id) return;
+        if (chance(128)) m.opcode = writes ? chance(128) ? codes::MEM_WR : codes::MEM_WR_PTL : chance(128) ? codes::MEM_RD : chance(128) ? codes::MEM_INV : codes::MEM_CLN_EVCT;
+        if (chance(128)) m.enable = random_.next();
+        if (writes) m.snp = 0;
+        f.odd++;
+        if (writes || m.opcode != codes::MEM_SPEC_RD) {
+            Aside a;
+            a.since = now_, a.ld_id = m.ld_id, a.odd = true, a.reads = !writes && (m.opcode == codes::MEM_RD || m.opcode == codes::MEM_RD_DATA);
+            aside_[m.tag] = a;
+        }
+        (writes ? rwds_ : reqs_).push_back(m);
+    }
+    // A tenant asks for a line that is another's, in every way; it gets nothing, and the owner's lines stay what they are.
+    void stranger() {
+        const Line &l = lines_[random_.below(static_cast<uint32_t>(lines_.size()))];
+        const uint32_t ld_id = 1 + random_.below(15), what = random_.below(8);
+        if (ld_id == sessions_[l.session].ld_id || phase_of(l) != OPEN) return;
+        Aside a;
+        a.since = now_, a.ld_id = ld_id, a.strange = true, a.reads = what < 4;
+        Message m{codes::MEM_RD, SNP_INV, META0, ANY, aside_tag(), ld_id, l.address, ~0ull, {}};
+        if (what == 1) m.value = SHARED, m.snp = SNP_DATA;
+        if (what == 2) m.value = INVALID;
+        if (what == 3) m.field = META_NO_OP, m.value = 0, m.snp = SNP_CUR;
+        if (what == 4) m.opcode = chance(128) ? codes::MEM_INV : codes::MEM_INV_NT;
+        if (what == 5) m.opcode = codes::MEM_CLN_EVCT, m.value = INVALID, m.snp = SNP_NONE;
+        if (what > 5) m.opcode = chance(64) ? codes::MEM_WR_PTL : codes::MEM_WR, m.value = random_.below(2) ? INVALID : chance(128) ? ANY : SHARED, m.snp = 0, m.data = pool_[0];
+        f.strange++;
+        aside_[m.tag] = a;
+        (what > 5 ? rwds_ : reqs_).push_back(m);
+    }
     void answer_snoop(Line &l) {
         invalidate(l);
         l.snoop = QUIET;
@@ -659,10 +878,10 @@ class CachingHost final : public OtherHost {
         if (o.refuse && chance(o.refuse)) {
             m.opcode = 1 + random_.below(2);  // BIRspS, BIRspE
             f.refused++;
-            l.lost = true;
+            owe(l);
         } else if (o.silent && chance(o.silent)) {
             f.silent++;
-            l.lost = true;
+            owe(l);
             if (chance(128)) late_rsps_.push_back({now_ + o.timeout * 2 + 100, m});
             return;
         }
@@ -692,14 +911,17 @@ class CachingHost final : public OtherHost {
         if (phase == CLOSED && granted && !over_) note(f.foreign, "a grant of line %x of a closed session", n);
         if (phase == CLOSED && needs_data && !l.nxm && !(o.notes && l.poison)) note(f.foreign, "data of line %x of a closed session", n);
         if (phase == OPEN) {
+            const bool given_up = l.lost == GIVEN_UP && l.lost_before == GIVEN_UP;
+            if (needs_data && !l.nxm && !l.poison && given_up) note(f.wrong, "line %x, which was given up, is read as sound", n);
             if (needs_data && l.nxm) note(f.nxm, "NXM for line %x", n);
             if (needs_data && !l.nxm && l.spoilt && !l.lost && !l.poison) note(f.wrong, "line %x of format %u, written as poison, is read as sound", n, l.format);
             if (l.poison && !l.lost && !l.spoilt && !o.notes && !o.errs) fail("poison for line %x of format %u, which nobody gave up", n, l.format);
             if (asks && !granted && !l.nxm && !over_) note(f.nxm, "no grant of line %x", n);
-            if (needs_data && !l.nxm && !l.poison && !l.lost && !l.spoilt && !(l.data == l.truth) && !(out == LOOK && l.raw))
+            if (needs_data && !l.nxm && !l.poison && !(o.notes && l.lost) && !l.spoilt && !(l.data == l.truth) && !(out == LOOK && l.raw))
                 note(f.wrong, "stale read of line %x of format %u by request %d: %02x%02x…, expected %02x%02x…", n, l.format, out, l.data.b[0], l.data.b[1], l.truth.b[0], l.truth.b[1]);
-            if (needs_data && l.lost && !l.poison) l.truth = l.data;
         }
+        f.line_longest = std::max(f.line_longest, now_ - l.asked_since);
+        f.beside += std::any_of(sessions_.begin(), sessions_.end(), [](const Session &s) { return s.phase == CLOSING; }) && phase == OPEN;
         f.granted += granted;
         f.poisoned += l.poison;
         if (!asks || !granted || l.poison || phase != OPEN) {
@@ -752,6 +974,15 @@ void caching_put(CachingHost *h, uint64_t address, uint32_t ld_id, const uint8_t
 uint32_t caching_ask(CachingHost *h, uint64_t address, uint32_t ld_id) { return h->ask_line(address, ld_id); }
 int caching_take(CachingHost *h, uint32_t tag, uint8_t *data) { return h->take_line(tag, data); }
 int caching_gather(CachingHost *h, uint32_t line, uint64_t address) { return h->gather(line, address); }
+// Every event so far, with its time, and every line that was given up: its page and where it is there. How many there are; written, where there is room.
+uint64_t caching_told(CachingHost *h, uint64_t *to, uint64_t room) {
+    if (room >= h->told.size()) std::memcpy(to, h->told.data(), sizeof(kelp::Told) * h->told.size());
+    return h->told.size();
+}
+uint64_t caching_given_up(CachingHost *h, uint64_t *to, uint64_t room) {
+    if (room >= h->losses.size()) std::memcpy(to, h->losses.data(), 8 * h->losses.size());
+    return h->losses.size();
+}
 void caching_act(CachingHost *h, int on, uint32_t stream) {
     h->acting = on;
     if (stream) h->restart();
@@ -763,6 +994,7 @@ uint64_t caching_waiting(CachingHost *h) { return h->waiting(); }
 uint64_t caching_session_waiting(CachingHost *h, uint32_t session) { return h->waiting(session); }
 uint64_t caching_gathering(CachingHost *h, uint32_t session) { return h->gathering(session); }
 uint64_t caching_held(CachingHost *h) { return h->held(); }
+uint64_t caching_snooped(CachingHost *h) { return h->snooped(); }
 const char *caching_notes(CachingHost *h) { return h->notes.c_str(); }
 void caching_figures(CachingHost *h, kelp::Figures *to) { *to = h->f; }
 
