@@ -190,7 +190,8 @@ class Endpoint(wiring.Component):
         s.hints = HintAbsorber(config=c)
         s.phase = PhaseDetector(config=c)
         s.telemetry = Telemetry(config=c)
-        self._own_events = 5 + c.protect + c.coherence  # sources of events without the choice's
+        # sources of events without the choice's
+        self._own_events = 5 + c.protect + CoherentHostPort.EVENTS * c.coherence
         s.registers = Registers(config=c, event_sources=self._own_events + select_events(c))
         if c.select:
             s.select = Select(config=c)
@@ -289,7 +290,8 @@ class Endpoint(wiring.Component):
             asks, told = share.o_ask, share.i_answer
         connect(m, asks, port.i_ask)
         connect(m, port.o_answer, told)
-        connect(m, port.o_event, s.registers.i_event[self._own_events - 1])
+        for k, event in enumerate(port.o_event):
+            connect(m, event, s.registers.i_event[self._own_events - port.EVENTS + k])
         m.d.comb += [
             port.sessions.eq(s.tracker.sessions),
             port.enable.eq(self.ready),

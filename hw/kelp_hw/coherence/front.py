@@ -216,7 +216,7 @@ class CoherentFront(wiring.Component):
         finish, op = b.recalls.o_finish, b.directory.i
         req_op, rwd_op = self._op(m, b.window.message, False), self._op(m, rwd.p, True)
         may, goes, conflict, asks, asked = Signal(), Signal(), Signal(), Signal(), Signal()
-        req_can, passed = Signal(), Signal()
+        req_can, passed, roomy = Signal(), Signal(), Signal()
         m.d.sync += asked.eq(asks)
         m.d.comb += [
             finish.ready.eq(self.ready),
@@ -224,6 +224,9 @@ class CoherentFront(wiring.Component):
             asks.eq(b.asks.o.valid & ~asked & self.ready & ~finish.valid),
             b.asks.o.ready.eq(asks),
             may.eq(self.ready & ~finish.valid & ~asks),
+            # Places in the front's own queue of completions. A BIConflict asks for as many as a
+            # Req does: with fewer it would fill the queue up again before any Req could go.
+            roomy.eq(level <= Completions.DEPTH - 2 * self.RESERVE),
             # A RwD needs a place in NDR, or one on its way to the inner device, and no Req.
             conflict.eq(rwd.p.opcode == M2SRwD.BI_CONFLICT),
             goes.eq(
@@ -232,7 +235,7 @@ class CoherentFront(wiring.Component):
                 & ~(passed & req_can)
                 & Mux(
                     conflict,
-                    ~evicts & (level <= Completions.DEPTH - self.RESERVE),
+                    ~evicts & roomy,
                     b.writes.i.ready,
                 )
             ),
@@ -240,10 +243,7 @@ class CoherentFront(wiring.Component):
             b.writes.i.valid.eq(goes & ~conflict),
             b.writes.i.p.eq(rwd.p),
             req_can.eq(
-                b.window.waits
-                & b.grants.room
-                & (b.out.level <= self.PLACES - self.RESERVE)
-                & (level <= Completions.DEPTH - 2 * self.RESERVE)
+                b.window.waits & b.grants.room & (b.out.level <= self.PLACES - self.RESERVE) & roomy
             ),
             b.window.take.eq(req_can & may & ~goes),
         ]

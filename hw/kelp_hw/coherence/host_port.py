@@ -52,8 +52,8 @@ class CoherentHostPort(wiring.Component):
         As in `CoherentFront`.
     enable : in
         Low: no message of the host is accepted.
-    o_event : out, always-ready stream of event
-        SNOOP_LOST, BIRSP_UNASKED, COPY_UNGRANTED; of several in a cycle the first.
+    o_event : out, array of always-ready streams of event
+        SNOOP_LOST, BIRSP_UNASKED, COPY_UNGRANTED: a source each, for they may come in one cycle.
     ready, idle : out
         The directory is empty; nothing is under way.
     fault : out, BlockFault
@@ -63,6 +63,7 @@ class CoherentHostPort(wiring.Component):
     WRITE_LATENCY = CoherentFront.WRITE_LATENCY
     ANSWER_LATENCY = CoherentFront.ANSWER_LATENCY
     INTERVAL = 1
+    EVENTS = 3
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -79,7 +80,9 @@ class CoherentHostPort(wiring.Component):
                 "bi": In(CoherenceLayouts(config, sizes).bi),
                 "fatal": In(1),
                 "enable": In(1),
-                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)).array(
+                    self.EVENTS
+                ),
                 "ready": Out(1),
                 "idle": Out(1),
                 "fault": Out(BlockFault),
@@ -160,10 +163,11 @@ class CoherentHostPort(wiring.Component):
         m.d.comb += front.sessions.rounds.eq(self.rounding)
 
     def _events(self, m, front, lost):
-        o = self.o_event
-        pulses = front.pulses
-        m.d.comb += o.valid.eq(lost.o_event.valid | pulses.unasked | pulses.ungranted)
-        with m.If(lost.o_event.valid):
-            m.d.comb += o.p.eq(lost.o_event.p)
-        with m.Else():
-            m.d.comb += o.p.code.eq(Mux(pulses.unasked, Event.BIRSP_UNASKED, Event.COPY_UNGRANTED))
+        lines, unasked, ungranted = self.o_event
+        connect(m, lost.o_event, flipped(lines))
+        m.d.comb += [
+            unasked.valid.eq(front.pulses.unasked),
+            unasked.p.code.eq(Event.BIRSP_UNASKED),
+            ungranted.valid.eq(front.pulses.ungranted),
+            ungranted.p.code.eq(Event.COPY_UNGRANTED),
+        ]

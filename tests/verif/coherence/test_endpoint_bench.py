@@ -29,10 +29,21 @@ from kelp_verif.coherence.endpoint_bench import FAILING, WEATHERS, CachingDriver
 from kelp_verif.formal.prove import mutant
 
 #: In `make test`; the others are slow.
-QUICK = ("rough", "dwelling", "kept", "deaf", "flood", "foul")
+QUICK = ("rough", "dwelling", "kept", "deaf", "flood", "babble", "foul")
 QUICK_AUDITS = ("unused", "kept")
 #: Weathers of tenants and hosts who mean ill; not yet met: each kind of failure.
-HOSTILE = ("poison", "hints", "registers", "foul", "flood", "kept", "deaf", "strangers", "nonsense")
+HOSTILE = (
+    "poison",
+    "hints",
+    "registers",
+    "foul",
+    "flood",
+    "kept",
+    "deaf",
+    "strangers",
+    "nonsense",
+    "babble",
+)
 FRIENDLY = tuple(name for name in WEATHERS if name not in HOSTILE)
 #: That of `make test`: with eight codec lanes the model has two thirds of the logic.
 FULL = named("unit_coherent")
@@ -60,6 +71,7 @@ def test_the_host_and_the_endpoint_stay_coherent(name):
     assert (counted["dropped"] > 0) == (name in ("foul", "kept"))
     assert (counted["late_writes"] > 0) == (name == "deaf")
     assert (counted["strange"] > 300) == (name in ("strangers", "foul"))
+    assert (counted["babbled"] > 10_000) == (name == "babble")
     assert (counted["odd"] > 300 and counted["odd_snoops"] > 20) == (name == "nonsense")
     assert (counted["spoilt"] > 20) == (name in ("poison", "foul"))
     # Poison of a session that closes is gone with it.
@@ -187,12 +199,20 @@ BUGS = {
         "strangers",
         "leaves while the host holds it",
     ),
+    "BIConflict takes the last places": (
+        host_port,
+        CoherentFront,
+        "~evicts & roomy",
+        "~evicts & (level <= Completions.DEPTH - self.RESERVE)",
+        "babble",
+        "nothing moves",
+    ),
     "a lost line is not poison": (
         host_port,
         LostLines,
         "rwd.poison.eq(1)",
         "rwd.poison.eq(0)",
-        "deaf",
+        "kept",
         "was given up, is read as sound|stale read",
     ),
     "a lost line has no event": (

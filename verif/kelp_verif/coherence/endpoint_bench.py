@@ -58,7 +58,7 @@ class _Options(ctypes.Structure):
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
             + "patience timeout notes errs bad hints registers hint_base register_base "
-            + "keeps deaf strangers flood nonsense"
+            + "keeps deaf strangers flood nonsense babble"
         ).split()
     ]
 
@@ -74,7 +74,7 @@ class Figures(ctypes.Structure):
                 + "granted poisoned rounded_writes left first last wrong nxm foreign "
                 + "spoilt hints registers gathered gathered_nxm called_home answers times "
                 + "kept healed dropped given owed_longest line_longest aside_longest beside "
-                + "late_writes stale_rsps strange odd odd_snoops"
+                + "late_writes stale_rsps strange odd odd_snoops babbled"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -384,6 +384,8 @@ WEATHERS = {
     "flood": ({"flood": 8}, Pressure.everywhere(0.1)),
     # Of a session that closes half of what is called back does.
     "deaf": ({"deaf": 200, "dwell": 40, "timeout": 2_000}, Pressure.everywhere(0.1)),
+    # BIConflict of no snoop without a pause, and NDR that stands still half of the time.
+    "babble": ({"babble": 8}, Pressure(ndr=0.5)),
     # What is called back stays where it is, dirty too, until long after the time-out or for good.
     "kept": ({**SILENT, "keeps": 8}, Pressure.everywhere(0.1)),
     # Tenants ask for lines of others in every way.
