@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """The endpoint's rates and its latency, all hits, counted in cycles (spec §10): in `make slow` on a
-memory of 64 cycles. `make bench` has every format, larger pages and the miss path."""
+memory of 64 cycles. `make bench` has every format, larger pages and the miss path. And what a
+register access costs, itself and those that come behind it."""
 
+import numpy as np
 import pytest
+from narrow_unit import UNIT
 
+from kelp_hw.control.registers import Registers
+from kelp_rtl.device import Descriptor, Driver, MemoryTiming
+from kelp_rtl.program import PARTIAL, READ, WRITE, Program
+from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_verif.measure.endpoint import MEMORY_LATENCY, endpoint_rows
 
@@ -50,3 +57,65 @@ def test_hits_that_few_slots_can_bear():
     )
     assert [rows[name] for name in names if not rows[name].met] == []
     assert rows["endpoint.write_hit.lines_per_cycle"].value >= 0.98 * 16 / 27
+
+
+# - register accesses ------------------------------------------------------------------------------
+@pytest.fixture(scope="module", params=[UNIT, named("unit_select")], ids=lambda c: c.name)
+def device(request):
+    """A device, and the address of a line that is hit."""
+    driver = Driver(request.param, memory=MemoryTiming(latency=2, write_latency=2))
+    driver.open_session(0, Descriptor(layers=1, kv_heads=driver.config.queues))
+    line = driver.address(0, 0, 0, 0, 0)
+    driver.run(Program.writes([line], np.zeros((1, 64), np.uint8)))
+    driver.settle()
+    yield driver, line
+    driver.close()
+
+
+def accepted(device, opcodes, addresses, byte_enable=0):
+    """Latencies, and cycles of acceptance from the first one on."""
+    driver, _ = device
+    result = driver.run(Program(opcode=opcodes, address=addresses, byte_enable=byte_enable))
+    driver.settle()
+    return result.latency, result.accept_cycle - result.accept_cycle.min()
+
+
+@pytest.mark.timeout(1800)  # it may build the model
+@pytest.mark.parametrize(
+    ("access", "opcode", "name", "latency"),
+    [
+        ("a read of registers", READ, "identity", Registers.LATENCY),
+        ("a read of counters", READ, "count_accesses", Registers.EXTERNAL_LATENCY),
+        ("a write of a register", PARTIAL, "event_clear", Registers.WRITE_LATENCY),
+    ],
+)
+def test_register_accesses_go_one_by_one(device, access, opcode, name, latency):
+    """Hits behind the first access wait for nothing. A second one stands at the head of its channel
+    until the first is answered, and what is behind it too: of both channels, where `select` has
+    them take turns before it."""
+    driver, line = device
+    offset = driver.registers[name].offset
+    register = driver.addresses.register_base + offset // 64 * 64
+    same, other = (READ, WRITE) if opcode == READ else (WRITE, READ)
+    enable = 0xFF << offset % 64
+    (alone, *_), at = accepted(device, [opcode] + [same] * 8, [register] + [line] * 8, enable)
+    assert latency + 3 <= alone <= latency + 3 + driver.config.select
+    assert at.tolist() == list(range(9))
+    _, at = accepted(device, [opcode] * 2 + [same] * 8, [register] * 2 + [line] * 8, enable)
+    assert alone <= at[2] <= alone + 1 and (np.diff(at[2:]) == 1).all()
+    _, at = accepted(device, [opcode] * 2 + [other] * 8, [register] * 2 + [line] * 8, enable)
+    assert at.max() >= alone if driver.config.select else np.sort(at)[:8].max() < 10
+    print(f"{driver.config.name}: {access} takes {alone} cycles, and so long wait those behind it")
+
+
+@pytest.mark.timeout(1800)
+def test_a_hint_waits_for_the_registers(device):
+    """And what is behind it on its channel."""
+    driver, line = device
+    counters = driver.addresses.register_base + driver.registers["count_accesses"].offset
+    latency, at = accepted(
+        device,
+        [READ] + [WRITE] * 8,
+        [counters] + [line] * 3 + [driver.addresses.hint_base] + [line] * 4,
+    )
+    assert at[:4].max() <= 4 and (at[4:] >= latency[0]).all() and at[8] < latency[0] + 8
