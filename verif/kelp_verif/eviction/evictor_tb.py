@@ -139,6 +139,7 @@ class TB:
             (20, 200),
             0.2,
         )
+        self.under_way = {}  # slot → cycle of its CLAIM
         self.standing = None  # the flush that is offered and not taken
         self.victims = self.cancelled = self.failed = self.void = self.sweeps = self.write_backs = 0
         self.results = 0
@@ -282,6 +283,7 @@ class TB:
             wrong = self.claim_page(result)
         elif kind == Op.RELEASE:
             wrong = self.audit.release(op.squeue, op.page)
+            del self.under_way[op.slot]
             self.cancelled += result.outcome == Outcome.VOID
             self.failed += result.outcome == Outcome.DONE and bool(op.failed)
             if result.outcome == Outcome.DONE and not op.failed:
@@ -358,6 +360,7 @@ class TB:
         self.log.append((op.squeue, op.page, done))
         if done:
             self.victims += 1
+            self.under_way[op.slot] = self.cycle
             claimed = {
                 "slot": op.slot,
                 "frame": result.frame,
@@ -461,10 +464,20 @@ class TB:
         self.sweeps += int(dut.swept.value)
         self.queue_ready = int(dut.queue_ready.value)
         self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)
+        self.check_state()
         await RisingEdge(dut.clk)
         if self.tables is not None:
             self.show_worth(asked)
         self.cycle += 1
+
+    def check_state(self):
+        """What the engine says of itself beside its ops."""
+        dut, where = self.dut, f"cycle {self.cycle}"
+        assert dut.fault.value == 0, f"{where}: a fault, and no bit has flipped"
+        evicting, learning = int(dut.turn__evicting.value), int(dut.turn__learning.value)
+        assert not (self.idle and (evicting or learning)), f"{where}: idle"
+        claimed = [slot for slot, cycle in self.under_way.items() if self.cycle - cycle > self.M3]
+        assert evicting or not claimed, f"{where}: evictions {claimed} are under way"
 
     def admitted(self):
         """A demand that goes to M3 in this cycle, or None. A retry that waits lets others pass."""

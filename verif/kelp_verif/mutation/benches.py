@@ -211,12 +211,13 @@ BENCHES = (
             "tests/hw/control/test_registers.py",
         ),
     ),
-    # No other test of the room has them: of a run of some minutes these would come last.
+    # No other test of the room has it: of a run of some minutes this would come last.
     Bench(
         "control.registers",
-        {"control/registers": ("Registers",), "control/register_file": ("RegisterFile",)},
+        {"control/registers": ("Registers",)},
         ("tests/hw/control/test_registers.py",),
     ),
+    _source("control/register_file", "RegisterFile"),
     _source("control/faults", "FaultMonitor"),
     _source("control/session_control", "_StoredLines"),
     _source("control/queue_config", "QueueConfig", fields=("window", "alpha"), protect=True),
@@ -225,7 +226,6 @@ BENCHES = (
         {
             "datapath/slot_table": ("SlotTable",),
             "datapath/write_store": ("WriteStore",),
-            "datapath/front": ("DataFront",),
             "datapath/line_slots": ("LineSlots",),
             "datapath/scale_slots": ("ScaleSlots",),
             "datapath/write_out": ("WriteOut",),
@@ -234,7 +234,32 @@ BENCHES = (
             "datapath/datapath": ("DataPath",),
             "datapath/write_path": ("WritePath",),
         },
-        ("tests/hw/datapath/test_datapath.py",),
+        # Mixtures, errors and flips first: a run of some minutes does not reach the rates.
+        tuple(
+            f"tests/hw/datapath/test_datapath.py::test_{name}"
+            for name in (
+                "mixture_of_every_format",
+                "nothing_is_silently_wrong_while_memory_errs",
+                "errors_on_two_hot_lines",
+                "one_flipped_bit_of_a_word_changes_nothing",
+                "two_flipped_bits_of_a_word_are_fatal_before_they_are_wrong",
+                "every_slot_is_reused_behind_slow_memory",
+                "cancelled_flushes_lose_nothing",
+                "flush_is_done_under_reads_of_stored_lines",
+                "refused_writes_give_their_slots_back",
+                "dirty_lines_reach_memory_when_nothing_else_is_to_do",
+                "dirty_line_grows_old_under_other_traffic",
+                "line_read_with_an_error_is_poison",
+                "latency",
+                "rate",
+                "page_sequential_reads_share_dram_lines",
+                "page_sequential_writes_are_combined",
+                "as_many_reads_outstanding_as_line_slots",
+            )
+        ),
+    ),
+    Bench(
+        "datapath.front", {"datapath/front": ("DataFront",)}, ("tests/hw/datapath/test_front.py",)
     ),
     _source("datapath/error_reports", "ErrorReports"),
     _source("coherence/completions", "Completions", also=("front",)),
