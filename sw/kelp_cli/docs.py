@@ -22,6 +22,7 @@ DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables s
 
 
 _RUNS = "<!-- runs: written by `kelp docs` from data/bench/nightly.json -->\n"
+_BESIDE = ("nightly.json", "mutate.json", "coverage.json")  # where the rows of the bench are
 _MUTANTS = "<!-- mutants: written by `kelp docs` from data/bench/mutate.json -->\n"
 _COVERAGE = "<!-- coverage: written by `kelp docs` from data/bench/coverage.json -->\n"
 
@@ -38,9 +39,9 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     from kelp_verif.mutation.hunt import markdown
 
     config = named(DOCUMENTED)
-    runs = json.loads(bench.with_name("nightly.json").read_text(encoding="utf-8"))
-    mutants = json.loads(bench.with_name("mutate.json").read_text(encoding="utf-8"))["blocks"]
-    covered = json.loads(bench.with_name("coverage.json").read_text(encoding="utf-8"))
+    runs = _rows(bench.with_name("nightly.json"))
+    mutants = _rows(bench.with_name("mutate.json"))["blocks"]
+    covered = _rows(bench.with_name("coverage.json"))
     page = (directory / "verification.md").read_text(encoding="utf-8")
     for mark, rows in (
         (_RUNS, runs_markdown(runs)),
@@ -55,9 +56,16 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
         "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
-        "figures.md": figures_markdown(json.loads(bench.read_text(encoding="utf-8")), GROUPS),
+        "figures.md": figures_markdown(_rows(bench), GROUPS),
         "verification.md": page,
     }
+
+
+def _rows(path: Path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def register(app: typer.Typer) -> None:
@@ -72,6 +80,9 @@ def register(app: typer.Typer) -> None:
         of the architecture and the last runs in verification.md from their sources."""
         if not bench.is_file():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
+        for needed in (*map(bench.with_name, _BESIDE), directory / "verification.md"):
+            if not needed.is_file():
+                raise UserError(f"{needed}: no such file; call it in a checkout")
         for name, text in generated(bench, directory).items():
             write_whole(directory / name, text)
             console.print(f"{directory / name}: {text.count(chr(10))} lines")

@@ -18,6 +18,7 @@ __all__ = ["register"]
 
 #: What is run where nothing is asked for: the ladder from LRU to Belady.
 LADDER = ("lru", "ema", "kelp", "belady")
+_MOST_JOBS = 1024
 
 
 def register(app: typer.Typer) -> None:
@@ -109,8 +110,8 @@ def lab(
         accesses=accesses,
         first_step=first_step,
     )
-    if jobs != -1 and jobs < 1:
-        raise UserError(f"--jobs {jobs} is refused; legal: 1 and up, or -1 for all cores")
+    if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
+        raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
     writable(json, csv_file, html)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)

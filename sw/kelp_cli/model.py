@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, show, write_json
+from .output import UserError, console, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -86,6 +86,7 @@ def model(
     if write_inputs is not None:
         _write_inputs(write_inputs)
         return
+    writable(json, png)
     try:
         chosen, shipped = (
             _measured(load(path), bench, recordings) for path in (inputs or DEFAULTS, DEFAULTS)

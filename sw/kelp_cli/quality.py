@@ -2,6 +2,7 @@
 
 """``kelp quality``: what a stored format costs on real keys and values."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +79,7 @@ def quality(
     """
     from kelp_sim.quality import llama, study
     from kelp_sim.quality.tokens import TokenizerError
+    from kelp_sim.store import entries
     from kelp_sim.trace.trace import TraceError
 
     real = model.suffix == ".gguf"
@@ -100,6 +102,7 @@ def quality(
         # Before minutes of work, what may be refused.
         writable(json, png)
         subject = perplexity.load() if texts else None
+        entries(store if texts else None)
         with progress_bar() as bar:
             heads = _noise(names, recordings, every, bar)
             done, channels = perplexity.measure(subject, names, bar) if subject else (None, [])
@@ -124,7 +127,7 @@ def quality(
 def _losses(budgets: str) -> list[float]:
     try:
         allowed = [float(text) for text in budgets.split(",")]
-        if min(allowed) <= 0:
+        if not all(0 < loss < math.inf for loss in allowed):
             raise ValueError
     except ValueError:
         raise UserError(

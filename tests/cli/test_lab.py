@@ -420,7 +420,7 @@ def test_cores_agree_with_one(traces):
         (["--policy", "ema", "--set", "alpha=0"], "alpha = 0 is refused; legal: 1 … 256"),
         (["--policy", "quest", "--set", "half=0"], "half = 0 is refused; legal: 1 or more"),
         (["--policy", "speckv", "--set", "window=-1"], "window = -1 is refused"),
-        (["--jobs", "0"], "--jobs 0 is refused; legal: 1 and up, or -1"),
+        (["--jobs", "0"], "--jobs 0 is refused; legal: 1 … 1024, or -1"),
         (["--residency", "half"], "--residency 'half' is not numbers"),
         (["--residency", "0"], "residency = 0.0 is refused"),
         (["--residency", "0.001"], "capacity = 0 frames is refused"),

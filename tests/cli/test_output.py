@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
+from kelp_cli import nightly
 from kelp_cli.bench.commands import _others
 from kelp_cli.main import build_app
 from kelp_cli.output import UserError, show, writable
@@ -48,6 +49,37 @@ def test_rows_of_something_else_are_refused(tmp_path):
     other.write_text("# words\n")
     with pytest.raises(UserError, match="holds no rows of kelp bench"):
         _others(other, set())
+
+
+def test_a_device_without_end_holds_no_rows():
+    assert _others(Path("/dev/full"), set()) == [] == nightly._recorded(Path("/dev/full"))
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("model kv --png {0}", "{0} is a directory; the name of a file is expected"),
+        ("model kv --json {0}", "{0} is a directory; the name of a file is expected"),
+        ("quality x.npz --budgets 0.1,nan", "--budgets '0.1,nan' is not positive numbers"),
+        ("lab x.npz --jobs 1000000", "--jobs 1000000 is refused; legal: 1 … 1024, or -1 for"),
+        ("linux --seconds nan", "--seconds nan is refused; legal: above 0"),
+        ("linux --seconds -1", "--seconds -1.0 is refused; legal: above 0"),
+        ("replay x.npz --seed -1", "--seed -1 is refused; legal: 0 … 4294967295"),
+        ("demo --seed 4294967296", "--seed 4294967296 is refused; legal: 0 … 4294967295"),
+        ("docs --bench {0}/cut.json -o docs", "{0}/nightly.json: no such file; call it in a"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line):
+    (tmp_path / "cut.json").write_text('[{"na')
+    found = CliRunner().invoke(build_app(), command.format(tmp_path).split())
+    assert isinstance(found.exception, UserError) and line.format(tmp_path) in str(found.exception)
+
+
+def test_rows_that_are_cut_are_named(tmp_path):
+    for name in ("bench", "nightly", "mutate", "coverage"):
+        (tmp_path / f"{name}.json").write_text("[")
+    found = CliRunner().invoke(build_app(), ["docs", "--bench", f"{tmp_path}/bench.json"])
+    assert str(found.exception).startswith(f"{tmp_path}/nightly.json is not JSON: ")
 
 
 @pytest.mark.parametrize("columns", [24, 40, 80])

@@ -5,10 +5,10 @@ once, so that a killed sweep goes on where it was."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..store import append, entries
 from .cells import Cell, row
 
 __all__ = ["ClusterError", "sweep"]
@@ -27,12 +27,12 @@ def sweep(
     progress: Callable[[Cell, bool], None] | None = None,
 ) -> list[dict]:
     """Rows of ``wanted`` in its order. ``store``: a file of one finished row a line, read first;
-    rows of other sources or traces do not count.
+    rows of other sources or traces do not count. StoreError where it is something else.
 
     ``progress`` hears each cell when it is done, and whether it was found in the store. ``jobs``
     −1: all cores.
     """
-    found = _stored(store)
+    found = {entry["key"]: entry["row"] for entry in entries(store) if "row" in entry}
     rows: dict[Cell, dict] = {}
     for cell in wanted:
         if cell.key in found:
@@ -41,30 +41,13 @@ def sweep(
                 progress(cell, True)
     left = [cell for cell in wanted if cell not in rows]
     with contextlib.ExitStack() as stack:
-        file = None
-        if store is not None and left:
-            store.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(store.open("a", encoding="utf-8"))
         for cell, done in _run(left, jobs, cluster, stack):
             rows[cell] = done
-            if file is not None:
-                file.write(json.dumps({"key": cell.key, "row": done}) + "\n")
-                file.flush()
+            if store is not None:
+                append(store, {"key": cell.key, "row": done})
             if progress is not None:
                 progress(cell, False)
     return [rows[cell] for cell in wanted]
-
-
-def _stored(store: Path | None) -> dict[str, dict]:
-    if store is None or not store.exists():
-        return {}
-    found = {}
-    for line in store.read_text(encoding="utf-8").splitlines():
-        # a kill may have cut the last line short
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-            entry = json.loads(line)
-            found[entry["key"]] = entry["row"]
-    return found
 
 
 def _pair(cell: Cell) -> tuple[Cell, dict]:

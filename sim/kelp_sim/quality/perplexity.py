@@ -9,9 +9,7 @@ that was killed goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +19,7 @@ import numpy as np
 
 from kelp_golden import codec
 
+from ..store import append, entries
 from . import formats, llama
 from .plans import Plan, uniform
 from .threads import one_thread
@@ -64,13 +63,9 @@ class Measurer:
         progress: Callable[[str, str, bool], None] | None = None,
     ):
         self.model, self._store, self._progress = model, store, progress
-        self._found: dict[str, float] = {}
-        if store is not None and store.exists():
-            for line in store.read_text(encoding="utf-8").splitlines():
-                # a kill may have cut the last line short
-                with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-                    entry = json.loads(line)
-                    self._found[entry["key"]] = float(entry["nats"])
+        self._found = {
+            entry["key"]: float(entry["nats"]) for entry in entries(store) if "nats" in entry
+        }
 
     def nats(self, name: str, tokens: np.ndarray, plan: Plan) -> float:
         """Sum of −log p over the text."""
@@ -89,14 +84,10 @@ class Measurer:
             with one_thread():
                 self._found[key] = float(self.model.losses(tokens, plan.store).sum())
             if self._store is not None:
-                self._store.parent.mkdir(parents=True, exist_ok=True)
-                with self._store.open("a", encoding="utf-8") as file:
-                    file.write(
-                        json.dumps(
-                            {"key": key, "text": name, "plan": plan.label, "nats": self._found[key]}
-                        )
-                        + "\n"
-                    )
+                append(
+                    self._store,
+                    {"key": key, "text": name, "plan": plan.label, "nats": self._found[key]},
+                )
         if self._progress is not None:
             self._progress(name, plan.label, stored)
         return self._found[key]

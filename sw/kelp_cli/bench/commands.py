@@ -83,6 +83,8 @@ def register(app: typer.Typer) -> None:
 def _others(output: Path, measured: set[str]) -> list[dict]:
     """Rows of an earlier run, of groups that were not measured now: groups may need different
     environments."""
+    if output.is_char_device():  # /dev/full has no end
+        return []
     try:
         rows = json.loads(output.read_text(encoding="utf-8"))
         return [row for row in rows if row["command"] not in measured]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Annotated
 
@@ -38,6 +39,8 @@ def register(app: typer.Typer) -> None:
         """
         from .run import run
 
+        if not 0 < seconds < math.inf:
+            raise UserError(f"--seconds {seconds} is refused; legal: above 0")
         began = time.monotonic()
 
         def say(text: str) -> None:

@@ -62,6 +62,8 @@ class Choices:
 
         if not 0 <= self.window <= 63:
             raise UserError(f"window = {self.window} is refused; legal: 0 … 63 pages each side")
+        if not 0 <= self.seed < 1 << 32:
+            raise UserError(f"--seed {self.seed} is refused; legal: 0 … {(1 << 32) - 1}")
         policy = parse_policy(self.policy)
         sources = parse_sources(self.prefetch)
         window = self.window if PrefetchSource.WINDOW in sources else 0
