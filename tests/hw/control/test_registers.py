@@ -104,11 +104,15 @@ def test_without_codecs_every_format_but_raw16_is_refused():
 
 
 def test_steps_and_telemetry():
-    records = run(["steps_by_accesses", "telemetry_is_read_back"], results=600)
+    records = run(["steps_by_accesses", "telemetry_is_read_back"], results=600, every=(1, 9))
     assert (
         records["steps"] >= 5
         and rare(records["telemetry"], "rounds", "record", "read of a queue counter") == {}
     )
+
+
+def test_a_step_may_take_many_accesses():
+    assert run("steps_by_accesses", results=2000, every=(128, 180))["steps"]
 
 
 def test_bad_parameters_are_refused():

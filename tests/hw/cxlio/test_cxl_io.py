@@ -63,7 +63,15 @@ def test_perf_counts_what_it_counted():
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(
     "test",
-    ["capabilities", "register_blocks", "decoders", "doorbell_while_busy", "interrupts", "cdat"],
+    [
+        "capabilities",
+        "register_blocks",
+        "decoders",
+        "doorbell_while_busy",
+        "interrupts",
+        "errors",
+        "cdat",
+    ],
 )
 def test_what_a_driver_relies_on(config, test):
     run("kelp_verif.cxlio.checks_bench", config, test)

@@ -396,7 +396,7 @@ async def steps_by_accesses(dut):
     nowhere."""
     tb = await start(dut)
     rng, c = tb.rng, tb.config
-    every = [0, *(rng.randint(1, 9) for _ in range(c.sessions - 1))]
+    every = [0, *(rng.randint(*bench_params()["every"]) for _ in range(c.sessions - 1))]
     rng.shuffle(every)
     for s, n in enumerate(every):
         tb.sessions[s].update(open=1, ld_id=s + 1, used_queues=c.queues)

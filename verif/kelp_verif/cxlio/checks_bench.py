@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """What a driver relies on, walked as a driver walks it: capabilities, register blocks, decoders,
-the doorbell, interrupts, the CDAT. Offsets here are written out, not taken from the register
-map."""
+the doorbell, interrupts, errors, the CDAT. Offsets here are written out, not taken from the
+register map."""
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
@@ -226,6 +226,59 @@ async def interrupts(dut):
     tb.events.append({"log": 3})
     await tb.quiet()
     assert len(tb.messages) == 2
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def errors(dut):
+    """Each error sets its bit, is signalled where the host wants it, and what comes first leaves
+    its header."""
+    tb = await started(dut)
+    pointer, _ = await tb.read("configuration", 0x34, 1)
+    while (await tb.read("configuration", pointer, 1))[0] != 0x10:
+        pointer, _ = await tb.read("configuration", pointer + 1, 1)
+    control, status = pointer + 8, pointer + 0xA
+    header, _ = await tb.read("component", 0x1000, 4)
+    ids = [(await tb.read("component", 0x1000 + 4 * i, 4))[0] for i in range(1, (header >> 24) + 1)]
+    ras = 0x1000 + next(each >> 20 for each in ids if each & 0xFFFF == 2)
+    words = {name: ras + 4 * n for n, name in enumerate(("bad", "mask", "severity", "mild"))}
+    words |= {"mild mask": ras + 0x10, "first": ras + 0x14, "header": ras + 0x18}
+    for name in ("mask", "mild mask"):
+        await tb.write("component", words[name], 4, 0)
+
+    async def signalled(**error):
+        """ERR_COR, ERR_NONFATAL and ERR_FATAL in the cycles around an error."""
+        seen = 0
+        dut.errors__payload.value = tb.error.pack(**error)
+        for valid in (1, 0, 0):
+            dut.errors__valid.value = valid
+            await RisingEdge(dut.clk)
+            await ReadOnly()
+            seen |= int(dut.signals.value)
+            await RisingEdge(dut.clk)
+            dut.errors__valid.value = 0
+        return seen
+
+    bits = [n for n in range(17) if n not in (12, 13)]
+    for kind, number in [("bad", n) for n in bits] + [("mild", n) for n in range(7)]:
+        fatal = number % 2
+        wanted = 1 if kind == "mild" else 4 if fatal else 2
+        await tb.write("component", words["severity"], 4, fatal << number)
+        reports = tb.rng.choice([0, 7, wanted, 7 ^ wanted])
+        await tb.write("configuration", control, 2, reports)
+        log = tb.rng.getrandbits(512)
+        name = "uncorrectable" if kind == "bad" else "correctable"
+        assert await signalled(**{name: 1 << number, "header": log}) == wanted & reports, number
+        assert (await tb.read("component", words[kind], 4))[0] == 1 << number
+        assert (await tb.read("configuration", status, 2))[0] == wanted
+        if kind == "bad":
+            assert (await tb.read("component", words["first"], 4))[0] & 0x3F == number
+            for n in range(16):
+                found, _ = await tb.read("component", words["header"] + 4 * n, 4)
+                assert found == log >> 32 * n & 0xFFFFFFFF, n
+        await tb.write("component", words[kind], 4, 1 << number)
+        await tb.write("configuration", status, 2, 7)
+        assert (await tb.read("component", words[kind], 4))[0] == 0
+        assert (await tb.read("configuration", status, 2))[0] == 0
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
