@@ -43,7 +43,7 @@ BUGS = {
         SessionControl,
         "Mux(opening, chosen(self.registers.formats), chosen(command.opened_formats))",
         "chosen(self.registers.formats)",
-        "stale|expected|holds nothing|assertion failed|finds no frame",
+        "were written|stale read|assertion failed",
     ),
     "LD-ID 0 may not write sessions' registers": (
         RegisterFile,

@@ -39,7 +39,7 @@ def test_after_a_reset_nothing_of_before_is_there(name):
     counted = reset_trial(name, config=config, resets=resets, driver=driver)
     assert counted["late_writes"] > 10 and counted["look"] > 1_000 and counted["snoops"] > 100
     assert counted["under_close"] > 5
-    assert counted["stale_rsps"] > 10 or name not in QUICK
+    assert counted["stale_rsps"] > 2 or name not in QUICK
 
 
 #: Planted bugs: where the block is looked up, the block, the piece and what it becomes; what the
@@ -50,7 +50,7 @@ BUGS = {
         SnoopEngine,
         'Signal(self._job, name=f"job_{n}")',
         'Signal(self._job, reset_less=True, name=f"job_{n}")',
-        "nothing was granted|assertion failed",
+        "nothing moves|assertion failed",
     ),
     "the directory is not emptied": (
         front,
@@ -62,8 +62,8 @@ BUGS = {
     "the host does not wait": (
         endpoint,
         CoherentHostPort,
-        "& self.enable",
-        "",
+        "inner.ready & self.enable",
+        "inner.ready",
         "before the endpoint is ready",
     ),
 }

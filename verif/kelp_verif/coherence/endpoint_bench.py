@@ -74,7 +74,7 @@ class Figures(ctypes.Structure):
                 + "granted poisoned rounded_writes left first last wrong nxm foreign "
                 + "spoilt hints registers gathered gathered_nxm called_home answers times "
                 + "kept healed dropped given owed_longest line_longest aside_longest beside "
-                + "late_writes stale_rsps strange odd odd_snoops babbled"
+                + "late_writes late_reads stale_rsps strange odd odd_snoops babbled"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),

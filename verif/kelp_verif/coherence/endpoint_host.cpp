@@ -40,7 +40,7 @@ struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, kept, healed, dropped, given, owed_longest, line_longest, aside_longest, beside, late_writes, stale_rsps, strange, odd, odd_snoops, babbled, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, kept, healed, dropped, given, owed_longest, line_longest, aside_longest, beside, late_writes, late_reads, stale_rsps, strange, odd, odd_snoops, babbled, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -182,7 +182,7 @@ class CachingHost final : public OtherHost {
     void reset(uint64_t now) override {
         now_ = now;
         told.clear(), losses.clear();
-        f.given = f.silent = f.refused = f.kept = f.too_late = f.late_writes = f.stale_rsps = 0;
+        f.given = f.silent = f.refused = f.kept = f.too_late = f.late_writes = f.late_reads = f.stale_rsps = 0;
         std::vector<uint32_t> owed;
         for (uint32_t n : snooped_) owed.push_back(lines_[n].bi_tag);
         reqs_.clear(), rwds_.clear(), rsps_.clear(), late_rsps_.clear();
@@ -199,6 +199,15 @@ class CachingHost final : public OtherHost {
             late_write(g);
         }
         ghosts_.clear();
+        // Somebody reads before a session is open, too, which is nobody's.
+        for (unsigned k = 0; k < 2; k++) {
+            Aside a;
+            a.since = now_, a.ld_id = 1 + random_.below(15), a.reads = a.strange = true;
+            const uint32_t tag = aside_tag();
+            aside_[tag] = a;
+            reqs_.push_back({codes::MEM_RD, SNP_INV, META0, ANY, tag, a.ld_id, lines_[random_.below(static_cast<uint32_t>(lines_.size()))].address, 0, {}});
+            f.late_reads++;
+        }
         for (uint32_t tag : owed) rsps_.push_back({0, 0, 0, 0, tag, 0, 0, 0, {}}), f.stale_rsps++;
     }
     bool streamed() const { return over_ || (next_ >= lines_.size() && waiting() == 0); }

@@ -43,8 +43,8 @@ def reset_trial(
     """So many resets in a weather of `WEATHERS`; what was counted. AssertionError or DriverError
     with what was wrong."""
     rng = random.Random(seed)
-    # Hint lines and register writes, which have events of their own, go on while it is reset.
-    beside = WEATHERS[name][0].keys() & {"hints", "registers", "flood"}
+    # What has events of its own goes on while it is reset.
+    beside = WEATHERS[name][0].keys() & {"hints", "registers", "flood", "nonsense"}
     d = made(name, seed=seed, config=config, driver=driver)
     some_lines(d, rng, config.pages)
     counted = dict.fromkeys((*_COUNTED, "under_recall", "under_close", "looked"), 0)
@@ -58,6 +58,10 @@ def reset_trial(
             counted["looked"] += 1
         d.act(True)
         d.idle(rng.randrange(200, _LONGEST))
+        if n % 4 == 1:  # whatever was begun since the last reset comes to its end
+            d.rest()
+            d.act(True)
+            d.idle(rng.randrange(200, _LONGEST))
         if (
             rng.random() < 0.4
         ):  # the host goes on while a session closes, and what it held goes home
@@ -79,7 +83,8 @@ def reset_trial(
         unasked = (told["code"] == Event.BIRSP_UNASKED).sum()
         assert unasked == f.stale_rsps, f"{f.stale_rsps} BIRsp of before, {unasked} told"
         if not beside:
-            assert closed == f.late_writes, f"{f.late_writes} write-backs dropped, {closed} told"
+            late = f.late_writes + f.late_reads
+            assert closed == late, f"{late} came too late and were refused, {closed} told"
             assert set(told["code"]) <= {Event.CLOSED_SESSION, Event.BIRSP_UNASKED}
         counted["late_writes"] += f.late_writes
         counted["stale_rsps"] += f.stale_rsps
