@@ -201,8 +201,10 @@ class SweepAudit:
         if done:
             self.choice.begin()
             self.searching = self.swept = False
-            best = self._best()
-            self.outdated = best is not None and (bool(self._stale(best)) or self.outlived)
+            # A page that may have been passed over may be the list's best as well.
+            self.outdated = self._best() is not None and (
+                bool(self._stale(self.found[0])) or self.outlived
+            )
         return wrong
 
     def _from_old_list(self, judged):
