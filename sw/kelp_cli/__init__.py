@@ -18,4 +18,7 @@ def start() -> None:
         if ours(error):
             raise
         sys.exit(missing_package(error, "the kelp command"))
+    except KeyboardInterrupt:
+        print("kelp: interrupted", file=sys.stderr)
+        sys.exit(130)
     main()

@@ -31,6 +31,8 @@ __all__ = ["build_app", "main"]
 # The order in which a newcomer meets them; any other command follows in alphabetical order.
 _ORDER = ["doctor", "demo", "replay", "verilog", "config", "bench"]
 
+_INTERRUPTED = 130
+
 _HELP = """
 KELP is a CXL memory endpoint, generated from Python, that understands LLM KV cache.
 
@@ -102,6 +104,11 @@ def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) ->
     app.command(name, help="(not available: see kelp doctor)", context_settings=settings)(broken)
 
 
+def _interrupted() -> None:
+    complain("interrupted")
+    sys.exit(_INTERRUPTED)
+
+
 def main() -> None:
     """Entry point of the ``kelp`` command."""
     # The terminal may be set to ASCII or Latin-1; tables and units are UTF-8 either way.
@@ -114,8 +121,15 @@ def main() -> None:
         complain(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # Typer has taken it, and says nothing
+            _interrupted()
+        raise
+    except SystemError as error:
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            _interrupted()  # within compiled code, which makes another error of it
+        raise
     except BrokenPipeError:
         # The reader (head, less) has gone: not an error, but nothing may be flushed to it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 """``kelp size``: how much DRAM and flash a model's users need, and what hit rate was measured at
 that share of DRAM."""
 
+import math
 from typing import Annotated
 
 import typer
@@ -60,7 +61,7 @@ def register(app: typer.Typer) -> None:
             pool_formats = Config(name="size", pool_formats=tuple(pools.split(","))).pool_formats
         except ValueError as error:
             raise UserError(str(error)) from None
-        if context < 1 or users < 1 or not dram > 0:
+        if context < 1 or users < 1 or not 0 < dram < math.inf:
             raise UserError(
                 f"context = {context}, users = {users}, dram = {dram} is refused; legal: "
                 + "positive numbers"

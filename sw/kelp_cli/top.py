@@ -2,6 +2,7 @@
 
 """``kelp top``: a served device, live."""
 
+import math
 import time
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
         of a served device."""
         import cxl_kv
 
-        if interval <= 0:
+        if not 0 < interval < math.inf:
             raise UserError(f"interval = {interval} is refused; legal: above 0")
         try:
             with cxl_kv.open(

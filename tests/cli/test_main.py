@@ -5,8 +5,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -103,6 +105,13 @@ def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
     assert doctor._loader() in doctor._optional()
 
 
+def within_compiled_code():
+    """What comes of Ctrl-C in a loop of numba's."""
+    error = SystemError("CPUDispatcher(…) returned a result with an exception set")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -113,6 +122,8 @@ def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
             "kelp: /nowhere/x: No such file or directory",
         ),
         (KeyboardInterrupt(), 130, "kelp: interrupted"),
+        (SystemExit(130), 130, "kelp: interrupted"),
+        (within_compiled_code(), 130, "kelp: interrupted"),
     ],
 )
 def test_expected_failures_are_one_line(monkeypatch, capsys, error, code, line):
@@ -124,6 +135,20 @@ def test_expected_failures_are_one_line(monkeypatch, capsys, error, code, line):
         main.main()
     assert caught.value.code == code
     assert capsys.readouterr().err.strip() == line
+
+
+def test_an_interrupt_is_one_line_and_leaves_what_is_finished(tmp_path):
+    store, out = tmp_path / "rows.jsonl", tmp_path / "rows.json"
+    command = [str(Path(sys.executable).parent / "kelp"), "lab", "data/traces/attn_0.npz"]
+    command += ["--jobs", "1", "--store", str(store), "--json", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        while running.poll() is None and not store.exists():
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+    assert running.returncode == 130 and "Traceback" not in said
+    assert said.splitlines()[-1] == "kelp: interrupted" and not out.exists()
+    assert json.loads(store.read_text().splitlines()[0])["key"]
 
 
 def test_a_full_output_is_one_line():

@@ -61,6 +61,10 @@ def test_a_device_without_end_holds_no_rows():
         ("model kv --png {0}", "{0} is a directory; the name of a file is expected"),
         ("model kv --json {0}", "{0} is a directory; the name of a file is expected"),
         ("quality x.npz --budgets 0.1,nan", "--budgets '0.1,nan' is not positive numbers"),
+        ("size --dram inf", "dram = inf is refused; legal: positive numbers"),
+        ("top golden:trace --interval nan", "interval = nan is refused; legal: above 0"),
+        ("serve golden:trace --listen x", "'x' is refused; a server listens on unix:/path or"),
+        ("token a --tokens {0}/t --to {0}/a --clients -1", "clients = -1 of a in {0}/t is refused"),
         ("lab x.npz --jobs 1000000", "--jobs 1000000 is refused; legal: 1 … 1024, or -1 for"),
         ("linux --seconds nan", "--seconds nan is refused; legal: above 0"),
         ("linux --seconds -1", "--seconds -1.0 is refused; legal: above 0"),
@@ -73,6 +77,21 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line)
     (tmp_path / "cut.json").write_text('[{"na')
     found = CliRunner().invoke(build_app(), command.format(tmp_path).split())
     assert isinstance(found.exception, UserError) and line.format(tmp_path) in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"fpga {of} --divisor 3" for of in ("sim", "proof", "netlist")),
+        *(f"fpga {of} --mhz {mhz}" for of in ("sim", "build", "proof") for mhz in ("nan", -1)),
+        "fpga proof --lines 0",
+        "fpga proof --prefill-pages -1",
+        "fpga netlist --test-lines 0",
+    ],
+)
+def test_a_board_that_cannot_be_is_a_usage_error(command):
+    found = CliRunner().invoke(build_app(), command.split())
+    assert found.exit_code == 2 and command.split()[-2] in found.output
 
 
 def test_rows_that_are_cut_are_named(tmp_path):

@@ -113,12 +113,12 @@ def read_blocks(path: Path) -> BlockTrace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError as error:
+                    entry = json.loads(line.decode())
+                except ValueError as error:  # nor UTF-8, maybe
                     raise TraceError(f"{path}: line {number} is not JSON: {error}") from None
                 if not isinstance(entry, dict):
                     raise TraceError(f"{path}: line {number} is no JSON object")

@@ -187,7 +187,7 @@ class Server:
         """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A
         dead server's socket file is replaced. Over TCP, clients need tokens, and the address is one
         of the loopback unless `exposed`."""
-        scheme, rest, _ = split(url)
+        scheme, rest, _ = split(url) if ":" in url else ("", "", {})
         if scheme == "unix":
             if not rest or "\0" in rest:
                 # The kernel would give it a name of its own, which every user may connect to.

@@ -32,6 +32,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..arguments import short
+
 __all__ = ["METRICS", "Grant", "TokenError", "Tokens", "add", "read_token"]
 
 METRICS = "metrics"  #: name of the grant that reads every metric and is no tenant
@@ -129,7 +131,9 @@ def _put(grants, path, name, ld_id, entry):
         )
     for limit, value in entry.items():
         if type(value) is not int or value < 1:
-            raise TokenError(f"{limit} of {name} in {path} is refused; legal: a number from 1 on")
+            raise TokenError(
+                f"{limit} = {short(value)} of {name} in {path} is refused; legal: 1 and up"
+            )
     grants[token] = Grant(name, ld_id, **entry)
 
 

@@ -10,7 +10,7 @@ import typer
 from ..output import UserError, console, write_json
 from .blocks import REFERENCE, show_blocks
 from .reports import show_seeds
-from .shared import Baud, BoardName, Json, directory_of, show
+from .shared import MOST_MHZ, Baud, BoardName, Json, directory_of, show
 
 __all__ = ["blocks", "build", "dummy", "report"]
 
@@ -27,6 +27,8 @@ def build(
             help="The board's clock, which the bitstream has to meet; by default one that "
             + "the board is known to meet.",
             show_default=False,
+            min=1,
+            max=MOST_MHZ,
         ),
     ] = None,
     baud: Baud = 3_000_000,
@@ -127,7 +129,7 @@ def dummy(
             max=100,
         ),
     ] = 10,
-    mhz: Annotated[float, typer.Option(help="The clock.")] = 80.0,
+    mhz: Annotated[float, typer.Option(help="The clock.", min=1, max=MOST_MHZ)] = 80.0,
     seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
     size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack.")] = False,
     json: Json = None,

@@ -12,7 +12,7 @@ from kelp_spec.files import write_whole
 
 from ..output import UserError, console
 from ..verilog import module_text
-from .shared import Baud, BoardName, Built, directory_of
+from .shared import MOST_MHZ, Baud, BoardName, Built, directory_of
 
 __all__ = ["axi", "program", "vivado"]
 
@@ -46,7 +46,7 @@ def vivado(
             show_default=False,
         ),
     ] = None,
-    mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+    mhz: Annotated[float, typer.Option(help="The board's clock.", min=1, max=MOST_MHZ)] = 80.0,
     baud: Baud = 3_000_000,
     output: Annotated[
         Path | None,

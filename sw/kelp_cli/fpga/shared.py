@@ -11,7 +11,21 @@ from rich.table import Table
 from ..output import show as show_table
 from ..output import write_json
 
-__all__ = ["Baud", "BoardName", "Built", "Json", "directory_of", "finish", "show"]
+__all__ = [
+    "MOST_MHZ",
+    "Baud",
+    "BoardName",
+    "Built",
+    "Clock",
+    "Divisor",
+    "Json",
+    "TestLines",
+    "directory_of",
+    "finish",
+    "show",
+]
+
+MOST_MHZ = 1000
 
 BoardName = Annotated[
     str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")
@@ -19,6 +33,14 @@ BoardName = Annotated[
 Baud = Annotated[
     int, typer.Option(help="The cable's rate: a whole part of the clock, or within 3 % of one.")
 ]
+Clock = Annotated[
+    float,
+    typer.Option(help="The board's clock: decides the SDRAM's timing.", min=1, max=MOST_MHZ),
+]
+Divisor = Annotated[
+    int, typer.Option(help="Clock cycles per bit of the UART.", min=4, max=65535)  # as the UART's
+]
+TestLines = Annotated[int, typer.Option(help="Lines that the memory test goes over.", min=1)]
 Built = Annotated[
     str | None,
     typer.Option(

@@ -18,7 +18,7 @@ from ..output import UserError, console
 from . import replay as fpga_replay
 from .board import Cable, Portion, connected
 from .selftest import selftest as run_selftest
-from .shared import finish
+from .shared import Clock, Divisor, TestLines, finish
 
 __all__ = ["netlist", "proof", "sim"]
 
@@ -38,10 +38,8 @@ def sim(
     config: Annotated[
         str, typer.Option(help="What to build: board_small, ulx3s or unit.")
     ] = "board_small",
-    divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
-    mhz: Annotated[
-        float, typer.Option(help="The board's clock: decides the SDRAM's timing.")
-    ] = 80.0,
+    divisor: Divisor = 4,
+    mhz: Clock = 80.0,
     seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
 ) -> None:
     """Simulate the board and keep its UART open as a pseudo-terminal until interrupted; it
@@ -65,20 +63,18 @@ def proof(
         ),
     ] = "ulx3s",
     lines: Annotated[
-        int, typer.Option(help="Replay whole steps that ask for so many lines.")
+        int, typer.Option(help="Replay whole steps that ask for so many lines.", min=1)
     ] = 1024,
-    prefill_pages: Annotated[int, typer.Option(help="Pages of the prefill to keep.")] = 2,
+    prefill_pages: Annotated[int, typer.Option(help="Pages of the prefill to keep.", min=0)] = 2,
     residency: Annotated[
         float, typer.Option(help="Frames, as a share of the pages at the end.")
     ] = 0.5,
-    test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 256,
+    test_lines: TestLines = 256,
     lockstep: Annotated[
         bool, typer.Option("--lockstep/--free-running", help="As of kelp fpga replay.")
     ] = False,
-    divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
-    mhz: Annotated[
-        float, typer.Option(help="The board's clock: decides the SDRAM's timing.")
-    ] = 80.0,
+    divisor: Divisor = 4,
+    mhz: Clock = 80.0,
     seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
     json: Annotated[
         Path | None,
@@ -151,9 +147,9 @@ def netlist(
     config: Annotated[
         str, typer.Option(help="What to build: unit, board_small or ulx3s_block.")
     ] = "unit",
-    block_lines: Annotated[int, typer.Option(help="Lines of memory, in block RAM.")] = 512,
-    test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 64,
-    divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
+    block_lines: Annotated[int, typer.Option(help="Lines of memory, in block RAM.", min=1)] = 512,
+    test_lines: TestLines = 64,
+    divisor: Divisor = 4,
     seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
     json: Annotated[
         Path | None,

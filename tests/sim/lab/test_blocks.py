@@ -125,6 +125,7 @@ def test_the_command(tmp_path):
         (["import", "nobody", "x", "-o", "y.npz"], "source 'nobody' is refused"),
         (["import", "oracle", RECORDING, "-o", "y.npz"], "are no whole records"),
         (["import", "mooncake", __file__, "-o", "y.npz"], "line 1 is not JSON"),
+        (["import", "mooncake", RECORDING, "-o", "y.npz"], "line 1 is not JSON"),
         (["check", "nowhere.npz"], "no such trace"),
         (["blocks", RECORDING], "has no time_ms"),
     ],
