@@ -4,8 +4,10 @@
 listed as not built."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -32,6 +34,11 @@ def test_a_missed_bar_fails_unless_it_is_wall_clock(row, met, said, capsys):
     assert meet_bars([Row("good", 1, "ratio", "≤ 1"), row]) is met
     out = capsys.readouterr().out
     assert said in out if said else not out
+
+
+def test_numpys_values_go_into_json():
+    row = Row("a.rate", np.float64(0.97), "lines/cycle", "≥ 0.98")
+    assert json.loads(json.dumps(asdict(row) | {"met": row.met}))["met"] is False
 
 
 def test_wall_clock_is_told_from_the_unit():

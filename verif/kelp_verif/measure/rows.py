@@ -38,7 +38,8 @@ class Row:
         if not self.goal:
             return None
         sign, _, bar = self.goal.partition(" ")
-        return self.value >= float(bar) if sign == "≥" else self.value <= float(bar)
+        # A measured value may be NumPy's, whose comparisons JSON does not know.
+        return bool(self.value >= float(bar) if sign == "≥" else self.value <= float(bar))
 
     @property
     def wall_clock(self) -> bool:
