@@ -44,7 +44,7 @@ class SummaryBuild(wiring.Component):
         Lines of a summary at most.
     id_bits : int
     elements : int, optional
-        Of a line that get their codes in a cycle, 8, 16 or 32.
+        Of a line that get their codes in a cycle, 4, 8, 16 or 32.
 
     Members
     -------
@@ -60,12 +60,12 @@ class SummaryBuild(wiring.Component):
     def __init__(self, *, lines: int, rows: int, id_bits: int, elements: int = ELEMENTS):
         layouts = self.layouts = SelectLayouts(lines=lines, rows=rows, id_bits=id_bits)
         self.lines, self.rows, self.id_bits = lines, rows, id_bits
-        if elements not in (8, 16, ELEMENTS):
-            raise ValueError(f"elements = {elements!r} is refused; legal: 8, 16, {ELEMENTS}")
+        if elements not in (4, 8, 16, ELEMENTS):
+            raise ValueError(f"elements = {elements!r} is refused; legal: 4, 8, 16, {ELEMENTS}")
         self.elements, self._beats = elements, ELEMENTS // elements
         #: the stage in which a line's code is whole: one more where it is summed of parts, and one
-        #: less for eight elements
-        self._whole = {1: 6, 2: 7, 4: 6}[self._beats]
+        #: less for eight elements and for four
+        self._whole = {1: 6, 2: 7, 4: 6, 8: 6}[self._beats]
         super().__init__(
             {
                 "i_plan": In(stream.Signature(layouts.plan_line, always_ready=True)),

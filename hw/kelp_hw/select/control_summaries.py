@@ -18,7 +18,12 @@ def summarise(control, m, s):
     queries are loaded on, and made when slots are given back."""
     c, p, newest = control.config, control.parts, s.bell.newest
     m.submodules.build = build = SummaryBuild(
-        lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits, elements=c.codec_lanes
+        lines=c.select_lines,
+        rows=c.select_rows,
+        id_bits=c.page_bits,
+        # A code is made once and scored by every SELECT: where few are scored in a cycle, an
+        # eighth as many are made.
+        elements=min(c.codec_lanes, 4 * c.select_lanes),
     )
     store, keys, clear = p.store, p.reader.o, p.store.i_clear
     page, complete, touched = Signal(c.page_bits), Signal(), Signal()

@@ -38,6 +38,7 @@ def built(group, *, lines, offer=1.0, take=1.0, elements=32):
         (Format.INT4, 4, 8, 32),
         (Format.INT8, 1, 6, 32),
         (Format.INT8, 1, 16, 8),
+        (Format.INT8, 1, 16, 4),
         (Format.INT8, 2, 6, 16),
     ],
 )
@@ -51,7 +52,9 @@ def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
     assert got == group.summary_lines()
 
 
-@pytest.mark.parametrize(("elements", "latency", "interval"), [(32, 7, 1), (16, 9, 2), (8, 10, 4)])
+@pytest.mark.parametrize(
+    ("elements", "latency", "interval"), [(32, 7, 1), (16, 9, 2), (8, 10, 4), (4, 14, 8)]
+)
 def test_latency_and_interval(elements, latency, interval):
     group = Group(5, heads=1, lines=2, pages=3)
     dut = SummaryBuild(lines=2, rows=2, id_bits=8, elements=elements)
