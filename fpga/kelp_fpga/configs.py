@@ -95,6 +95,7 @@ BOARD_CONFIGS: dict[str, Config] = {
             codecs=False,
             wide_counters=False,
             protect=False,
+            wide_blocks=True,
             select=8,
             select_heads=1,
             select_lines=1,

@@ -71,6 +71,9 @@ class Config:
     codec_lanes: int = 32
     #: every stored format; False: raw16 alone, without quantiser, dequantiser and scale lines
     codecs: bool = True
+    #: the data path's memories as wide as a line are block RAM, whatever their depth, but for the
+    #: one that is read in the cycle of a write
+    wide_blocks: bool = False
     #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
     wide_counters: bool = True
     #: SECDED on every memory whose bits decide what data are shown, kept, or whose they are
@@ -176,7 +179,14 @@ class Config:
             "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
         )
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
-        flags = ("codecs", "wide_counters", "protect", "coherence", "select_estimates")
+        flags = (
+            "codecs",
+            "wide_blocks",
+            "wide_counters",
+            "protect",
+            "coherence",
+            "select_estimates",
+        )
         for field in (*flags, "select_tables", "select_port"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
         need(
@@ -339,8 +349,9 @@ class Config:
     @property
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
-        do `select`, `select_estimates`, `select_tables`, `select_port`, `coherence`, `cxlio` and
-        `flits` where they are off, so that devices from before there were others keep theirs."""
+        do `wide_blocks`, `select`, `select_estimates`, `select_tables`, `select_port`, `coherence`,
+        `cxlio` and `flits` where they are off, so that devices from before there were others keep
+        theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
@@ -348,12 +359,9 @@ class Config:
             for name in ("select_estimates", "select_tables", "select_port"):
                 if not values[name]:
                     del values[name]
-        if not self.coherence:
-            del values["coherence"]
-        if not self.cxlio:
-            del values["cxlio"]
-        if not self.flits:
-            del values["flits"]
+        for name in ("wide_blocks", "coherence", "cxlio", "flits"):
+            if not values[name]:
+                del values[name]
         if self.pool_formats == Config.pool_formats:
             del values["pool_formats"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -117,6 +117,7 @@ class LineBuffer(wiring.Component):
             shape=LINE_BITS,
             protect=self.config.protect,
             transparent=False,
+            block=self.config.wide_blocks,
         )
         m.d.comb += [
             fill.write_en.eq(self.fill.valid),

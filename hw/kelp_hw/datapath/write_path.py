@@ -183,7 +183,12 @@ class WritePath(wiring.Component):
         # its own, and then finds no block RAM that fits.
         stored = data.StructLayout({"payload": LINE_BITS, "scale": _SCALE_USED})
         m.submodules.results = results = memory_of(
-            WideMemory, depth=c.write_slots, shape=stored, protect=c.protect, transparent=False
+            WideMemory,
+            depth=c.write_slots,
+            shape=stored,
+            protect=c.protect,
+            transparent=False,
+            block=c.wide_blocks,
         )
         done = quantiser.o.p
         m.d.comb += [

@@ -82,6 +82,7 @@ class WriteStore(wiring.Component):
             shape=self.row_layout,
             protect=self.config.protect,
             transparent=False,
+            block=self.config.wide_blocks,
         )
         m.d.comb += [
             rows.write_en.eq(self.i.valid),

@@ -34,6 +34,8 @@ class WideMemory(wiring.Component):
     transparent : bool
         A read of what is written in the same cycle returns the new data. Without it the read may
         return old or new data, and distributed RAM needs no multiplexer before its output register.
+    block : bool
+        In block RAM whatever its depth, without a multiplexer behind it; not with `transparent`.
 
     Members
     -------
@@ -50,8 +52,16 @@ class WideMemory(wiring.Component):
     DISTRIBUTED_TO = 16
 
     def __init__(
-        self, *, depth: int, shape, granularity: int | None = None, transparent: bool = True
+        self,
+        *,
+        depth: int,
+        shape,
+        granularity: int | None = None,
+        transparent: bool = True,
+        block: bool = False,
     ):
+        if block and transparent:
+            raise ValueError("block = True is refused with transparent; legal: False")
         width = Shape.cast(shape).width
         if granularity is not None and (granularity < 1 or width % granularity):
             raise ValueError(
@@ -61,6 +71,7 @@ class WideMemory(wiring.Component):
         self.width = width
         self.granularity = granularity
         self.transparent = transparent
+        self.block = block
         address_bits = max(1, ceil_log2(depth))
         super().__init__(
             {
@@ -75,17 +86,22 @@ class WideMemory(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        distributed = self.depth <= self.DISTRIBUTED_TO
+        distributed = self.depth <= self.DISTRIBUTED_TO and not self.block
         m.submodules.rows = rows = memory.Memory(
             shape=self.width,
             depth=self.depth,
             init=(),
-            attrs={"ram_style": "distributed" if distributed else "block"},
+            # Yosys would keep the old data of a read in the cycle of a write, of which none needs
+            # them.
+            attrs={"ram_style": "distributed" if distributed else "block"}
+            | ({"no_rw_check": 1} if self.block else {}),
         )
         write = rows.write_port(granularity=self.granularity)
         # Block RAM has the new data more cheaply than the old, distributed RAM the other way round.
         read = rows.read_port(
-            transparent_for=(write,) if self.transparent or not distributed else ()
+            transparent_for=(write,)
+            if not self.block and (self.transparent or not distributed)
+            else ()
         )
         m.d.comb += [
             read.en.eq(self.read_en),

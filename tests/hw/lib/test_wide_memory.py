@@ -11,3 +11,9 @@ from kelp_hw.lib.wide_memory import WideMemory
 @pytest.mark.parametrize("depth", [4, 32], ids=["LUT RAM", "block RAM"])
 def test_latency_and_interval(depth):
     check_memory(WideMemory(depth=depth, shape=8))
+
+
+def test_block_ram_of_few_rows():
+    check_memory(WideMemory(depth=4, shape=8, transparent=False, block=True))
+    with pytest.raises(ValueError, match="block = True is refused"):
+        WideMemory(depth=4, shape=8, block=True)
