@@ -76,7 +76,7 @@ BY_NAME = re.compile(r"(?:import_module|iter_modules|walk_packages)\(")
 @cache
 def known():
     """Every module of ours, and the helpers of tests: name → file."""
-    found = {path.stem: path for path in (ROOT / "tests/helpers").glob("*.py")}
+    found = {path.stem: path for path in (ROOT / "tests/helpers").rglob("*.py")}
     for root in ALLOWED:
         found |= modules(root)
     return found

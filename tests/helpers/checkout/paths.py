@@ -4,6 +4,6 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 RECORDING = ROOT / "data" / "traces" / "attn_0.npz"  #: the recording that `make demo` replays
