@@ -3,18 +3,15 @@
 """Choices near memory beside a host that caches: a slot shows what its page has, dirty lines come
 home before. The bench sees planted bugs. (A model of its own: slow.)"""
 
-from unittest import mock
-
 import pytest
+from planted_driver import planted_driver
 
 import kelp_hw.coherence.front as front
 import kelp_hw.endpoint as endpoint
 from kelp_hw.coherence.directory import Directory
-from kelp_hw.endpoint import Endpoint
 from kelp_hw.host.ingress import Ingress
 from kelp_rtl.device import DriverError
 from kelp_verif.coherence.choosing_driver import ChoosingDriver, choosing_weather
-from kelp_verif.formal.prove import mutant
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -53,13 +50,6 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_bench_catches_a_planted_bug(bug):
     module, block, old, new, name, said = BUGS[bug]
-    bad = mutant(block, old, new)
-
-    class PlantedDriver(ChoosingDriver):
-        def __init__(self, config, *, driver=(), **options):
-            with mock.patch.object(module, block.__name__, bad):
-                planted = dict(driver) | {"component": Endpoint(config=config)}
-                super().__init__(config, driver=planted, **options)
-
+    planted = planted_driver(ChoosingDriver, module, block, old, new)
     with pytest.raises(DriverError, match=said):
-        choosing_weather(name, transactions=12_000, driver=PlantedDriver)
+        choosing_weather(name, transactions=12_000, driver=planted)

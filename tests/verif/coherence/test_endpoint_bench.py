@@ -5,9 +5,9 @@ that leaves while it is held. The bench sees planted bugs."""
 
 import ctypes
 import functools
-from unittest import mock
 
 import pytest
+from planted_driver import planted_driver
 
 import kelp_hw.coherence.front as front
 import kelp_hw.coherence.host_port as host_port
@@ -18,7 +18,6 @@ from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.lost_lines import LostLines
-from kelp_hw.endpoint import Endpoint
 from kelp_hw.eviction.page_recall import PageRecall
 from kelp_hw.host.ingress import Ingress
 from kelp_hw.tracker.frame_table import FrameTable
@@ -26,7 +25,6 @@ from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 from kelp_verif.coherence.audited_driver import AuditedDriver
 from kelp_verif.coherence.endpoint_bench import FAILING, WEATHERS, CachingDriver, weather
-from kelp_verif.formal.prove import mutant
 
 #: In `make test`; the others are slow.
 QUICK = ("rough", "dwelling", "kept", "deaf", "flood", "babble", "foul")
@@ -242,24 +240,11 @@ BUGS = {
 }
 
 
-def planted_driver(module, block, old, new):
-    """A driver of an endpoint with a bug."""
-    bad = mutant(block, old, new)
-
-    class PlantedDriver(CachingDriver):
-        def __init__(self, config, *, driver=(), **options):
-            with mock.patch.object(module, block.__name__, bad):
-                planted = dict(driver) | {"component": Endpoint(config=config)}
-                super().__init__(config, driver=planted, **options)
-
-    return PlantedDriver
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_bench_catches_a_grant_that_loses_its_poison():
     tag = "drs.p.tag.eq(grant.tag),"
-    planted = planted_driver(front, Grants, tag, f"{tag} drs.p.poison.eq(0),")
+    planted = planted_driver(CachingDriver, front, Grants, tag, f"{tag} drs.p.poison.eq(0),")
     with pytest.raises(DriverError, match="stale read"):
         weather("uncached", config=NARROW, transactions=3_000, failing=BOTH, driver=planted)
 
@@ -269,7 +254,7 @@ def test_the_bench_catches_a_grant_that_loses_its_poison():
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_bench_catches_a_planted_bug(bug):
     module, block, old, new, name, said = BUGS[bug]
-    driver = planted_driver(module, block, old, new)
+    driver = planted_driver(CachingDriver, module, block, old, new)
     run = functools.partial(weather, name, config=FULL, driver=driver)
     with pytest.raises((AssertionError, DriverError), match=said):
         run(transactions=20_000)

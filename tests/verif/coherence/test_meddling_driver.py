@@ -3,19 +3,16 @@
 """An LD-ID 0 that writes every register beside a host that caches: agents notice nothing, what is
 refused has its event, and the rest reads back. The bench sees planted bugs."""
 
-from unittest import mock
-
 import pytest
+from planted_driver import planted_driver
 
 import kelp_hw.control.registers as registers
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.session_control import SessionControl
-from kelp_hw.endpoint import Endpoint
 from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 from kelp_verif.coherence.endpoint_bench import WEATHERS
 from kelp_verif.coherence.meddling_driver import MeddlingDriver, meddled_weather
-from kelp_verif.formal.prove import mutant
 
 FULL = named("unit_coherent")
 NARROW = FULL.with_(codec_lanes=8)
@@ -65,13 +62,6 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_bench_catches_a_planted_bug(bug):
     block, old, new, said = BUGS[bug]
-    bad = mutant(block, old, new)
-
-    class PlantedDriver(MeddlingDriver):
-        def __init__(self, config, *, driver=(), **options):
-            with mock.patch.object(registers, block.__name__, bad):
-                planted = dict(driver) | {"component": Endpoint(config=config)}
-                super().__init__(config, driver=planted, **options)
-
+    planted = planted_driver(MeddlingDriver, registers, block, old, new)
     with pytest.raises((AssertionError, DriverError), match=said):
-        meddled_weather("smooth", config=NARROW, transactions=20_000, driver=PlantedDriver)
+        meddled_weather("smooth", config=NARROW, transactions=20_000, driver=planted)

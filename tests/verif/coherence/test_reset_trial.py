@@ -4,22 +4,19 @@
 comes too late has its event, and every decision is the golden model's. The bench sees planted
 bugs."""
 
-from unittest import mock
-
 import pytest
+from planted_driver import planted_driver
 
 import kelp_hw.coherence.front as front
 import kelp_hw.endpoint as endpoint
 from kelp_hw.coherence.directory import Directory
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.snoop_engine import SnoopEngine
-from kelp_hw.endpoint import Endpoint
 from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 from kelp_verif.coherence.audited_driver import AuditedDriver
 from kelp_verif.coherence.endpoint_bench import WEATHERS, CachingDriver
 from kelp_verif.coherence.reset_trial import reset_trial
-from kelp_verif.formal.prove import mutant
 
 FULL = named("unit_coherent")
 NARROW = FULL.with_(codec_lanes=8)
@@ -79,13 +76,6 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_bench_catches_a_planted_bug(bug):
     module, block, old, new, said = BUGS[bug]
-    bad = mutant(block, old, new)
-
-    class PlantedDriver(CachingDriver):
-        def __init__(self, config, *, driver=(), **options):
-            with mock.patch.object(module, block.__name__, bad):
-                planted = dict(driver) | {"component": Endpoint(config=config)}
-                super().__init__(config, driver=planted, **options)
-
+    planted = planted_driver(CachingDriver, module, block, old, new)
     with pytest.raises((AssertionError, DriverError), match=said):
-        reset_trial("rough", config=NARROW, resets=100, driver=PlantedDriver)
+        reset_trial("rough", config=NARROW, resets=100, driver=planted)
