@@ -5,7 +5,6 @@ lines of these: what a slot shows must be what its page has, with what was dirty
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import sys
@@ -27,7 +26,7 @@ from kelp_spec.select import (
 )
 
 from ..endpoint.some_plan import some_plan
-from .endpoint_bench import OPEN, WEATHERS, CachingDriver, weather
+from .endpoint_bench import OPEN, CachingDriver, each_weather, weather
 
 __all__ = ["CONFIG", "ChoosingDriver", "choosing_weather", "main"]
 
@@ -195,16 +194,7 @@ def choosing_weather(name: str, *, driver=ChoosingDriver, **options) -> dict:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kelp_verif.coherence.choosing_driver")
-    parser.add_argument("--transactions", type=int, default=20_000)
-    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), help="from, and before")
-    parser.add_argument("--weather", choices=WEATHERS, action="append")
-    args = parser.parse_args(argv)
-    for seed in range(*args.seeds):
-        for name in args.weather or WEATHERS:
-            figures = choosing_weather(name, transactions=args.transactions, seed=seed)
-            print(f"{name}, seed {seed}: {figures}", flush=True)
-    return 0
+    return each_weather("choosing_driver", choosing_weather, argv)
 
 
 if __name__ == "__main__":

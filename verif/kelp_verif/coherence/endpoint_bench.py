@@ -35,6 +35,7 @@ __all__ = [
     "WEATHERS",
     "CachingDriver",
     "made",
+    "each_weather",
     "main",
     "open_plain",
     "settings",
@@ -544,6 +545,21 @@ def weather(
     d.close()
     leave_figures("kelp_verif.coherence.endpoint_bench", counted)
     return counted
+
+
+def each_weather(prog: str, run, argv, *, count: str = "transactions", default: int = 20_000):
+    """The command line of a bench in weathers: what `run(name, seed=…, count=…)` says of each, for
+    each seed. `count` names how much of it is to be run."""
+    parser = argparse.ArgumentParser(prog=f"python -m kelp_verif.coherence.{prog}")
+    parser.add_argument(f"--{count}", type=int, default=default)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), help="from, and before")
+    parser.add_argument("--weather", choices=WEATHERS, action="append")
+    args = parser.parse_args(argv)
+    for seed in range(*args.seeds):
+        for name in args.weather or WEATHERS:
+            print(f"{name}, seed {seed}: {run(name, seed=seed, **{count: getattr(args, count)})}")
+            sys.stdout.flush()
+    return 0
 
 
 def main(argv=None) -> int:

@@ -5,7 +5,6 @@ that docs/registers.md allows, in any part, also what is refused. Agents must no
 
 from __future__ import annotations
 
-import argparse
 import functools
 import random
 import sys
@@ -19,7 +18,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Event
 from kelp_spec.registers import Access, Register, SessionCommand
 
-from .endpoint_bench import WEATHERS, CachingDriver, weather
+from .endpoint_bench import CachingDriver, each_weather, weather
 
 __all__ = ["MeddlingDriver", "main", "meddled_weather"]
 
@@ -168,16 +167,7 @@ def meddled_weather(name: str, *, driver=MeddlingDriver, **options) -> dict:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kelp_verif.coherence.meddling_driver")
-    parser.add_argument("--transactions", type=int, default=20_000)
-    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), help="from, and before")
-    parser.add_argument("--weather", choices=WEATHERS, action="append")
-    args = parser.parse_args(argv)
-    for seed in range(*args.seeds):
-        for name in args.weather or WEATHERS:
-            figures = meddled_weather(name, transactions=args.transactions, seed=seed)
-            print(f"{name}, seed {seed}: {figures}", flush=True)
-    return 0
+    return each_weather("meddling_driver", meddled_weather, argv)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ come all the same, and the sessions after it show nothing of all that.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 
@@ -20,6 +19,7 @@ from .endpoint_bench import (
     HOST_TYPES,
     WEATHERS,
     CachingDriver,
+    each_weather,
     made,
     settings,
     some_lines,
@@ -95,15 +95,7 @@ def reset_trial(
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kelp_verif.coherence.reset_trial")
-    parser.add_argument("--resets", type=int, default=100)
-    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 2), help="from, and before")
-    parser.add_argument("--weather", choices=WEATHERS, action="append")
-    args = parser.parse_args(argv)
-    for seed in range(*args.seeds):
-        for name in args.weather or WEATHERS:
-            print(f"{name}, seed {seed}: {reset_trial(name, resets=args.resets, seed=seed)}")
-    return 0
+    return each_weather("reset_trial", reset_trial, argv, count="resets", default=100)
 
 
 if __name__ == "__main__":
