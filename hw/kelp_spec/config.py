@@ -72,7 +72,7 @@ class Config:
     #: every stored format; False: raw16 alone, without quantiser, dequantiser and scale lines
     codecs: bool = True
     #: the data path's memories as wide as a line are block RAM, whatever their depth, but for the
-    #: one that is read in the cycle of a write
+    #: one of which a row is needed that is read in the cycle of its write
     wide_blocks: bool = False
     #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
     wide_counters: bool = True

@@ -295,8 +295,9 @@ def test_everything_with_odd_sizes():
 
 @pytest.mark.slow  # a model of its own
 def test_everything_without_codecs():
-    """raw16 alone: no quantiser, no dequantiser, no scale lines. And descriptors of any shape."""
-    runner_of(UNIT.with_(name="unit_raw", codecs=False, **ODD), opt="-O0")(
+    """raw16 alone: no quantiser, no dequantiser, no scale lines; line-wide memories in block RAM.
+    And descriptors of any shape."""
+    runner_of(UNIT.with_(name="unit_raw", codecs=False, wide_blocks=True, **ODD), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,

@@ -9,6 +9,8 @@ from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
+from .sram import Sram
+
 __all__ = ["WideMemory"]
 
 
@@ -35,7 +37,9 @@ class WideMemory(wiring.Component):
         A read of what is written in the same cycle returns the new data. Without it the read may
         return old or new data, and distributed RAM needs no multiplexer before its output register.
     block : bool
-        In block RAM whatever its depth, without a multiplexer behind it; not with `transparent`.
+        In block RAM whatever its depth, without a multiplexer behind it: a :class:`.sram.Sram`'s
+        macro, which reads an undefined row where that is written in the same cycle. Not with
+        `transparent` or `granularity`.
 
     Members
     -------
@@ -60,8 +64,10 @@ class WideMemory(wiring.Component):
         transparent: bool = True,
         block: bool = False,
     ):
-        if block and transparent:
-            raise ValueError("block = True is refused with transparent; legal: False")
+        if block and (transparent or granularity is not None):
+            raise ValueError(
+                "block = True is refused with transparent or granularity; legal: False"
+            )
         width = Shape.cast(shape).width
         if granularity is not None and (granularity < 1 or width % granularity):
             raise ValueError(
@@ -86,22 +92,30 @@ class WideMemory(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        distributed = self.depth <= self.DISTRIBUTED_TO and not self.block
+        if self.block:
+            m.submodules.rows = rows = Sram(
+                depth=self.depth, shape=self.width, macro=True, transparent=False
+            )
+            m.d.comb += [
+                rows.read_en.eq(self.read_en),
+                rows.read_address.eq(self.read_address),
+                Value.cast(self.read_data).eq(rows.read_data),
+                rows.write_en.eq(self.write_en),
+                rows.write_address.eq(self.write_address),
+                rows.write_data.eq(Value.cast(self.write_data)),
+            ]
+            return m
+        distributed = self.depth <= self.DISTRIBUTED_TO
         m.submodules.rows = rows = memory.Memory(
             shape=self.width,
             depth=self.depth,
             init=(),
-            # Yosys would keep the old data of a read in the cycle of a write, of which none needs
-            # them.
-            attrs={"ram_style": "distributed" if distributed else "block"}
-            | ({"no_rw_check": 1} if self.block else {}),
+            attrs={"ram_style": "distributed" if distributed else "block"},
         )
         write = rows.write_port(granularity=self.granularity)
         # Block RAM has the new data more cheaply than the old, distributed RAM the other way round.
         read = rows.read_port(
-            transparent_for=(write,)
-            if not self.block and (self.transparent or not distributed)
-            else ()
+            transparent_for=(write,) if self.transparent or not distributed else ()
         )
         m.d.comb += [
             read.en.eq(self.read_en),

@@ -31,6 +31,8 @@ NARROW = named("unit").with_(
 LARGE = named("64x64")  # 32 lanes; 128 line slots; pages of 128 host lines
 UNIT = named("unit")  # 32 lanes; 16 line slots; pages of 8 host lines
 ULX3S = named("ulx3s")  # eight lanes, and no check bits
+#: As `ulx3s` has few slots, with line-wide memories that a write makes undefined for its cycle.
+BLOCKS = ULX3S.with_(name="ulx3s_blocks", wide_blocks=True)
 
 
 def each(*configs):
@@ -44,7 +46,7 @@ def each(*configs):
     )
 
 
-everywhere = each(NARROW, UNIT, ULX3S)
+everywhere = each(NARROW, UNIT, ULX3S, BLOCKS)
 rated = each(NARROW, LARGE)
 QUICK = Memory(read_latency=6, write_latency=6)
 TURN = 15 + 1  # cycles in which a due line is taken, whatever the reads do (`LineBuffer`)

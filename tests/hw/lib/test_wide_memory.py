@@ -13,7 +13,8 @@ def test_latency_and_interval(depth):
     check_memory(WideMemory(depth=depth, shape=8))
 
 
-def test_block_ram_of_few_rows():
-    check_memory(WideMemory(depth=4, shape=8, transparent=False, block=True))
+@pytest.mark.parametrize("options", [{}, {"transparent": False, "granularity": 4}])
+def test_block_ram_keeps_no_promise_in_the_cycle_of_a_write(options):
+    """Its behaviour is the macro's, in the data path's bench (`BLOCKS`)."""
     with pytest.raises(ValueError, match="block = True is refused"):
-        WideMemory(depth=4, shape=8, block=True)
+        WideMemory(depth=4, shape=8, block=True, **options)
