@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import itertools
 import sys
 import threading
@@ -619,14 +620,18 @@ def _copy(source: Session, target: Session, layers: list[int], length: int) -> N
 
 def _telling(prepare):
     """`GenerationMixin._prepare_cache_for_generation`, whose generation config is resolved by
-    then, for every way of decoding."""
+    then, for every way of decoding. Other caches never notice, whatever its arguments are."""
+    signature = inspect.signature(prepare)
 
     @functools.wraps(prepare)
-    def tell(self, generation_config, model_kwargs, generation_mode, batch_size, length):
+    def tell(self, *args, **named):
+        given = signature.bind(self, *args, **named).arguments
+        model_kwargs = given.get("model_kwargs", {})
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, EndpointCache):
-            cache.expect(length + _not_passed(cache, generation_config, model_kwargs))
-        return prepare(self, generation_config, model_kwargs, generation_mode, batch_size, length)
+            beyond = _not_passed(cache, given["generation_config"], model_kwargs)
+            cache.expect(given["max_cache_length"] + beyond)
+        return prepare(self, *args, **named)
 
     return tell
 
