@@ -281,7 +281,8 @@ class RegisterMap:
             WO,
             C,
             _whole(1),
-            "write 1: empty the event log, clear overflow and irq",
+            "write 1: empty the event log, clear overflow and irq; what came since the log was "
+            + "read goes, too, and is not told",
         )
         yield Register(
             "irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq"
