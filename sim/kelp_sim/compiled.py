@@ -2,15 +2,20 @@
 """Functions compiled by numba, and kept compiled on disk as long as their sources are as they were.
 
 Numba looks at a function's own file alone. Constants of other files, as those of `kelp_spec`, are
-compiled in, so with its own cache a changed constant would go on counting as it was.
+compiled in, so with its own cache a changed constant would go on counting as it was. And an
+exception in the midst of compiling, as Ctrl-C makes one, leaves it in a state that it does not
+expect: it has ended with a segmentation fault.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -21,13 +26,39 @@ __all__ = ["njit"]
 
 
 def njit(function: Callable) -> Callable:
-    """`function`, compiled when it is first called, or as it was for the same sources."""
+    """`function`, compiled when it is first called, or as it was for the same sources. Ctrl-C waits
+    until that is done."""
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(_folder(given))
     try:
-        return numba.njit(cache=True)(function)
+        dispatcher = numba.njit(cache=True)(function)
     finally:
         numba.config.CACHE_DIR = given
+    compiles = dispatcher.compile
+
+    @functools.wraps(compiles)
+    def compile_whole(signature):
+        with _undisturbed():
+            return compiles(signature)
+
+    dispatcher.compile = compile_whole
+    return dispatcher
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """SIGINT comes when the block is over. Python hands signals to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @functools.cache

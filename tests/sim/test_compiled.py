@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 
 from paths import ROOT
 
@@ -48,3 +49,32 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path):
     assert first == 143 and files
     assert place(12) == (143, files)
     assert place(10)[0] == 99
+
+
+def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch):
+    """It comes in the midst, and once it has been seen the function is there."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    code = """
+        import os, signal, sys
+        from kelp_sim.select.memory import _guess_place as compiles
+
+        def interrupt(frame, event, argument):
+            if frame.f_code.co_filename.endswith("numba/core/lowering.py"):
+                sys.setprofile(None)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        sys.setprofile(interrupt)
+        try:
+            compiles(1, 2)
+            print("nothing came")
+        except KeyboardInterrupt:
+            print("interrupted", len(compiles.signatures), compiles(65535, 65535))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.stdout == "interrupted 1 143\n", done.stderr
