@@ -523,6 +523,53 @@ def test_a_next_turn_that_does_not_fit_is_refused_before_it_starts():
         assert (made == expected).all() and cache.room == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "length", "beyond", "how"),
+    [
+        ("all ids", 65, 1, {}),
+        ("all ids", 65, 1, dict(num_beams=2)),
+        ("all ids, no mask", 65, 1, {}),
+        ("new ids", 16, 1, {}),  # it counts the ids that are given
+        ("new ids", 16, 1, dict(num_beams=2)),
+        ("new ids", 16, 1, dict(prompt_lookup_num_tokens=2)),
+        ("new ids", None, 7, {}),  # twenty more, by default
+        ("all embeddings", 65, 1, {}),
+        ("all embeddings, new ids", 68, 1, {}),
+    ],
+)
+def test_a_next_turn_by_its_length_alone_is_refused_where_it_would_not_fit(
+    given, length, beyond, how
+):
+    """Without max_new_tokens; what fits is made, down to the last position."""
+    model = model_of("llama")
+    with (
+        cxl_kv.open("golden:trace?sessions=4&pages=4") as device,
+        EndpointCache(device, model.config) as cache,
+    ):
+        said = model.generate(
+            **prompt(40), past_key_values=cache, max_new_tokens=10, do_sample=False, **how
+        )
+        more = torch.cat([said, torch.tensor([[7, 8]])], dim=1)
+        mask, embeds = torch.ones_like(more), model.get_input_embeddings()(more).detach()
+        inputs = {
+            "all ids": dict(input_ids=more, attention_mask=mask),
+            "all ids, no mask": dict(input_ids=more),
+            "new ids": dict(input_ids=more[:, 49:], attention_mask=mask),
+            "all embeddings": dict(inputs_embeds=embeds),
+            "all embeddings, new ids": dict(
+                inputs=more[:, 49:], inputs_embeds=embeds, attention_mask=mask
+            ),
+        }[given]
+        asked = inputs | how | dict(past_key_values=cache, do_sample=False)
+        too_much = {} if length is None else dict(max_length=length + beyond)
+        with pytest.raises(ValueError, match=f"may become {64 + beyond} are.*by {beyond},"):
+            model.generate(**asked, **too_much)
+        assert cache.get_seq_length() == 49
+        if length is not None:
+            model.generate(**asked, max_length=length)
+            assert cache.room == 0
+
+
 def test_a_loop_of_ones_own_that_comes_to_the_end_has_lost_nothing():
     """Nobody has said how much is to come: the pass that does not fit is refused, the cache stays
     as it was, and what it holds goes on once there is room."""

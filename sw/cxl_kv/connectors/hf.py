@@ -19,9 +19,9 @@ is pushed as hints. A forward pass in which a layer's keys or values could not b
 leaves the cache as long as it was: it can be made again.
 
 `generate` is refused before it stores anything where `max_new_tokens` or `max_length` lead beyond
-what a row holds. It tells a cache nothing of them, so this module wraps the step of
-`GenerationMixin` that prepares its cache. A loop of one's own says it with `expect`, or looks at
-`room`.
+what a row holds. It tells a cache nothing of them, so this module wraps the steps of
+`GenerationMixin` that check its lengths and prepare its cache. A loop of one's own says it with
+`expect`, or looks at `room`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationMixin, GenerationMode
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
@@ -618,6 +618,20 @@ def _copy(source: Session, target: Session, layers: list[int], length: int) -> N
 # - generate, which is to say how much is to come --------------------------------------------------
 
 
+def _noting(validate):
+    """`GenerationMixin._validate_generated_length`, which alone is told how many ids generate was
+    given: the generation config, which is of this call, takes it along."""
+    signature = inspect.signature(validate)
+
+    @functools.wraps(validate)
+    def note(self, *args, **named):
+        given = signature.bind(self, *args, **named).arguments
+        given["generation_config"]._ids_given = given["input_ids_length"]
+        return validate(self, *args, **named)
+
+    return note
+
+
 def _telling(prepare):
     """`GenerationMixin._prepare_cache_for_generation`, whose generation config is resolved by
     then, for every way of decoding. Other caches never notice, whatever its arguments are."""
@@ -629,24 +643,29 @@ def _telling(prepare):
         model_kwargs = given.get("model_kwargs", {})
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, EndpointCache):
-            beyond = _not_passed(cache, given["generation_config"], model_kwargs)
-            cache.expect(given["max_cache_length"] + beyond)
+            config, mode = given["generation_config"], given.get("generation_mode")
+            cache.expect(_comes_to(cache.get_seq_length(), config, mode, model_kwargs))
         return prepare(self, *args, **named)
 
     return tell
 
 
-def _not_passed(cache, generation_config, model_kwargs) -> int:
-    """Tokens of `cache` that are not among the ids that generate was given. By its own rule they
-    are not where the attention mask is longer. Without max_new_tokens nobody knows of it here."""
-    if generation_config.max_new_tokens is None:
-        return 0
-    given = generation_config.max_length - generation_config.max_new_tokens
-    mask = model_kwargs.get("attention_mask")
-    masked = getattr(generation_config, "_mask_length", given) if mask is None else mask.shape[1]
-    return cache.get_seq_length() if masked > given > 0 else 0
+def _comes_to(held: int, generation_config, mode, model_kwargs) -> int:
+    """Positions of a cache that holds `held` once generate has made all that it may. By generate's
+    own rule the first pass leaves out what is held where it is given embeddings, or as many ids as
+    the attention mask has; where it drafts (assisted) it leaves out nothing."""
+    ids = generation_config._ids_given
+    embeds, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
+    masked = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+    whole = embeds is not None or masked == ids
+    first = ids if embeds is None else embeds.shape[1]
+    if whole and mode != GenerationMode.ASSISTED_GENERATION:
+        first -= held
+    # Of the newest token nothing is stored.
+    return held + first + max(0, generation_config.max_length - ids - 1)
 
 
+GenerationMixin._validate_generated_length = _noting(GenerationMixin._validate_generated_length)
 GenerationMixin._prepare_cache_for_generation = _telling(
     GenerationMixin._prepare_cache_for_generation
 )
