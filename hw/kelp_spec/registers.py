@@ -31,7 +31,7 @@ __all__ = [
     "IDENTITY",
 ]
 
-IDENTITY = 0x4B454C50_0001_0000  #: "KELP", map version 1.0
+IDENTITY = 0x4B454C50_0001_0001  #: "KELP", map version 1.1 (1.0 had no `event_taken`)
 SESSION_BASE = 0x1000
 SESSION_STRIDE = 0x200
 #: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above
@@ -207,7 +207,7 @@ class RegisterMap:
                 Field("ready", 0, 1, "the reset scrub is over"),
                 Field("quiescent", 1, 1, "nothing in flight"),
                 Field("irq", 2, 1, "interrupt pending"),
-                Field("event_overflow", 3, 1, "events were lost since the last clear"),
+                Field("event_overflow", 3, 1, "events were lost since it was last cleared"),
                 Field("fatal", 4, 1, "a memory lost what cannot be rebuilt; reads answer poison"),
             ),
             "state of the endpoint",
@@ -282,7 +282,25 @@ class RegisterMap:
             C,
             _whole(1),
             "write 1: empty the event log, clear overflow and irq; what came since the log was "
-            + "read goes, too, and is not told",
+            + "read goes, too, and is not told: for a host that begins anew",
+        )
+        yield Register(
+            "event_taken",
+            0x070,
+            WO,
+            C,
+            (
+                Field(
+                    "count",
+                    0,
+                    5,
+                    "so many of the oldest records have been read and leave, all "
+                    + "where there are fewer",
+                ),
+                Field("overflow", 8, 1, "event_overflow has been read as 1 and falls"),
+            ),
+            "drains the event log: what came since event_count was read stays, with its record or "
+            + "its overflow; irq falls once no record is left",
         )
         yield Register(
             "irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq"

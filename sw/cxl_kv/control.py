@@ -210,15 +210,17 @@ class Control:
 
     def _drain(self):
         registers, queues = self.registers, self.config.queues
-        count = registers.read("event_count")
-        if not count:
-            return
+        # The count says what is there, the flag what was lost until then, also of an empty log.
+        count, status = registers.read_many(["event_count", "status"])
         count = min(count, EVENT_RECORDS)
+        overflow = unpack(registers.register("status"), status)["event_overflow"]
+        if not count and not overflow:
+            return
         values = registers.read_many(
-            [f"event_{what}{i}" for i in range(count) for what in ("", "time_")] + ["status"]
+            [f"event_{what}{i}" for i in range(count) for what in ("", "time_")]
         )
-        overflow = unpack(registers.register("status"), values.pop())["event_overflow"]
-        registers.write("event_clear", 1)
+        # Records that have come since stay, and a flag that was not read: the next drain tells.
+        registers.write("event_taken", count=count, overflow=overflow)
         for i in range(count):
             record = unpack(registers.register(f"event_{i}"), values[2 * i])
             session, queue = divmod(record["squeue"], queues)
@@ -232,8 +234,9 @@ class Control:
                 time=values[2 * i + 1],
             )
         if overflow:
+            latest = self._events[-1]["time"] if self._events else 0
             self._append(
-                code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=values[-1]
+                code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=latest
             )
 
     def _append(self, **record):

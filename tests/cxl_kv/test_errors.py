@@ -8,7 +8,10 @@ import pytest
 from narrow_unit import RTL
 
 import cxl_kv
+from cxl_kv.control import Control
+from kelp_spec.address import AddressMap
 from kelp_spec.metadata import PageState
+from kelp_spec.registers import EVENT_RECORDS, SESSION_BASE
 
 pytestmark = pytest.mark.timeout(1800)  # the first RTL test builds the model
 
@@ -168,6 +171,45 @@ def test_refused_pins_are_events(device):
     quiet(device)
     refused = [e for e in device.events() if e["code"] == "PIN_REFUSED"]
     assert refused and {e["session"] for e in refused} == {0}
+
+
+def refused(device, ld_id):
+    """A read of registers of LD-ID 0's, by another one: an event of its own."""
+    core = device.transport.core
+    address = AddressMap(core.config).register_base + SESSION_BASE
+    core.load(np.array([address], np.uint64), ld_id)
+
+
+def test_an_event_between_read_and_drain_is_told_by_the_next(device):
+    """The device goes on while its log is read: the record that came last is not taken unread, nor
+    an overflow."""
+    registers = Control.of(device.transport.core).registers
+    write, late = registers.write, []
+
+    def overtaken(name, *value, **fields):
+        if name.startswith("event_") and late:
+            count = late.pop()
+            for _ in range(count):
+                refused(device, 9)
+            quiet(device)
+        write(name, *value, **fields)
+
+    registers.write = overtaken
+    refused(device, 7)
+    late.append(1)
+    assert [e["ld_id"] for e in device.events()] == [7]
+    assert [e["ld_id"] for e in device.events()] == [9]
+    refused(device, 7)
+    late.append(EVENT_RECORDS)  # one more than there is room for
+    assert [e["code"] for e in device.events()] == ["REGISTER_REFUSED"]
+    told = [e["code"] for e in device.events()]
+    assert told == ["REGISTER_REFUSED"] * (EVENT_RECORDS - 1) + ["OVERFLOW"]
+    for _ in range(EVENT_RECORDS):
+        refused(device, 7)
+    late.append(1)
+    assert len(device.events()) == EVENT_RECORDS
+    assert [e["code"] for e in device.events()] == ["OVERFLOW"]  # of an empty log
+    assert device.events() == []
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])

@@ -75,6 +75,52 @@ def test_irq_is_raised_by_what_is_enabled_and_falls_with_the_log():
     d.close()
 
 
+def take(d, count, overflow=0):
+    d.write64("event_taken", d.pack("event_taken", count=count, overflow=overflow))
+
+
+def test_records_that_are_taken_leave_the_others():
+    """`event_taken` (docs/interface.md): of the records, of an overflow, and of `irq`."""
+    d = device()
+    foreign, outside = line(d, 0, 0, 0), 3 << UNIT.aperture_bits
+
+    def lost():
+        return d.read_fields("status")["event_overflow"]
+
+    d.write64("irq_enable", 1 << Event.OUT_OF_MAP)
+    ask(d, READ, outside, ld_id=3)
+    ask(d, READ, foreign, ld_id=7)
+    first = d.read_fields("event_0")
+    ask(d, READ, outside, ld_id=5)  # since the host has read
+    take(d, 1)
+    assert first["ld_id"] == 3 and logged(d) == [Event.FOREIGN_LD, Event.OUT_OF_MAP] and d.irq
+    take(d, 0)
+    assert d.read64("event_count") == 2 and d.read_fields("event_1")["ld_id"] == 5 and d.irq
+    take(d, 2)
+    assert d.read64("event_count") == 0 and not d.irq
+    # Around the ring, more than once; it says how full it is, and what was lost.
+    for n in range(1, 8):
+        ask(d, READ, foreign, ld_id=n, count=11)
+        assert d.read64("event_count") == 11 and not lost()
+        assert {d.read_fields(f"event_{i}")["ld_id"] for i in range(11)} == {n}
+        take(d, 11)
+    ask(d, READ, foreign, ld_id=7, count=20)
+    assert d.read64("event_count") == 16 and lost()
+    take(d, 5)
+    ask(d, READ, outside)  # there is room again
+    assert d.read64("event_count") == 12 and lost() and d.irq
+    assert logged(d)[11] == Event.OUT_OF_MAP
+    take(d, 0, overflow=1)
+    assert d.read64("event_count") == 12 and not lost() and d.irq
+    take(d, 31)
+    assert d.read64("event_count") == 0 and not d.irq
+    # Another LD-ID may not, and that is an event.
+    ask(d, READ, foreign, ld_id=7)
+    d.write64("event_taken", 31, ld_id=7)
+    assert logged(d) == [Event.FOREIGN_LD, Event.REGISTER_REFUSED]
+    d.close()
+
+
 # - phase ------------------------------------------------------------------------------------------
 def test_phase_is_decided_by_4096_requests_of_the_session_alone():
     """Decode where reads > 10 × writes, that is with 372 writes of 4096 and not with 373."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Event log: the first sixteen records since the last clear, an overflow flag, and the interrupt
+"""Event log: up to sixteen records that were not taken yet, an overflow flag, and the interrupt
 (spec §9). One record a cycle: in the log 2 cycles after its event, at `irq` after 3 cycles."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Module, Signal
+from amaranth.hdl import Array, Assert, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -15,7 +15,11 @@ from kelp_spec.registers import EVENT_RECORDS
 
 from ..layouts import TIME_BITS, Layouts
 
-__all__ = ["EventLog"]
+__all__ = ["EventLog", "TAKEN"]
+
+_COUNT_BITS = EVENT_RECORDS.bit_length()
+#: What a reader says that it has read: records, and that `overflow` was set.
+TAKEN = data.StructLayout({"count": _COUNT_BITS, "overflow": 1})
 
 
 def told_ports(config: Config) -> dict:
@@ -25,10 +29,20 @@ def told_ports(config: Config) -> dict:
 
 
 class EventLog(wiring.Component):
-    """Records the first `EVENT_RECORDS` events of several sources since the last clear (spec §9).
+    """Records events of several sources, `EVENT_RECORDS` at most, until they are taken (spec §9).
 
     Each source has one waiting place; an event that finds its source's place or the log full is
     lost and sets `overflow`. Records keep order within a source.
+
+    The log is a ring: `take` moves its base, so that records leave as they came, and none that
+    came since the reader counted. In one cycle with `take`:
+
+    - a record is kept behind those that stay, in a full log in the room that is made;
+    - an event that is lost sets `overflow`, also where `take` lowers it: what is lost in that cycle
+      is lost after the reader looked;
+    - `irq` stays high while records are left, and where one comes: only an empty log says nothing.
+
+    A record that comes in the cycle of `clear` goes with the others. `clear` wins over `take`.
 
     Latency: `LATENCY` cycles from an event to its record in `count`, `IRQ_LATENCY` to `irq`, while
     no other source has an event. Interval: `INTERVAL`, one record per cycle.
@@ -45,17 +59,21 @@ class EventLog(wiring.Component):
         Time that the records carry.
     clear : in
         Pulse: the log is empty, `overflow` and `irq` are low.
+    take : in
+        Pulse: `taken.count` records, the oldest ones, leave; all, where there are fewer.
+        `taken.overflow`: `overflow` falls.
+    taken : in
     irq_enable : in
         Bit k: a record of event code k raises `irq`.
     read_index : in
     read_data : out
-        The record `read_index`, in the same cycle.
+        The record `read_index`, 0 the oldest, in the same cycle.
     count : out
         Records in the log.
     overflow : out
         An event was lost.
     irq : out
-        An event whose bit is set in `irq_enable` was recorded; high until `clear`.
+        An event whose bit is set in `irq_enable` was recorded; high until the log is empty.
     o_told : out, always-ready stream, with `Config.cxlio`
         Each event that is taken up, also where the log is full.
     idle : out
@@ -77,6 +95,8 @@ class EventLog(wiring.Component):
                 "i": In(stream.Signature(layouts.event, always_ready=True)).array(sources),
                 "now": In(TIME_BITS),
                 "clear": In(1),
+                "take": In(1),
+                "taken": In(TAKEN),
                 "irq_enable": In(32),
                 "read_index": In(range(EVENT_RECORDS)),
                 "read_data": Out(self.record),
@@ -93,7 +113,8 @@ class EventLog(wiring.Component):
         m.submodules.memory = memory = Memory(shape=self.record, depth=EVENT_RECORDS, init=[])
         write = memory.write_port()
         read = memory.read_port(domain="comb")
-        m.d.comb += [read.addr.eq(self.read_index), self.read_data.eq(read.data)]
+        base = Signal(range(EVENT_RECORDS))  # where the oldest record is; the ring wraps
+        m.d.comb += [read.addr.eq(base + self.read_index), self.read_data.eq(read.data)]
 
         waiting = Signal(self.sources)
         held = Array([Signal(self.record, name=f"held_{i}") for i in range(self.sources)])
@@ -101,40 +122,55 @@ class EventLog(wiring.Component):
         for i in reversed(range(self.sources)):
             with m.If(waiting[i]):
                 m.d.comb += pick.eq(i)
-        full = self.count == EVENT_RECORDS
-        take = waiting.any()
+        goes = waiting.any()
+        leave, left, room = Signal(_COUNT_BITS), Signal(_COUNT_BITS), Signal()
+        with m.If(self.take):
+            m.d.comb += leave.eq(Mux(self.taken.count < self.count, self.taken.count, self.count))
+        m.d.comb += [
+            left.eq(self.count - leave),
+            # Without `left`: it comes late.
+            room.eq((self.count != EVENT_RECORDS) | (self.take & self.taken.count.any())),
+        ]
+        records = goes & room
+        m.d.sync += [base.eq(base + leave), self.count.eq(left + records)]
 
         m.d.comb += [
-            write.addr.eq(self.count[:4]),
+            write.addr.eq(base + self.count),
             write.data.eq(held[pick]),
-            write.en.eq(take & ~full),
+            write.en.eq(records),
         ]
         if self.told:
-            m.d.comb += [self.o_told.valid.eq(take), self.o_told.p.eq(held[pick].event)]
+            m.d.comb += [self.o_told.valid.eq(goes), self.o_told.p.eq(held[pick].event)]
         newest, logged = Signal.like(held[0].event.code), Signal()
-        m.d.comb += self.idle.eq(~take & ~logged)
+        m.d.comb += self.idle.eq(~goes & ~logged)
         m.d.sync += logged.eq(0)
         with m.If(logged & self.irq_enable.bit_select(newest, 1)):
             m.d.sync += self.irq.eq(1)
-        with m.If(take):
+        with m.If(self.take & (left == 0) & ~records):
+            m.d.sync += self.irq.eq(0)
+        with m.If(self.take & self.taken.overflow):
+            m.d.sync += self.overflow.eq(0)
+        with m.If(goes):
             m.d.sync += waiting.bit_select(pick, 1).eq(0)
-            with m.If(full):
-                m.d.sync += self.overflow.eq(1)
-            with m.Else():
-                m.d.sync += self.count.eq(self.count + 1)
+            with m.If(room):
                 m.d.sync += [newest.eq(held[pick].event.code), logged.eq(1)]
+            with m.Else():
+                m.d.sync += self.overflow.eq(1)
         for i in range(self.sources):
             with m.If(self.i[i].valid):
                 m.d.comb += Assert(self.i[i].p.code != Event.NONE)
-                with m.If(waiting[i] & ~(take & (pick == i))):
+                with m.If(waiting[i] & ~(goes & (pick == i))):
                     m.d.sync += self.overflow.eq(1)
                 with m.Else():
                     m.d.sync += waiting[i].eq(1)
             # Critical path: `i.valid` to `waiting`. A free place takes `i.p` in every cycle, event
             # or not.
-            with m.If(~waiting[i] | (take & (pick == i))):
+            with m.If(~waiting[i] | (goes & (pick == i))):
                 m.d.sync += [held[i].event.eq(self.i[i].p), held[i].time.eq(self.now)]
         with m.If(self.clear):
             m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0), logged.eq(0)]
-        m.d.comb += Assert(self.count <= EVENT_RECORDS)
+        m.d.comb += [
+            Assert(self.count <= EVENT_RECORDS),
+            Assert(~(self.irq | logged) | (self.count != 0), "an interrupt of an empty log"),
+        ]
         return m

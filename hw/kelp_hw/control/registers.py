@@ -238,6 +238,9 @@ class Registers(wiring.Component):
             file.ro_status.fatal.eq(self.status.fatal),
             file.ro_event_count.value.eq(events.count),
             events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value),
+            events.take.eq(file.wo_event_taken_strobe),
+            events.taken.count.eq(file.wo_event_taken.count),
+            events.taken.overflow.eq(file.wo_event_taken.overflow),
             events.irq_enable.eq(file.rw_irq_enable.value),
             self.irq.eq(events.irq | self.status.fatal),
         ]

@@ -32,7 +32,7 @@ __all__ = ["EventLog", "QueueLayout", "RegisterWindow", "queue_layouts"]
 
 
 class EventLog:
-    """The first sixteen records since the last clear, and whether more were lost."""
+    """Sixteen records at most, until they are taken, and whether more were lost."""
 
     def __init__(self):
         self.records: deque[tuple[int, int]] = deque()  # (record, time)
@@ -55,6 +55,13 @@ class EventLog:
     def clear(self) -> None:
         self.records.clear()
         self.overflow = False
+
+    def take(self, count: int, overflow: bool) -> None:
+        """The `count` oldest records were read, all where there are fewer; with `overflow`, that
+        some were lost, too."""
+        for _ in range(min(count, len(self.records))):
+            self.records.popleft()
+        self.overflow &= not overflow
 
 
 class QueueLayout(tuple):
@@ -209,6 +216,9 @@ class RegisterWindow:
             elif name == "event_clear":
                 if value & 1:
                     self.events.clear()
+            elif name == "event_taken":
+                taken = unpack(register, value)
+                self.events.take(taken["count"], bool(taken["overflow"]))
             elif register.access is Access.WO:
                 session = self._session(register)
                 fields = unpack(register, value)

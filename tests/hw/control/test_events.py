@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""EventLog: it keeps the first sixteen; how fast it counts and interrupts."""
+"""EventLog: it keeps sixteen until they are taken, and loses none unseen; how fast it counts and
+interrupts."""
 
 import pytest
 from counter_runs import rare, run
@@ -9,6 +10,7 @@ from timing import check_pace
 from kelp_hw.control.events import EventLog
 from kelp_spec.config import named
 from kelp_spec.metadata import Event
+from kelp_verif.formal.prove import mutant
 
 UNIT = named("unit")
 EVENT = {"i.0.valid": 1}
@@ -23,7 +25,7 @@ def test_irq_latency():
     check_pace(EventLog(config=UNIT, sources=1), "IRQ_LATENCY", "irq", [EVENT], prepare=OF_CODE)
 
 
-def test_it_keeps_the_first_sixteen():
+def test_it_keeps_sixteen_until_they_are_taken():
     seen = run(EventLog(config=UNIT, sources=3), "events", cycles=9_000, sources=3)
     assert (
         rare(
@@ -37,10 +39,45 @@ def test_it_keeps_the_first_sixteen():
             "irq",
             "clear of a record",
             "clear of one that comes",
+            "take of some",
+            "take of more than there are",
+            "take beside a record",
+            "take of all beside a record",
+            "take of a full log beside a record",
+            "take of an overflow",
+            "overflow in the cycle of its take",
+            "irq falls with the last record",
+            "irq stays with a record",
         )
         == {}
         and seen["reset of an event"]
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # all leave, whatever was read
+        ("Mux(self.taken.count < self.count, self.taken.count, self.count)", "self.count"),
+        # what comes in the cycle of a take goes
+        ("records = goes & room", "records = goes & room & ~self.take"),
+        # records are written where the ring began
+        pytest.param("addr.eq(base + self.count)", "addr.eq(self.count)", marks=pytest.mark.slow),
+        # more leave than are there
+        pytest.param(
+            "Mux(self.taken.count < self.count, self.taken.count, self.count)",
+            "self.taken.count",
+            marks=pytest.mark.slow,
+        ),
+        # no interrupt says that a record is left
+        pytest.param("(left == 0) & ~records", "(left == 0)", marks=pytest.mark.slow),
+        # an overflow that was not read falls
+        pytest.param("self.take & self.taken.overflow", "self.take", marks=pytest.mark.slow),
+    ],
+)
+def test_the_bench_catches_a_planted_bug(old, new):
+    with pytest.raises(AssertionError, match="failed with seed"):
+        run(mutant(EventLog, old, new)(config=UNIT, sources=3), "events", cycles=9_000, sources=3)
 
 
 def test_a_log_without_sources_is_refused():

@@ -67,6 +67,8 @@ def test_every_line_is_what_the_map_says_to_whom_it_says_so():
             "unknown line",
             "record",
             "clear",
+            "take of some",
+            "take of an overflow",
             "log full",
             "irq",
             "reset of an access",

@@ -12,6 +12,7 @@ from collections import Counter, deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
+from kelp_hw.control.events import TAKEN
 from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
@@ -337,25 +338,102 @@ async def histogram(dut):
     record(histogram=dict(tb.seen))
 
 
+class Log:
+    """What an event log should hold: records, what waits for each source, loss and interrupt."""
+
+    def __init__(self, seen):
+        self.seen, self.records, self.waiting = seen, [], {}
+        self.lost = self.irq = False
+        self.newest = 0  #: code of the record that is to interrupt
+        self.recorded = self.sure = False  #: the newest record is unknown; nothing waits unseen
+        self.forgives = False  #: the overflow was taken in the last cycle
+
+    @property
+    def full(self):
+        return len(self.records) == EVENT_RECORDS
+
+    def interrupt(self, enable):
+        """A cycle after its record counts."""
+        self.irq |= bool(enable >> self.newest & 1) and self.newest != 0
+        self.newest = 0
+
+    def find(self, got, where):
+        """The newest record is one of those that waited."""
+        source = next((s for s, r in self.waiting.items() if r == got), None)
+        assert source is not None, f"{where}: recorded {got:#x}, which did not wait"
+        self.seen["one of several"] += len(self.waiting) > 1
+        del self.waiting[source]
+        self.records[-1], self.newest = got, got & 31
+
+    def come(self, came):
+        """What came at the last edge found its source's place free or not."""
+        self.sure = not self.waiting
+        for s, r in came.items():
+            taken = s in self.waiting
+            self.lost |= taken
+            self.seen["lost below sixteen"] += taken
+            self.seen["overflow in the cycle of its take"] += taken and self.forgives
+            self.waiting.setdefault(s, r)
+
+    def drop(self):
+        """Nothing waits any more while the log is full."""
+        self.seen["lost to a full log"] += 1
+        self.waiting, self.lost = {}, True
+
+    def known(self):
+        """Whether nothing that waits may be lost already, unseen."""
+        return self.sure or not (self.full and self.waiting)
+
+    def turn(self, clear, take, count, looked):
+        """What the next edge does: `take` of `count` records, and of the overflow, or `clear`."""
+        leaves, full = min(count, len(self.records)) if take else 0, self.full
+        self.recorded = bool(self.waiting) and (not full or leaves > 0) and not clear
+        self.forgives = take and looked
+        if take:
+            self._take(leaves, count, looked, full)
+        if self.recorded:
+            self.records.append(None)
+        if clear:
+            self.seen["clear of a record"] += bool(self.records)
+            self.seen["clear of one that comes"] += bool(self.waiting)
+            self.__init__(self.seen)
+
+    def _take(self, leaves, count, looked, full):
+        seen, here = self.seen, len(self.records)
+        seen["take of some"] += 0 < leaves < here
+        seen["take of more than there are"] += here < count
+        seen["take beside a record"] += leaves > 0 and self.recorded
+        seen["take of all beside a record"] += leaves == here > 0 and self.recorded
+        seen["take of a full log beside a record"] += full and self.recorded
+        seen["take of an overflow"] += looked and self.lost
+        if looked:
+            self.lost = full and bool(self.waiting) and not self.recorded  # in this very cycle
+            seen["overflow in the cycle of its take"] += self.lost
+        if leaves == here and not self.recorded:
+            seen["irq falls with the last record"] += self.irq
+            self.irq, self.newest = False, 0
+        seen["irq stays with a record"] += self.irq and leaves > 0
+        del self.records[:leaves]
+
+
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def events(dut):
-    """Several sources at once, in bursts, up to and beyond sixteen records; cleared while an event
-    waits; which of several goes first is left open."""
+    """Several sources at once, in bursts, up to and beyond sixteen records; taken, all or some of
+    them, and cleared, while an event waits; which of several goes first is left open."""
     tb = Bench(dut)
     rng, sources = tb.rng, bench_params()["sources"]
-    layout = Packing(Layouts(tb.config).event)
+    layout, taken = Packing(Layouts(tb.config).event), Packing(TAKEN)
     valids = [getattr(dut, f"i__{s}__valid") for s in range(sources)]
     inputs = [getattr(dut, f"i__{s}__payload") for s in range(sources)]
     await start_clock(dut)
-    log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
+    log, came = Log(tb.seen), {}
     serial, now, enable, rate, most = 0, (1 << 32) - 2000, 0, 0.1, 0.2
     for n in range(bench_params()["cycles"]):
         if n % 1500 == 0:
-            tb.seen["reset of an event"] += bool(waiting)
-            await tb.reset([port._name for port in valids], 0)
-            log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
-        irq |= bool(enable >> newest & 1) and newest != 0  # a cycle after its record counts
-        newest = 0
+            tb.seen["reset of an event"] += bool(log.waiting)
+            await tb.reset([*(port._name for port in valids), "take"], 0)
+            log, came = Log(tb.seen), {}
+        log.interrupt(enable)
         if n % 60 == 0:
             rate, most = rng.choice([0.02, 0.1, 0.9]), rng.choice([0.0, 0.02, 0.3])
             enable = rng.choice([0, 0, 1 << rng.randrange(1, 20), rng.getrandbits(32)])
@@ -363,30 +441,21 @@ async def events(dut):
 
         # What the last edge did: one of those that waited became the newest record; then what came
         # found its source's place free or not.
-        index = len(log) - 1 if recorded else rng.randrange(EVENT_RECORDS)
+        held = log.records
+        index = len(held) - 1 if log.recorded else rng.randrange(EVENT_RECORDS)
         dut.read_index.value = index
         await Timer(1, "ns")
         got, idle = int(dut.read_data.value), dut.idle.value == 1
-        if recorded:
-            source = next((s for s, r in waiting.items() if r == got), None)
-            assert source is not None, f"cycle {n}: recorded {got:#x}, which did not wait"
-            tb.seen["one of several"] += len(waiting) > 1
-            del waiting[source]
-            log[-1] = got
-            newest = got & 31
-        elif index < len(log):
-            assert got == log[index], (
-                f"cycle {n}: record {index} {got:#x}, expected {log[index]:#x}"
+        if log.recorded:
+            log.find(got, f"cycle {n}")
+        elif index < len(held):
+            assert got == held[index], (
+                f"cycle {n}: record {index} {got:#x}, expected {held[index]:#x}"
             )
             tb.seen["read"] += 1
-        for s, r in came.items():
-            lost |= s in waiting
-            tb.seen["lost below sixteen"] += s in waiting
-            waiting.setdefault(s, r)
-        full = len(log) == EVENT_RECORDS
-        if full and idle and waiting:
-            tb.seen["lost to a full log"] += 1
-            waiting, lost = {}, True
+        log.come(came)
+        if log.full and idle and log.waiting:
+            log.drop()
 
         now = now + rng.choice([1, 1, 1000]) & 0xFFFFFFFF
         came = {}
@@ -402,26 +471,27 @@ async def events(dut):
             if rng.random() < rate:
                 came[s] = now << layout.width | event
             valids[s].value, inputs[s].value = int(s in came), event
+        waiting, full = log.waiting, log.full
         # Of two that wait nobody knows which a clear finds recorded.
         clear = rng.random() < most and (not waiting or len(waiting) == 1 and not full)
-        dut.now.value, dut.clear.value = now, int(clear)
+        often = 0.5 if full and waiting else most
+        take = not clear and log.known() and rng.random() < often
+        count = rng.choice([0, 1, rng.randrange(32), len(held)]) if take else rng.randrange(32)
+        looked = rng.getrandbits(1)
+        dut.now.value, dut.clear.value, dut.take.value = now, int(clear), int(take)
+        dut.taken.value = taken.pack(count=count, overflow=looked)
         await ReadOnly()
-        assert dut.count.value == len(log), (
-            f"cycle {n}: {int(dut.count.value)} records, expected {len(log)}"
+        assert dut.count.value == len(held), (
+            f"cycle {n}: {int(dut.count.value)} records, expected {len(held)}"
         )
-        assert (dut.irq.value == 1) == irq, f"cycle {n}: irq, expected {irq}"
+        assert (dut.irq.value == 1) == log.irq, f"cycle {n}: irq, expected {log.irq}"
         if not (full and waiting):
-            assert (dut.overflow.value == 1) == lost, f"cycle {n}: overflow, expected {lost}"
-            assert idle == (not waiting and not newest), f"cycle {n}: idle with {waiting}"
-        tb.seen["irq"] += irq
+            assert (dut.overflow.value == 1) == log.lost, f"cycle {n}: expected {log.lost}"
+            quiet = not waiting and not log.newest
+            assert idle == quiet, f"cycle {n}: idle with {waiting}"
+        tb.seen["irq"] += log.irq
         tb.seen["all at once"] += len(came) == sources
         tb.seen["full"] += full
-        recorded = bool(waiting) and not full and not clear
-        if recorded:
-            log.append(None)
-        if clear:
-            tb.seen["clear of a record"] += bool(log)
-            tb.seen["clear of one that comes"] += bool(waiting)
-            log, waiting, lost, irq, newest = [], {}, False, False, 0
+        log.turn(clear, take, count, looked)
         await RisingEdge(dut.clk)
     record(events=dict(tb.seen))

@@ -92,6 +92,12 @@ async def random_accesses(dut):
         if what < 0.5:
             if offset >= SESSION_BASE // 64 and offset % 8 == 0:
                 enable &= ~(0xFF << 8 * OWN_WORD["command"])
+            taken = tb.map.by_name["event_taken"].offset
+            if offset == taken // 64 and tb.events and rng.getrandbits(1):
+                # some of the records that are there
+                ld_id, poison, enable = 0, False, 0xFF << taken % 64
+                count = rng.randrange(len(tb.events) + 1)
+                data = (count | rng.getrandbits(1) << 8) << 8 * (taken % 64)
             # pool limits of both sides of the configuration's
             for limit in (2 * p for p in range(4)) if offset == 2 else ():
                 data = data & ~(0xFFFF << 64 * limit + 8) if rng.getrandbits(1) else data

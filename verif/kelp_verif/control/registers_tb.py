@@ -333,6 +333,13 @@ class TB:
             elif r.name == "event_clear" and value & 1:
                 self.events, self.lost, self.irq = [], False, False
                 self.seen["clear"] += 1
+            elif r.name == "event_taken":
+                taken = fields_of(r, value)
+                self.seen["take of some"] += 0 < taken["count"] < len(self.events)
+                self.seen["take of an overflow"] += self.lost and taken["overflow"]
+                del self.events[: taken["count"]]
+                self.lost &= not taken["overflow"]
+                self.irq &= bool(self.events)
             elif r.name.endswith("_command"):
                 commands.append(
                     (int(r.name[1 : r.name.index("_")]), value & 15, value >> 16 & 0xFFFFFF)
