@@ -30,6 +30,7 @@ class _Search:
         self.due = Signal()  #: a sweep is due; its event is not logged yet while `untold`
         self.untold = Signal()
         self.unplaced = Signal(layouts.page)
+        self.overflows = Signal()  #: a word is lost that finds no place
         self.wait = Signal(range(wait + 1))
 
 
@@ -43,10 +44,11 @@ class Orphans(wiring.Component):
     is RECOVERed, which flushes and frees it. Latency: about 10 cycles per frame, in the background.
 
     Up to `LOST` words wait their turn. When one more is lost, all of them become one *sweep*
-    (FRAME_SWEEP, with that page), which does the same for every page that owns a frame. What it
-    meets while the page is being fetched anew, or what has gone to another miss entry or to an
-    eviction while it waited, is left to another sweep, `WAIT` cycles after it. So no lost frame
-    stays lost.
+    (FRAME_SWEEP, with that page), which does the same for every page that owns a frame. One that is
+    lost while its sweep is told of is told, too, before it begins; of several in between, the last.
+    What a sweep meets while the page is being fetched anew, or what has gone to another miss entry
+    or to an eviction while it waited, is left to another sweep, `WAIT` cycles after it. So no lost
+    frame stays lost.
 
     Parameters
     ----------
@@ -208,12 +210,15 @@ class Orphans(wiring.Component):
             lost.w_en.eq(self.i_result.valid & r.uncorrected),
             self.check.page.eq(search.at),
         ]
-        with m.If(lost.w_en & ~lost.w_rdy):
+        full = Signal()
+        m.d.comb += [full.eq(~lost.w_rdy), search.overflows.eq(lost.w_en & full)]
+        with m.If(search.overflows):
             m.d.sync += [search.due.eq(1), search.untold.eq(1), search.unplaced.eq(new)]
 
     def _begin(self, m: Module, search: _Search) -> None:
         """States until the first PEEK of a search or a sweep."""
         lost, due, frame, wait = m.submodules.lost, search.due, search.frame, search.wait
+        untold = search.untold
         with m.State("IDLE"):
             m.d.comb += self.idle.eq(~lost.r_rdy & ~due & ~self.i_flushed.valid)
             m.d.sync += [frame.eq(0), search.sweeping.eq(0), wait.eq(self.WAIT)]
@@ -222,7 +227,7 @@ class Orphans(wiring.Component):
                 m.d.sync += search.at.eq(lost.r_data)
             with m.If(due):
                 m.next = "GATHER"
-                with m.If(search.untold):
+                with m.If(untold):
                     m.next = "TELL"
             with m.Elif(lost.r_rdy):
                 m.d.comb += lost.r_en.eq(1)
@@ -234,16 +239,22 @@ class Orphans(wiring.Component):
                 self.o_event.p.squeue.eq(search.unplaced.squeue),
                 self.o_event.p.page.eq(search.unplaced.page),
             ]
-            with m.If(self.event_taken):
-                m.d.sync += search.untold.eq(0)
-                m.next = "GATHER"
-        with m.State("GATHER"):
-            # The sweep finds the frames of those that wait, too.
+            # The sweep finds the frames of those that wait, too. So one more word at most finds no
+            # place from here on.
             m.d.comb += lost.r_en.eq(1)
-            m.d.sync += wait.eq(wait - 1)
-            with m.If(wait == 0):
-                m.d.sync += [search.sweeping.eq(1), due.eq(lost.w_en & ~lost.w_rdy)]
-                m.next = "PEEK"
+            with m.If(self.event_taken):
+                m.d.sync += untold.eq(search.overflows)
+                with m.If(~search.overflows):
+                    m.next = "GATHER"
+        with m.State("GATHER"):
+            m.d.comb += lost.r_en.eq(1)
+            with m.If(untold):
+                m.next = "TELL"
+            with m.Else():
+                m.d.sync += wait.eq(wait - 1)
+                with m.If(wait == 0):
+                    m.d.sync += [search.sweeping.eq(1), due.eq(search.overflows)]
+                    m.next = "PEEK"
 
     def _ask(self, m: Module, search: _Search, named: Signal, fetching: Signal) -> None:
         """States that ask the frame's owner, and its page, for the first time and again when the

@@ -11,7 +11,7 @@ from simulation import simulate
 
 from kelp_hw.eviction.orphans import Orphans
 from kelp_spec.config import named
-from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_spec.metadata import Event, Op, Outcome, PageState
 from kelp_verif.harness.runner import run_cocotb
 
 UNIT = named("unit")
@@ -27,6 +27,7 @@ def test_each_op_and_event_is_the_models():
         timeout_s=100,
     ).records
     few = {"searches": 8, "sweeps": 20, "told": 10, "recovered": 4, "left": 20, "freed": 2000}
+    few["lost_when_told"] = 2
     assert all(records[name] >= count for name, count in few.items()), records
 
 
@@ -118,5 +119,98 @@ def test_a_frame_that_moved_during_the_search_is_left_to_a_sweep(kind, outcome, 
         assert not ctx.get(dut.idle)
         op = await taken_op()  # the sweep begins
         assert (op.kind, op.frame) == (Op.PEEK, 0)
+
+    simulate(dut, bench)
+
+
+class Losing:
+    """Losses, one a cycle, and the searches that follow, of which no frame comes of."""
+
+    def __init__(self, ctx, dut):
+        self.ctx, self.dut, self.told = ctx, dut, []
+
+    async def cycle(self, number=None, **result):
+        """A cycle in which the word `number` is lost, or another `result`."""
+        ctx, dut = self.ctx, self.dut
+        ctx.set(dut.i_result.valid, int(number is not None or bool(result)))
+        squeue, page = divmod(number or 0, UNIT.pages)
+        lost = {"op": {"squeue": squeue, "page": page}, "uncorrected": 1}
+        ctx.set(dut.i_result.p, result or lost)
+        if ctx.get(dut.o_event.valid) and ctx.get(dut.event_taken):
+            assert ctx.get(dut.o_event.p.code) == Event.FRAME_SWEEP
+            event = ctx.get(dut.o_event.p)
+            self.told.append(event.squeue * UNIT.pages + event.page)
+        await ctx.tick()
+
+    async def answer(self, owner=None, state=PageState.ABSENT):
+        """The PEEK that comes next; `owner`: page 0 of queue 0 owns its frame."""
+        ctx, dut = self.ctx, self.dut
+        ctx.set(dut.o_op.ready, 1)
+        while not ctx.get(dut.o_op.valid):
+            await self.cycle()
+        op = {"kind": Op.PEEK, "slot": dut.layouts.recover_token}
+        frame = ctx.get(dut.o_op.p.frame)
+        await self.cycle()
+        ctx.set(dut.o_op.ready, 0)
+        await self.cycle(op=op, word={"state": state})
+        ctx.set(dut.i_owner.p, {"slot": op["slot"], "frame": frame, "in_use": int(bool(owner))})
+        ctx.set(dut.i_owner.valid, 1)
+        await self.cycle()
+        ctx.set(dut.i_owner.valid, 0)
+        return frame
+
+    async def search(self):
+        while await self.answer() < UNIT.total_frames - 1:
+            pass
+
+
+@pytest.mark.parametrize("late", [0, 1, 2], ids=["as its sweep is told", "just after", "later"])
+def test_a_word_that_finds_no_place_is_told_before_its_sweep(late):
+    """`late` cycles after the event of the sweep is taken."""
+    dut = Orphans(config=UNIT)
+
+    async def bench(ctx):
+        it = Losing(ctx, dut)
+        # The first is searched for, `LOST` wait, one is too many.
+        for number in range(2 + dut.LOST):
+            await it.cycle(number)
+        await it.search()
+        while not ctx.get(dut.o_event.valid):
+            await it.cycle()
+        ctx.set(dut.event_taken, 1)
+        for n in range(dut.LOST + late + 2):
+            await it.cycle(20 + n if n >= late else None)
+        while not ctx.get(dut.o_op.valid):
+            await it.cycle()
+        lost = [1 + dut.LOST] + [20] * (late == 0)
+        assert it.told == lost, f"{it.told} are told, {lost} found no place"
+
+    simulate(dut, bench)
+
+
+#: Cycles from the end of a search until those that wait begin to leave for a sweep.
+GATHERS = 3
+
+
+@pytest.mark.parametrize("late", range(GATHERS + 2))
+def test_a_word_that_finds_no_place_as_a_sweep_begins_is_told(late):
+    """That sweep was due for what a search had left, and is told of to nobody but for that word."""
+    dut = Orphans(config=UNIT)
+
+    async def bench(ctx):
+        it = Losing(ctx, dut)
+        await it.cycle(0)
+        await it.answer(owner=True)
+        await it.answer(owner=True, state=PageState.FETCHING)  # left to a sweep
+        for number in range(1, 1 + dut.LOST):
+            await it.cycle(number)
+        await it.search()
+        ctx.set(dut.event_taken, 1)
+        for _ in range(late):
+            await it.cycle()
+        await it.cycle(20)
+        while not ctx.get(dut.o_op.valid):
+            await it.cycle()
+        assert it.told == [20] * (late < GATHERS)
 
     simulate(dut, bench)

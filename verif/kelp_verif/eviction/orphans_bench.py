@@ -8,7 +8,7 @@ import random
 from collections import deque
 
 import cocotb
-from cocotb.triggers import ReadOnly, RisingEdge
+from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.eviction.signatures import EvictionLayouts
@@ -33,9 +33,9 @@ class Search:
         self.named = self.fetching = False
         self.left = 0  #: frames that are left to a sweep
 
-    def learn(self, r):
+    def learn(self, r, full):
         """Of a result: whose page's word is lost, who has a frame, and whether the frame in
-        question has moved."""
+        question has moved. `full`: no word finds a place."""
         kind, outcome, miss = r["kind"], r["outcome"], r["miss"]
         given = (kind == Op.GRANT and outcome != Outcome.RETRY) or (
             kind == Op.PREFETCH and outcome == Outcome.MISSED
@@ -47,7 +47,7 @@ class Search:
             self.pending.discard(miss)
         claimed = kind == Op.CLAIM and outcome == Outcome.DONE
         self.moved |= (given or claimed) and r["frame"] == self.frame
-        if r["uncorrected"] and len(self.lost) == Orphans.LOST:
+        if r["uncorrected"] and full:
             self.due, self.untold, self.unplaced = True, True, r["page"]
         elif r["uncorrected"]:
             self.lost.append(r["page"])
@@ -107,7 +107,9 @@ class TB:
         self.waited = 0  #: cycles in which nothing kept the block from what it does next
         self.asked = None  #: the latest frame
         self.flushed, self.cycle = None, 0
+        self.telling = False  #: FRAME_SWEEP is offered
         self.figures = dict.fromkeys(("searches", "sweeps", "told", "recovered", "freed"), 0)
+        self.figures["lost_when_told"] = 0
 
     def pool_of(self, frame):
         return max(p for p in range(4) if frame >= self.config.pool_first_frame[p])
@@ -156,11 +158,16 @@ class TB:
     # - what comes ---------------------------------------------------------------------------------
     def may_lose(self):
         """Not in a cycle in which the queue may just have been read, and be full or not."""
-        if self.going is not None:
-            return self.step[:2] != ("event", Event.FRAME_SWEEP)
+        if self.going is not None or self.telling:
+            return True
         if self.search.due:  # gathers: what comes meanwhile is gathered, too
             return SOON + Orphans.LOST < self.waited < Orphans.WAIT - SOON
         return len(self.search.lost) < Orphans.LOST - 1
+
+    @property
+    def loses(self):
+        """How often a result loses a word: more often where it takes most care."""
+        return 0.5 if self.telling else self.losses
 
     def other_result(self):
         """A result that answers nothing, or none."""
@@ -186,7 +193,7 @@ class TB:
             "miss": miss,
             "frame": self.a_frame(),
             "slot": self.token ^ (1 << rng.randrange(4) if others else 0),
-            "uncorrected": int(self.may_lose() and rng.random() < self.losses),
+            "uncorrected": int(self.may_lose() and rng.random() < self.loses),
             "state": rng.choice(list(PageState)),
             "place": self.a_frame(),
         }
@@ -206,7 +213,7 @@ class TB:
                 number = self.near(number, self.config.page_bits)
             return None, (rng.random() < used, (squeue, number))
         recovers = [Outcome.ORPHAN, Outcome.ORPHAN, Outcome.VOID, Outcome.RETRY, *Outcome]
-        lost = self.may_lose() and rng.random() < self.losses
+        lost = self.may_lose() and rng.random() < self.loses
         return {
             "kind": kind,
             "outcome": rng.choice(recovers if kind == Op.RECOVER else [Outcome.DONE]),
@@ -249,6 +256,11 @@ class TB:
     async def tick(self):
         """One cycle."""
         dut, rng = self.dut, self.rng
+        await Timer(1, "ns")
+        self.telling = (
+            dut.o_event__valid.value
+            and self.event.unpack(dut.o_event__payload.value)["code"] == Event.FRAME_SWEEP
+        )
         result, owner = self.answer()
         mine = result is not None
         result = result or self.other_result()
@@ -354,7 +366,7 @@ class TB:
     # - what follows from a cycle ------------------------------------------------------------------
     def turn(self, result, mine, owner, working):
         dut, search = self.dut, self.search
-        phase = self.phase
+        phase, full = self.phase, len(search.lost) == Orphans.LOST
         if mine and self.step[1] == Op.PEEK:
             state = result["state"]
             here = state in (PageState.RESIDENT, PageState.WRITING_BACK)
@@ -375,6 +387,8 @@ class TB:
             if self.step[1] == Event.FRAME_SWEEP:
                 search.untold = False
                 self.figures["told"] += 1
+                again = full and result is not None and result["uncorrected"]
+                self.figures["lost_when_told"] += int(again)
             else:
                 self.figures["recovered"] += 1
             self.follow()
@@ -382,9 +396,11 @@ class TB:
             # Who has a frame by now; not who is given one in this cycle, which is another one.
             search.pending, search.moved = set(search.holding), False
             self.phase = "counted"
+        if self.telling and search.lost:
+            search.lost.popleft()  # the sweep finds it
         if result is not None:
             known = set(search.pending)
-            search.learn(result)
+            search.learn(result, full)
             search.pending &= known
 
     def follow(self, said=None):

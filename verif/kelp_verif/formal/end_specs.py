@@ -12,7 +12,7 @@ from kelp_hw.eviction.orphans import Orphans
 from kelp_spec.metadata import Op, Outcome, PageState
 
 from .fifo_specs import SMALL
-from .inside import ends, ongoing, register
+from .inside import ends, ongoing, open_up, register
 
 __all__ = ["CloserEnds", "OrphansEnds"]
 
@@ -100,7 +100,7 @@ class _Recovery:
 
 class OrphansEnds(wiring.Component):
     """A search, from its start until the block is idle: at most 13 steps for each frame of the
-    device, and 66 for a sweep's beginning. Between them it waits for M0 to take an op, for the
+    device, and 68 for a sweep's beginning. Between them it waits for M0 to take an op, for the
     answer of one, for a place of the event, for the FLIPs of the entries that had a frame when the
     frame in question was found, and for an eviction on its page; for nothing else.
 
@@ -119,6 +119,7 @@ class OrphansEnds(wiring.Component):
         _free(m, flushed.p.as_value(), flushed.valid, a.o_free.ready, a.o_op.ready, a.event_taken)
         r, last_frame = a.i_result.p, SMALL.total_frames - 1
         frame, certain, wait = (register(a, name) for name in ("frame", "certain", "wait"))
+        untold, full = register(a, "untold"), register(a, "full")
 
         def at(*states):
             return ongoing(a, *states)
@@ -142,12 +143,15 @@ class OrphansEnds(wiring.Component):
             here = Mux(at(state), steps, here)
         first = at("TELL", "GATHER")
         frames = 13 * (SMALL.total_frames - 1)
-        rank = Mux(first, frames + 14 + wait + at("TELL"), 13 * (last_frame - frame) + here)
-        ends(m, a, busy=~at("IDLE"), waits=waits, rank=rank, most=frames + 15 + a.WAIT)
+        # One more word may find no place, and is told of: then those that wait have begun to leave.
+        again = Mux(at("TELL"), 1 + 2 * full, Mux(untold, 2, 2 * full))
+        rank = Mux(first, frames + 14 + wait + again, 13 * (last_frame - frame) + here)
+        ends(m, a, busy=~at("IDLE"), waits=waits, rank=rank, most=frames + 17 + a.WAIT)
         m.d.comb += [
             # The search asks its page's word and this frame alone, and in turn.
             Assert(~first | ((frame == 0) & (wait <= a.WAIT))),
             Assert(at("IDLE") | (frame <= last_frame)),
+            Assert(open_up(a).lost.level <= a.LOST),
             # What the block knows is what `recovery` has seen.
             Assert(~at("OWNER") | ~certain),
             Assert(~at("MISSES", "EVICTION", "RECOVER", "RECOVERED") | certain),
