@@ -5,7 +5,7 @@ docs/protection.md). Faults in every cycle: `fatal` is combinational, counts and
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -22,10 +22,13 @@ class FaultMonitor(wiring.Component):
     """Gathers what every block says of its memories. `fatal` rises in the cycle in which a block
     says so, a cycle after the word was used, and stays until reset.
 
-    Latency: `LATENCY` (0) from `faults` to `fatal`, `EVENT_LATENCY` to the others. Faults in each
-    cycle (`INTERVAL`): those of one kind in one cycle are one, of the first block in the order of
-    `Protected`. The first fatal fault alone is an event FATAL, each poisoned word an UNCORRECTED
-    one; `argument` is the block. A poisoned word in the cycle of that FATAL has none.
+    Latency: `LATENCY` (0) from `faults` to `fatal`, `EVENT_LATENCY` to the others, one event a
+    cycle. Faults in each cycle (`INTERVAL`). The first fatal fault alone is an event FATAL; of
+    several in its cycle it names the first block in the order of `Protected`. A poisoned word is
+    counted and an event UNCORRECTED, whose `argument` is the block. Those of several blocks in one
+    cycle, or in that of the FATAL, follow one after the other in that order; another one of a block
+    that still waits is one with it, as two of a block in one cycle are. Words that are corrected in
+    one cycle count as one.
 
     Parameters
     ----------
@@ -62,19 +65,28 @@ class FaultMonitor(wiring.Component):
         corrected, poisoned, fatal = (
             Cat(fault[kind] for fault in self.faults) for kind in ("corrected", "poisoned", "fatal")
         )
-        lasting, event = Signal(), self.o_event
-        m.d.comb += self.fatal.eq(lasting | fatal.any())
+        lasting, first, event = Signal(), Signal(), self.o_event
+        waiting, due, told = (
+            Signal(len(Protected), name=name) for name in ("waiting", "due", "told")
+        )
+        m.d.comb += [
+            self.fatal.eq(lasting | fatal.any()),
+            first.eq(fatal.any() & ~lasting),
+            due.eq(waiting | poisoned),
+        ]
         m.d.sync += [
             lasting.eq(self.fatal),
+            waiting.eq(due & ~told),
             self.corrected.eq(corrected.any()),
-            self.uncorrected.eq((fatal | poisoned).any()),
-            event.valid.eq((fatal.any() & ~lasting) | poisoned.any()),
+            self.uncorrected.eq(fatal.any() | told.any()),
+            event.valid.eq(first | told.any()),
             event.p.code.eq(Event.UNCORRECTED),
         ]
         for block in reversed(Protected):
-            with m.If(poisoned[block]):
+            with m.If(due[block]):
+                m.d.comb += told.eq(Mux(first, 0, 1 << block))
                 m.d.sync += event.p.argument.eq(block)
-        with m.If(fatal.any() & ~lasting):
+        with m.If(first):
             m.d.sync += event.p.code.eq(Event.FATAL)
             for block in reversed(Protected):
                 with m.If(fatal[block]):

@@ -36,6 +36,11 @@ class Telemetry(wiring.Component):
     finds them less than 16 steps old counts as evicted too soon. A demand that first meets a
     prefetch while it is fetching counts as late, once.
 
+    Of several causes of one result one is its event, in the order of `_events`. No loss is hidden
+    by that: UNCORRECTED comes first, since the page that it names is lost whole, with the line that
+    came poisoned and what flash has failed to give or take; what a refusal hides was dropped or
+    moved nothing; a correction is counted beside whatever is told.
+
     Parameters
     ----------
     config : Config
@@ -245,7 +250,7 @@ class Telemetry(wiring.Component):
         s.hot_valid, s.drops = hot_valid, drops
 
     def _events(self, m: Module, s: SimpleNamespace) -> None:
-        """Events, one at a time."""
+        """Events, one at a time: the first of several causes (see the class)."""
         r, outcome, op, demand, valid = s.r, s.outcome, s.op, s.demand, s.valid
         hot_valid, corrected_left = s.hot_valid, s.corrected_left
         uncorrected_left, drops = s.uncorrected_left, s.drops

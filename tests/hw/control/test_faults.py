@@ -64,8 +64,28 @@ def test_after_the_first_fatal_fault_others_are_only_counted():
     assert [each["uncorrected"] for each in seen] == [0, 1, 1, 1]
 
 
-def test_of_several_blocks_the_first_is_named():
+def test_of_several_fatal_faults_the_first_block_is_named():
     both = {Protected.DATA_PATH: "fatal", Protected.MISS_BUFFER: "fatal"}
     assert run([both, {}])[1]["event"] == (Event.FATAL, Protected.MISS_BUFFER)
+
+
+def test_words_of_several_blocks_are_told_one_after_the_other():
+    """All of them in one cycle, one more while they wait, and one that waits already."""
+    table, path, scores = Protected.FRAME_TABLE, Protected.DATA_PATH, Protected.SCORES
+    cycles = [dict.fromkeys((table, path, scores), "poisoned"), {scores: "poisoned"}]
+    seen = run([*cycles, {table: "poisoned"}, *[{}] * 5])[1:]
+    blocks = [table, path, table, scores]
+    assert [each["event"] for each in seen[:4]] == [(Event.UNCORRECTED, b) for b in blocks]
+    assert [each["uncorrected"] for each in seen] == [1, 1, 1, 1, 0, 0, 0]
+    assert all(each == IDLE for each in seen[4:])
+
+
+def test_a_word_beside_the_fatal_fault_is_told_after_it():
     mixed = {Protected.FRAME_TABLE: "poisoned", Protected.DATA_PATH: "fatal"}
-    assert run([mixed, {}])[1]["event"] == (Event.FATAL, Protected.DATA_PATH)
+    seen = run([mixed, {}, {}, {}])[1:]
+    fatal, poisoned = (
+        (Event.FATAL, Protected.DATA_PATH),
+        (Event.UNCORRECTED, Protected.FRAME_TABLE),
+    )
+    assert [each["event"] for each in seen] == [fatal, poisoned, None]
+    assert [each["uncorrected"] for each in seen] == [1, 1, 0]
