@@ -35,7 +35,8 @@ class SummaryMemory(wiring.Component):
     Latency: `LATENCY` cycles, and memory's, from a page at `i` to its first line at `o`; one line
     in each cycle (`INTERVAL`) while `config.select_looks` lines cover that way. A line is written
     in a cycle where memory takes it at once. Errors: where memory answers a read with one, the line
-    is zeros; each error is told at `o_failed`, in the cycle after.
+    is zeros; each error is told at `o_failed`, in the cycle after, a write's after a read's of the
+    same cycle.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class SummaryMemory(wiring.Component):
     o : out, stream of summary_line
     axi : out, AxiSignature
     settled : out
-        Memory has confirmed every line that was taken.
+        Memory has confirmed every line that was taken, and each error of that is told.
     o_failed : out, always-ready stream
         The page of a line that memory answered with an error, and whether that was a write.
     fault : out, BlockFault
@@ -91,6 +92,7 @@ class SummaryMemory(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
+        self.untold = Signal()  # a write's error waits for a read's
         self._write(m)
         self._read(m)
         return m
@@ -116,7 +118,7 @@ class SummaryMemory(wiring.Component):
             w.p.strb.eq(~0),
             w.p.last.eq(1),
             b.ready.eq(1),
-            self.settled.eq((outstanding == 0) & ~line.valid),
+            self.settled.eq((outstanding == 0) & ~line.valid & ~self.untold),
         ]
         for name, channel in (("aw", aw), ("w", w)):
             with m.If(taken):
@@ -160,6 +162,7 @@ class SummaryMemory(wiring.Component):
         with m.If(ar.valid & ar.ready):
             m.d.sync += line.eq(Mux(last, 0, line + 1))
         failed = r.p.resp != RESP_OKAY
+        unread = taken & failed
         with m.If(out_free):
             m.d.sync += [
                 o.valid.eq(taken),
@@ -169,11 +172,13 @@ class SummaryMemory(wiring.Component):
                 o.p.last.eq(asked.r_data.last),
             ]
         b = self.axi.b
-        unwritten = b.valid & (b.p.resp != RESP_OKAY)
+        unwritten = (b.valid & (b.p.resp != RESP_OKAY)) | self.untold
         m.d.sync += [
             Assert(~self.i.valid | self.settled, "a summary is read before it is written"),
-            self.o_failed.valid.eq((taken & failed) | unwritten),
+            # Of both in one cycle the read is first: what is written stays until it is settled.
+            self.untold.eq(unwritten & unread),
+            self.o_failed.valid.eq(unread | unwritten),
             self.o_failed.p.squeue.eq(self.squeue),
-            self.o_failed.p.page.eq(Mux(unwritten, self.writing, asked.r_data.page)),
-            self.o_failed.p.write.eq(unwritten),
+            self.o_failed.p.page.eq(Mux(unread, asked.r_data.page, self.writing)),
+            self.o_failed.p.write.eq(~unread),
         ]

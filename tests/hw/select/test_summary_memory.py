@@ -4,6 +4,7 @@
 places; memory's errors are told, and what it answers with them is not."""
 
 import pytest
+from simulation import simulate
 from streams import Ends, pump
 from summary_port import MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
 
@@ -85,3 +86,44 @@ def test_errors():
     ]
     assert got[1] == [(page, line, [0] * 16) for page in PAGES for line in range(2)]
     assert b.failed == [(SQUEUE, 63, 1), (SQUEUE, 9, 0), (SQUEUE, 9, 0)]
+
+
+def test_errors_of_a_read_and_a_write_in_one_cycle_are_both_told():
+    """What is written is not settled before."""
+    dut, seen = SummaryMemory(config=MEMORY), []
+    r, b = dut.axi.r, dut.axi.b
+
+    async def bench(ctx):
+        async def cycle():
+            if ctx.get(dut.o_failed.valid):
+                told = ctx.get(dut.o_failed.p)
+                seen.append((told.squeue, told.page, told.write))
+            await ctx.tick()
+
+        ctx.set(dut.squeue, SQUEUE)
+        ctx.set(dut.o.ready, 1)
+        for name in ("ar", "aw", "w"):
+            ctx.set(getattr(dut.axi, name).ready, 1)
+        ctx.set(dut.i.p, 3)
+        ctx.set(dut.i.valid, 1)
+        await cycle()
+        ctx.set(dut.i.valid, 0)
+        ctx.set(dut.i_line.p, {"id": 9})
+        ctx.set(dut.i_line.valid, 1)
+        await cycle()
+        ctx.set(dut.i_line.valid, 0)
+        await cycle()
+        assert ctx.get(r.ready) and ctx.get(b.ready) and not ctx.get(dut.settled)
+        for channel in (r, b):
+            ctx.set(channel.p, {"resp": 2})
+            ctx.set(channel.valid, 1)
+        await cycle()
+        for channel in (r, b):
+            ctx.set(channel.valid, 0)
+        assert not ctx.get(dut.settled)
+        for _ in range(3):
+            await cycle()
+        assert ctx.get(dut.settled)
+
+    simulate(dut, bench)
+    assert seen == [(SQUEUE, 3, 0), (SQUEUE, 9, 1)]
