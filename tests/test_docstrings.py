@@ -16,6 +16,7 @@ import kelp_fpga
 import kelp_hw
 from kelp_fpga.configs import FIRST_LIGHT, board_config
 from kelp_fpga.selftest.self_test_program import program
+from kelp_golden.codec import round_trip
 from kelp_hw.choice.select_engine import KeySizes
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.signatures import LineHead, LineLookUp
@@ -125,7 +126,12 @@ ARGUMENTS = {
     **dict.fromkeys(("AxiFront", "Deframer", "Framer", "HostBridge", "LinkReceiver"), {}),
     "AxiArbiter": {"managers": 2, "address_bits": 25, "id_bits": 1},
     "BlockStore": {"lines": 2, "address_bits": 25, "id_bits": 1},
-    "Board": {"config": board_config(FIRST_LIGHT), "hz": 80_000_000, "divisor": 4},
+    "Board": {
+        "config": board_config(FIRST_LIGHT),
+        "round_trip": round_trip,
+        "hz": 80_000_000,
+        "divisor": 4,
+    },
     "Burst": {"id_bits": 1, "address_bits": 7},
     "ColdStore": {"config": UNIT, "first_line": 0, "lines": 1 << 16, "address_bits": 25},
     "LinkSender": {"patience": 1},
@@ -134,7 +140,7 @@ ARGUMENTS = {
     "Sdram": {"hz": 80e6, "address_bits": 25, "id_bits": 1},
     "SdramCore": {"hz": 80e6, "id_bits": 1},
     "SdramPads": {"ports": object()},
-    "SelfTest": {"program": program(board_config(FIRST_LIGHT))},
+    "SelfTest": {"program": program(board_config(FIRST_LIGHT), round_trip)},
     "UartReceiver": {"divisor": 4},
     "UartTransmitter": {"divisor": 4},
     "WriteOut": {
@@ -151,6 +157,7 @@ NOT_TIMED = {
     "AxiEndpoint": "that of `AxiFront` and the endpoint's",
     "BlockTop": "wires between pins and ports",
     "Board": "that of its parts",
+    "Checked": "it reads, and drives nothing",
     "Closer": "a walk over a session, in the background",
     "ColdStore": "a page takes as long as the memory takes for its lines",
     "Dummy": "it computes nothing",
@@ -161,6 +168,7 @@ NOT_TIMED = {
     "SelectControl": "that of its parts",
     "SelfTest": "it takes as long as its program",
     "Ulx3s": "wires between pins and ports",
+    "_Rule": "it reads, and drives nothing",
     "VccIo": "it waits for a supply to settle",
 }
 

@@ -43,7 +43,7 @@ TESTED_BY = {
     "sim/kelp_sim/select": ("tests/sim/select/test_worth.py",),
     "sim/kelp_sim/trace": ("tests/sim/lab", "tests/sim/replay"),
     "sim/kelp_rtl": ("tests/rtl/test_device.py",),
-    "sim/kelp_rtl/build": ("tests/verif/harness/test_runner.py", "tests/rtl/test_device.py"),
+    "sim/kelp_rtl/verilator.py": ("tests/verif/harness/test_runner.py",),
     "sim/kelp_rtl/replay": ("tests/rtl/replay", "tests/cli/test_demo.py"),
     "fpga/kelp_fpga": ("tests/fpga/boards/test_board.py",),
     "fpga/kelp_fpga/axi": ("tests/fpga/axi/test_axi_endpoint.py",),

@@ -16,7 +16,7 @@ import numpy as np
 
 from kelp_spec.formats import ELEMENTS, INT4_MANTISSA_BITS, SCALE_NAN, Format, HostType
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "round_trip"]
 
 #: Host type → (mantissa bits, exponent bias).
 _HOST = {HostType.FP16: (10, 15), HostType.BF16: (7, 127)}
@@ -65,6 +65,11 @@ def decode(payload: np.ndarray, scale: np.ndarray, host_type: HostType, fmt: For
         case Format.INT4:
             nibbles = np.stack([payload & 15, payload >> 4], axis=2).reshape(-1, ELEMENTS)
             return _host_of_int4(host_type)[(scale[:, None] & 2047) << 4 | nibbles]
+
+
+def round_trip(lines: np.ndarray, host_type: HostType, fmt: Format) -> np.ndarray:
+    """What a host reads of `lines` that it wrote: ``uint16[N, 32]``."""
+    return decode(*encode(lines, host_type, fmt), host_type, fmt)
 
 
 # - host line → stored -----------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from pathlib import Path
 from amaranth.hdl import Shape
 from amaranth.lib import data
 
+from kelp_hw.export import tools, verilog
 from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import ColdOp, ColdStatus, ops_of
 
-from .build import stream_rule, tools, verilator, verilog
+from . import verilator
 from .timing import Pressure
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _SOURCES = Path(__file__).with_name("cpp")
-_BUILT_BY = [Path(__file__), *(Path(part.__file__) for part in (stream_rule, verilator, verilog))]
+_BUILT_BY = [Path(__file__), Path(verilator.__file__)]
 _ARRAY = re.compile(r"^(  reg (?:\[\d+:0\] )?\\?\w+ +\[\d+:0\]);$", re.M)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .build.packing import Packing
+from kelp_hw.export.packing import Packing
 
 __all__ = ["Commits", "Records"]
 

@@ -16,7 +16,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 from .install import in_checkout, setup
 from .output import console, show, write_json

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from cxl_kv.version import version
-from kelp_rtl.build.tools import ToolError
+from kelp_hw.export.tools import ToolError
 from kelp_spec.config import ConfigError
 
 from .install import missing_package, ours

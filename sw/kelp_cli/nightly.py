@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kelp_rtl.build.tools import build_root, commit
+from kelp_hw.export.tools import build_root, commit
 from kelp_spec.files import write_whole
 
 from .output import UserError, console, show

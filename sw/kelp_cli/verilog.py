@@ -30,8 +30,8 @@ def module_text(component, name: str) -> str:
         reduce_not,
     )
     from kelp_hw.export.rtlil import to_rtlil
+    from kelp_hw.export.verilog import settle_constants
     from kelp_hw.export.widths import explicit_widths
-    from kelp_rtl.build.verilog import settle_constants
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     text = explicit_widths(to_rtlil(component, name=name))

@@ -18,7 +18,7 @@ from paths import ROOT
 
 from kelp_cli import doctor, install, main, output
 from kelp_cli.output import UserError
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 
 def test_help_names_every_command():

@@ -11,7 +11,7 @@ import pytest
 from narrow_unit import RTL
 
 import cxl_kv
-from kelp_golden.codec import decode, encode
+from kelp_golden.codec import round_trip
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import PageState
 
@@ -46,7 +46,7 @@ def tensors(shape, tokens, seed=1):
 def stored(bits, fmt, host_type):
     """What the device gives back for written elements."""
     lines = np.ascontiguousarray(bits).reshape(-1, 32)
-    return decode(*encode(lines, host_type, fmt), host_type, fmt).reshape(bits.shape)
+    return round_trip(lines, host_type, fmt).reshape(bits.shape)
 
 
 #: What `make test` reads back from the RTL: each host type; each manner of scale, and none.

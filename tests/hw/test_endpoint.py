@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from kelp_rtl.build.verilator import QUICK_OPT
+from kelp_rtl.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
 from kelp_verif.endpoint.endpoint_top import FlatEndpoint

@@ -36,7 +36,7 @@ from ..memory.memory_test import MemoryTest
 from ..memory.sdram import Sdram
 from ..memory.sdram_core import SdramPins
 from ..selftest.self_test import SelfTest
-from ..selftest.self_test_program import program
+from ..selftest.self_test_program import RoundTrip, program
 from .no_endpoint import NoEndpoint
 from .one_place import OnePlace
 
@@ -76,6 +76,8 @@ class Board(wiring.Component):
     ----------
     config : Config
         Its frames and at least one cold page must fit into the memory.
+    round_trip : RoundTrip
+        The codec that says what the self-test's lines must come back as.
     hz : int
         Clock.
     divisor : int
@@ -100,6 +102,7 @@ class Board(wiring.Component):
         self,
         *,
         config: Config,
+        round_trip: RoundTrip,
         hz: int,
         divisor: int,
         block_lines: int | None = None,
@@ -119,7 +122,7 @@ class Board(wiring.Component):
                 f"configuration {config.name!r}: dram_lines = {config.dram_lines} is refused; "
                 + f"the board has {self.lines}, cold tier included"
             )
-        self.program = program(config)
+        self.program = program(config, round_trip)
         super().__init__(
             {"rx": In(1, init=1), "tx": Out(1, init=1), "leds": Out(8)}
             | ({"sdram": Out(SdramPins())} if block_lines is None else {})

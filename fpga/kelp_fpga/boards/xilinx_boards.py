@@ -22,6 +22,7 @@ from kelp_spec.files import write_whole
 
 from ..link.uart import uart_divisor
 from ..memory.block_store import LINE_RAM
+from ..selftest.self_test_program import RoundTrip
 from .block_boards import BlockBoard, BlockTop, outputs, single_leds
 from .board import Board
 
@@ -135,7 +136,13 @@ XILINX_BOARDS: dict[str, tuple[BlockBoard, str, int, bool]] = {
 
 
 def project(
-    name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000
+    name: str,
+    config: Config,
+    round_trip: RoundTrip,
+    *,
+    directory: Path,
+    hz: int,
+    baud: int = 3_000_000,
 ) -> list[Path]:
     """Write a board's Vivado project: `top.v` and the memories' models, constraints, `top.tcl`.
     ValueError names what is refused."""
@@ -146,7 +153,12 @@ def project(
         BlockTop(
             kind,
             Board(
-                config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines, ultra=ultra
+                config=config,
+                round_trip=round_trip,
+                hz=hz,
+                divisor=uart_divisor(hz, baud),
+                block_lines=lines,
+                ultra=ultra,
             ),
         ),
         directory,

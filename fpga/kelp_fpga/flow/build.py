@@ -24,6 +24,7 @@ from kelp_spec.files import whole_file, write_whole
 
 from ..configs import FIRST_LIGHT
 from ..link.uart import uart_divisor
+from ..selftest.self_test_program import RoundTrip
 from . import global_nets, parts
 from .reports import COUNTED, report
 
@@ -75,7 +76,8 @@ class BuildError(RuntimeError):
 class Target:
     """A board: how its top is made, its loader's name for it, what it must reach."""
 
-    top: Callable  #: (Config, hz, baud) → (platform, elaboratable)
+    #: (Config, hz, baud, RoundTrip) → (platform, elaboratable)
+    top: Callable
     #: openFPGALoader's arguments that name the board, or the cable on its JTAG header
     loader: tuple[str, ...]
     target_mhz: float
@@ -96,24 +98,31 @@ class Target:
         return self.clocks.get(config, self.clock_mhz)
 
 
-def _ulx3s(config: Config, hz: int, baud: int):
+def _ulx3s(config: Config, hz: int, baud: int, round_trip: RoundTrip):
     from ..boards.board import Board
     from ..boards.ulx3s import Ulx3s, Ulx3sPlatform
 
-    return Ulx3sPlatform(), Ulx3s(Board(config=config, hz=hz, divisor=uart_divisor(hz, baud)))
+    divisor = uart_divisor(hz, baud)
+    board = Board(config=config, round_trip=round_trip, hz=hz, divisor=divisor)
+    return Ulx3sPlatform(), Ulx3s(board)
 
 
 def _block(name: str, lines: int) -> Callable:
     """A board with `lines` lines of memory in block RAM."""
 
-    def top(config: Config, hz: int, baud: int):
+    def top(config: Config, hz: int, baud: int, round_trip: RoundTrip):
         from ..boards.block_boards import BLOCK_BOARDS, BlockTop
         from ..boards.board import Board
 
         kind = BLOCK_BOARDS[name]
-        return kind.platform(), BlockTop(
-            kind, Board(config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines)
+        board = Board(
+            config=config,
+            round_trip=round_trip,
+            hz=hz,
+            divisor=uart_divisor(hz, baud),
+            block_lines=lines,
         )
+        return kind.platform(), BlockTop(kind, board)
 
     return top
 
@@ -154,11 +163,11 @@ def build(
     name: str,
     config: Config,
     *,
+    top: Callable,
     directory: Path,
     hz: int,
     baud: int = 3_000_000,
     seed: int = 1,
-    top: Callable | None = None,
     begins: Callable[[str], None] = lambda step: None,
 ) -> dict:
     """Synthesise, place, route and pack; the report. A step whose inputs have not changed is not
@@ -169,6 +178,9 @@ def build(
     ----------
     name : str
         One of `TARGETS`.
+    top : callable
+        (config, hz, baud) → (platform, elaboratable): the target's own, given the codec that says
+        what its self-test must see, or another.
     directory : Path
         Everything goes here: `top.bit`, `report.json`, logs. What another directory beside it has
         done from the same inputs is copied.
@@ -176,8 +188,6 @@ def build(
         The clock of the top, which its PLL makes, and the rate of its UART.
     seed : int
         The placer's.
-    top : callable, optional
-        Instead of the target's own.
     begins : callable, optional
         Called with what is done next, to be shown.
 
@@ -187,7 +197,7 @@ def build(
         A board that is unknown, a clock or rate that is refused, a tool that failed, a part with
         registers or memories of which synthesis left none.
     """
-    run = _Run(name, config, directory, hz, baud, seed, top)
+    run = _Run(name, config, top, directory, hz, baud, seed)
     run.all(begins)
     return report(
         name,
@@ -205,15 +215,15 @@ def size(
     name: str,
     config: Config,
     *,
+    top: Callable,
     directory: Path,
     hz: int,
     baud: int = 3_000_000,
-    top: Callable | None = None,
 ) -> dict:
     """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device
     is taken, and whether as much may be. Also written to `size.json`. Parameters and errors as of
     `build`."""
-    _Run(name, config, directory, hz, baud, 1, top, pack=True).all()
+    _Run(name, config, top, directory, hz, baud, 1, pack=True).all()
     counted = {
         what: (int(used), int(total))
         for what, used, total in re.findall(
@@ -239,11 +249,11 @@ class _Run:
         self,
         name: str,
         config: Config,
+        top: Callable,
         directory: Path,
         hz: int,
         baud: int,
         seed: int,
-        top: Callable | None,
         *,
         pack: bool = False,
     ):
@@ -254,7 +264,7 @@ class _Run:
         except ValueError as error:
             raise BuildError(str(error)) from None
         self.name, self.directory, self.config, self.cells = name, directory, config.name, {}
-        platform, elaboratable = (top or TARGETS[name].top)(config, hz, baud)
+        platform, elaboratable = top(config, hz, baud)
         directory.mkdir(parents=True, exist_ok=True)
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             platform.add_file(macro.name, macro.read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@
 
 import json
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 from .pnr import block_verilog, call_tool, kept
 

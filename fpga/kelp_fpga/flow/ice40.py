@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 from ..configs import board_config
 from .blocks import BLOCKS, block

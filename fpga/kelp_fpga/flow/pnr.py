@@ -30,9 +30,9 @@ from pathlib import Path
 from amaranth.lib.wiring import In
 
 import ecp5_refinement
+from kelp_hw.export import tools
 from kelp_hw.export.rtlil import component_ports
-from kelp_rtl.build import tools
-from kelp_rtl.build.verilog import macro_sources, to_verilog
+from kelp_hw.export.verilog import macro_sources, to_verilog
 from kelp_spec.files import write_whole
 
 from . import global_nets

@@ -18,10 +18,10 @@ import ctypes
 from pathlib import Path
 
 from kelp_hw.cxlio.signatures import message_layout
+from kelp_hw.export.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import cxlio_of
 
-from ..build.packing import Packing
 from ..device import Driver
 from ..timing import DriverError
 from .registers import RegisterAccess

@@ -22,10 +22,11 @@ from kelp_hw.cxlio.signatures import (
     message_layout,
     request_layout,
 )
+from kelp_hw.export.packing import Packing
+from kelp_hw.export.verilog import to_verilog
 from kelp_spec.cxlio.config import CxlIoConfig
 
-from ..build import verilator, verilog
-from ..build.packing import Packing
+from .. import verilator
 from ..library import Array, with_module
 from ..timing import DriverError
 from .registers import RegisterAccess
@@ -57,7 +58,7 @@ class RegisterModel(RegisterAccess):
 
     def __init__(self, config: CxlIoConfig, *, seed: int = 1):
         self.config = config
-        text = verilog.to_verilog(CxlIo(config=config), checked=True)
+        text = to_verilog(CxlIo(config=config), checked=True)
         self.verilog = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._layouts = {
             "event": event_layout(),

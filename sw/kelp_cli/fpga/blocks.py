@@ -34,7 +34,7 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
     from kelp_fpga.flow.build import LAYOUT, SYNTHESIS, TARGETS
     from kelp_fpga.flow.pnr import Flow, place_and_route
     from kelp_fpga.flow.reports import COUNTED, critical_path
-    from kelp_rtl.build.tools import ToolError
+    from kelp_hw.export.tools import ToolError
 
     wanted = only or list(BLOCKS)
     if unknown := [name for name in wanted if name not in BLOCKS]:

@@ -3,6 +3,7 @@
 """``kelp fpga build``, ``report``, ``blocks`` and ``dummy``: bitstreams, and what they are made
 of."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -47,10 +48,12 @@ def build(
     from kelp_fpga.configs import board_config
     from kelp_fpga.flow import build as flow
     from kelp_fpga.flow.reports import summary
+    from kelp_golden.codec import round_trip
 
     if board not in flow.TARGETS:
         raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
     target, directory = flow.TARGETS[board], directory_of(board, seed, config)
+    top = partial(target.top, round_trip=round_trip)
     try:
         chosen, hz = (
             board_config(config or target.config),
@@ -65,6 +68,7 @@ def build(
                 figures = flow.size(
                     board,
                     chosen,
+                    top=top,
                     directory=directory.with_name(f"size-{chosen.name}"),
                     hz=hz,
                     baud=baud,
@@ -73,6 +77,7 @@ def build(
                 figures = flow.build(
                     board,
                     chosen,
+                    top=top,
                     directory=directory,
                     hz=hz,
                     baud=baud,

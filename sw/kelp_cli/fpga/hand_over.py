@@ -62,7 +62,8 @@ def vivado(
     bitstream."""
     from kelp_fpga.boards.xilinx_boards import XILINX_BOARDS, project
     from kelp_fpga.configs import board_config
-    from kelp_rtl.build.tools import build_root
+    from kelp_golden.codec import round_trip
+    from kelp_hw.export.tools import build_root
 
     if board not in XILINX_BOARDS:
         raise UserError(f"board {board!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
@@ -74,6 +75,7 @@ def vivado(
             files = project(
                 board,
                 board_config(config or XILINX_BOARDS[board][1]),
+                round_trip,
                 directory=directory,
                 hz=round(mhz * 1e6),
                 baud=baud,
@@ -97,7 +99,7 @@ def axi(
     table of its ports."""
     from kelp_fpga.axi.axi_endpoint import AxiEndpoint
     from kelp_fpga.axi.axi_ports import axi_ports_markdown
-    from kelp_rtl.build.verilog import macro_sources
+    from kelp_hw.export.verilog import macro_sources
     from kelp_spec.config import named
 
     top = AxiEndpoint(config=named(config))

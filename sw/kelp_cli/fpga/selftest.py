@@ -14,6 +14,7 @@ def selftest(host, first: int, lines: int | None) -> dict:
     as after a reset."""
     from kelp_fpga.board_registers import BoardRegister, Control
     from kelp_fpga.selftest.self_test_program import PART_NAMES, Part, State, program
+    from kelp_golden.codec import round_trip
 
     total = host.board(BoardRegister.LINES)
     count = total - first if lines is None else lines
@@ -38,7 +39,7 @@ def selftest(host, first: int, lines: int | None) -> dict:
             (BoardRegister.TEST_RESULT, BoardRegister.TEST_DETAIL, BoardRegister.TEST_CHECK),
         ),
     )
-    made = program(host.config)
+    made = program(host.config, round_trip)
     states = {part: State(result >> 2 * part & 3) for part in Part}
     parts = {part: state.name.lower().replace("_", " ") for part, state in states.items()}
     if states[Part.MEMORY] == State.WRONG:

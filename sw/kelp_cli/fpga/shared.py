@@ -58,7 +58,7 @@ def directory_of(board: str, seed: int, config: str | None = None) -> Path:
     """Of a build. Configurations other than the board's own lie beside it, and count in no report
     of the board."""
     from kelp_fpga.flow.build import TARGETS
-    from kelp_rtl.build.tools import build_root
+    from kelp_hw.export.tools import build_root
 
     own = board not in TARGETS or config in (None, TARGETS[board].config)
     return build_root() / "fpga" / board / f"{'' if own else f'{config}-'}seed{seed}"

@@ -164,14 +164,19 @@ def netlist(
     (make fpga-netlist). Long; what is built is kept."""
     from kelp_fpga.boards.board import Board
     from kelp_fpga.configs import board_config
-    from kelp_rtl.build.tools import ToolError
+    from kelp_golden.codec import round_trip
+    from kelp_hw.export.tools import ToolError
     from kelp_verif.fpga.netlist import CELLS, netlist
     from kelp_verif.fpga.sim_board import SimBoard
     from kelp_verif.fpga.sim_top import BoardWithChip
 
     try:
         top = Board(
-            config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines
+            config=board_config(config),
+            round_trip=round_trip,
+            hz=80_000_000,
+            divisor=divisor,
+            block_lines=block_lines,
         )
         with console.status(f"synthesising {config}"):
             verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
@@ -216,11 +221,13 @@ def netlist(
 def _simulation(simulated: Simulated):
     from kelp_fpga.boards.board import Board
     from kelp_fpga.configs import board_config
+    from kelp_golden.codec import round_trip
     from kelp_verif.fpga.sim_board import SimBoard
 
     try:
         board = Board(
             config=board_config(simulated.config),
+            round_trip=round_trip,
             hz=round(simulated.mhz * 1e6),
             divisor=simulated.divisor,
         )
@@ -236,7 +243,7 @@ def _simulation(simulated: Simulated):
 
 def _result(name: str) -> Path:
     """Where a simulation's figures go when nothing else is asked for."""
-    from kelp_rtl.build.tools import build_root
+    from kelp_hw.export.tools import build_root
 
     return build_root() / "fpga" / f"{name}.json"
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from kelp_rtl.build import tools as rtl_tools
+from kelp_hw.export import tools as rtl_tools
 from kelp_rtl.cxlio.joined import JoinedDriver
 from kelp_spec.config import Config
 from kelp_spec.cxlio.cdat import cdat_entries

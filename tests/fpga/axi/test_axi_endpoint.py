@@ -13,9 +13,10 @@ from paths import DOCS
 from kelp_cli.verilog import module_text
 from kelp_fpga.axi.axi_endpoint import AxiEndpoint
 from kelp_fpga.axi.axi_ports import PORT_DOCS, axi_ports_markdown
+from kelp_hw.export import tools
 from kelp_hw.export.ports import ports_of
-from kelp_rtl.build import tools
-from kelp_rtl.build.verilog import macro_sources, top_ports
+from kelp_hw.export.rtlil import component_ports
+from kelp_hw.export.verilog import macro_sources
 from kelp_spec.config import named
 from kelp_verif.harness.runner import Model, run_cocotb
 
@@ -90,12 +91,16 @@ def test_the_whole_top():
 def test_every_port_of_the_axi_endpoint_is_documented():
     top = AxiEndpoint(config=UNIT)
     ports = {port.name: port for port in ports_of(top.signature)}
-    assert [*ports] == ["clk", "rst", *top_ports(top)]
+    assert [*ports] == ["clk", "rst", *component_ports(top)]
     # The memory of summaries has a port where a configuration says so.
     select = AxiEndpoint(config=named("unit_select"))
-    assert [port.name for port in ports_of(select.signature)] == ["clk", "rst", *top_ports(select)]
-    assert "m_axi_summary_arvalid" in top_ports(select)
-    assert set(ports) | set(top_ports(select)) == set(PORT_DOCS)
+    assert [port.name for port in ports_of(select.signature)] == [
+        "clk",
+        "rst",
+        *component_ports(select),
+    ]
+    assert "m_axi_summary_arvalid" in component_ports(select)
+    assert set(ports) | set(component_ports(select)) == set(PORT_DOCS)
     rows = axi_ports_markdown(top).splitlines()
     assert "| `s_axi_awaddr` | input | 52 |" in "\n".join(
         rows

@@ -12,6 +12,7 @@ from kelp_fpga.boards.board import SDRAM_LINES, Board
 from kelp_fpga.configs import FIRST_LIGHT, board_config
 from kelp_fpga.link.host import Host
 from kelp_fpga.link.serial_port import SerialPort
+from kelp_golden.codec import round_trip
 from kelp_spec.config import named
 from kelp_verif.fpga.sim_board import SimBoard
 
@@ -20,7 +21,7 @@ CONFIG = board_config(FIRST_LIGHT)
 
 @pytest.fixture(scope="module")
 def simulated():
-    with SimBoard(Board(config=CONFIG, hz=80_000_000, divisor=4)) as board:
+    with SimBoard(Board(config=CONFIG, round_trip=round_trip, hz=80_000_000, divisor=4)) as board:
         yield board
         assert not board.violations
 
@@ -91,6 +92,6 @@ def test_first_light(simulated, host):
 
 def test_what_its_memory_does_not_hold_is_refused():
     with pytest.raises(ValueError, match="dram_lines"):
-        Board(config=named("llama70b"), hz=80_000_000, divisor=27)
+        Board(config=named("llama70b"), round_trip=round_trip, hz=80_000_000, divisor=27)
     with pytest.raises(ValueError, match="the board has 16, cold tier included"):
-        Board(config=CONFIG, hz=80_000_000, divisor=27, block_lines=16)
+        Board(config=CONFIG, round_trip=round_trip, hz=80_000_000, divisor=27, block_lines=16)

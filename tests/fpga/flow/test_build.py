@@ -241,7 +241,7 @@ def test_a_step_that_a_full_disk_cuts_short_is_not_taken_for_done(tools, tmp_pat
 
 def test_a_clock_or_a_rate_of_nothing_is_refused(tmp_path):
     with pytest.raises(BuildError, match="baud = 0 are refused; legal: more than 0"):
-        build("ulx3s_85f", board_config("first_light"), directory=tmp_path, hz=80_000_000, baud=0)
+        a_build(tmp_path, baud=0)
     done = kelp("fpga", "build", "--mhz", "0")
     assert done.returncode == 2 and "--mhz" in done.stderr and "Traceback" not in done.stderr
 

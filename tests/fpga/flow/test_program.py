@@ -13,12 +13,17 @@ from kelp_cli import doctor
 from kelp_fpga.boards.ulx3s import Ulx3s, Ulx3sPlatform
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
 from kelp_fpga.flow.build import TARGETS, BuildError, build, program
+from kelp_golden.codec import round_trip
 from kelp_spec.formats import Format
+
+
+def stub_top(config, hz, baud):
+    return Ulx3sPlatform(), Ulx3s(Stub())
 
 
 def test_every_target_has_a_configuration_that_its_board_holds():
     for name, target in TARGETS.items():
-        platform, top = target.top(board_config(target.config), 80_000_000, 3_000_000)
+        platform, top = target.top(board_config(target.config), 80_000_000, 3_000_000, round_trip)
         assert (
             top.board.config.name == target.config
             and top.board.cold_first < top.board.lines
@@ -35,9 +40,9 @@ def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
         return build(
             "ulx3s_85f",
             BOARD_CONFIGS["unit"],
+            top=stub_top,
             directory=directory,
             hz=80_000_000,
-            top=lambda *_: (Ulx3sPlatform(), Ulx3s(Stub())),
             **changed,
         )
 
@@ -74,7 +79,7 @@ def test_the_flow_says_what_is_missing(tmp_path):
     with pytest.raises(BuildError, match="board 'nexys' is unknown; known: ulx3s_85f"):
         program("nexys", tmp_path)
     with pytest.raises(BuildError, match="board 'nexys' is unknown; known: ulx3s_85f"):
-        build("nexys", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000)
+        build("nexys", BOARD_CONFIGS["unit"], top=stub_top, directory=tmp_path, hz=80_000_000)
     done = kelp("fpga", "program", "--seed", "999")
     assert (
         done.returncode == 1
@@ -96,6 +101,7 @@ def test_a_line_rate_that_the_clock_cannot_make_is_refused(tmp_path):
         build(
             "ulx3s_85f",
             board_config("first_light"),
+            top=stub_top,
             directory=tmp_path,
             hz=8_000_000,
             baud=5_000_000,

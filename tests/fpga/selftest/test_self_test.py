@@ -10,6 +10,7 @@ from kelp_fpga.configs import BOARD_CONFIGS, FIRST_LIGHT, board_config
 from kelp_fpga.link.protocol import Kind, unpack
 from kelp_fpga.selftest.self_test import SelfTest
 from kelp_fpga.selftest.self_test_program import Part, State, Writer, program
+from kelp_golden.codec import round_trip
 from kelp_hw.layouts import MESSAGES
 from kelp_spec.config import named
 from kelp_spec.messages import FIELDS, S2MDRS
@@ -170,16 +171,20 @@ def test_a_wrong_memory_is_told_apart():
 
 
 def test_every_configuration_of_a_board_has_a_program():
-    assert program(board_config(FIRST_LIGHT)).parts == {Part.MEMORY}
+    assert program(board_config(FIRST_LIGHT), round_trip).parts == {Part.MEMORY}
     for config in (config for name, config in BOARD_CONFIGS.items() if name != FIRST_LIGHT):
-        made = program(config)
+        made = program(config, round_trip)
         assert len(made.rom) <= 4096, "more than two block RAMs"
         assert made.parts == set(Part)
         assert len({what for _, what in made.checks if "of" in what}) == 3 + 2 * len(
             config.formats
-        ) and made == program(config)
+        ) and made == program(config, round_trip)
+        stored_as_is = program(config, lambda lines, host_type, fmt: lines)
+        assert (stored_as_is.rom != made.rom) == config.codecs, (
+            "the codec decides what must be seen"
+        )
     with pytest.raises(ValueError, match="queues = 3"):
-        program(named("unit").with_(queues=3))
+        program(named("unit").with_(queues=3), round_trip)
 
 
 def test_the_messages_are_those_of_the_interface():

@@ -9,7 +9,7 @@ from timing import changes
 
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
-from kelp_rtl.build.verilator import QUICK_OPT
+from kelp_rtl.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.registers import RegisterMap
 from kelp_verif.harness.runner import Model, made, run_cocotb

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from kelp_cli.verilog import module_text, write_verilog
+from kelp_hw.export import tools
 from kelp_hw.export.clean import drop_empty_wires
 from kelp_hw.export.widths import explicit_widths
 from kelp_hw.flit.front import FlitFront
-from kelp_rtl.build import tools
 from kelp_spec.config import NAMED, named
 
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
@@ -102,7 +102,7 @@ def test_smoke_bench_passes(written):
         "-std=c++20 -fcoroutines",
         "-MAKEFLAGS",
         "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O0 OPT_SLOW=-O0",
-        "-fno-table",  # as in kelp_rtl.build.verilator
+        "-fno-table",  # as in kelp_rtl.verilator
         "--top-module",
         f"{top}_smoke",
         f"{top}.v",

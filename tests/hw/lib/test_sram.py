@@ -7,8 +7,8 @@ import re
 import pytest
 from timing import check_memory
 
+from kelp_hw.export.verilog import to_verilog
 from kelp_hw.lib.sram import Sram
-from kelp_rtl.build.verilog import to_verilog
 from kelp_verif.harness.runner import run_cocotb
 
 SLICES = [(640, 27, 9), (640, 27, 4), (300, 1, 1)]

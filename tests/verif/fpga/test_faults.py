@@ -10,7 +10,8 @@ from kelp_fpga.boards.board import Board
 from kelp_fpga.configs import board_config
 from kelp_fpga.link.host import BoardError, Host
 from kelp_fpga.link.serial_port import SerialPort
-from kelp_rtl.build.verilog import to_verilog
+from kelp_golden.codec import round_trip
+from kelp_hw.export.verilog import to_verilog
 from kelp_verif.fpga.faults import with_faults
 from kelp_verif.fpga.sim_board import SimBoard
 from kelp_verif.fpga.sim_top import BoardWithChip
@@ -61,7 +62,13 @@ def test_a_fault_is_put_where_there_is_place_for_one():
 def test_the_self_test_finds_faults_where_they_are(monkeypatch):
     # nobody waits long for an endpoint that hangs
     monkeypatch.setattr("kelp_fpga.selftest.self_test._SILENCE_LOG2", 16)
-    board = Board(config=board_config("unit"), hz=80_000_000, divisor=4, block_lines=512)
+    board = Board(
+        config=board_config("unit"),
+        round_trip=round_trip,
+        hz=80_000_000,
+        divisor=4,
+        block_lines=512,
+    )
     text, faults = with_faults(to_verilog(BoardWithChip(board)), dict.fromkeys(PARTS, EACH))
     found, placed = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
     for fault in [None, *faults]:

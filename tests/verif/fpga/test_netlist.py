@@ -10,8 +10,8 @@ from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_hw.export.verilog import to_verilog
 from kelp_hw.lib.wide_memory import WideMemory
-from kelp_rtl.build.verilog import to_verilog
 from kelp_verif.fpga.netlist import CELLS, expressions, netlist
 from kelp_verif.harness.runner import Model, run_cocotb
 

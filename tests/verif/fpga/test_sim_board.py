@@ -23,6 +23,7 @@ from kelp_fpga.boards.board import Board
 from kelp_fpga.configs import board_config
 from kelp_fpga.flow.build import TARGETS
 from kelp_fpga.link.protocol import FROM_DEVICE, Deframer, Kind, encode, pack, unpack
+from kelp_golden.codec import round_trip
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.messages import FIELDS
 from kelp_verif.fpga.sim_board import SimBoard
@@ -34,7 +35,9 @@ _OPTIONS = {"timeout": "5", "patience": "300"}
 
 @pytest.fixture(scope="module")
 def simulated():
-    with SimBoard(Board(config=board_config("board_small"), hz=80_000_000, divisor=4)) as board:
+    with SimBoard(
+        Board(config=board_config("board_small"), round_trip=round_trip, hz=80_000_000, divisor=4)
+    ) as board:
         yield board
     assert not board.violations and not board.framing_errors and board.error is None
 
@@ -211,8 +214,10 @@ def selftest_of_routed(name):
     bitstream."""
     target = TARGETS[name]
     config = board_config(target.config)
-    lines = target.top(config, 80_000_000, 3_000_000)[1].board.block_lines
-    with SimBoard(Board(config=config, hz=80_000_000, divisor=4, block_lines=lines)) as board:
+    lines = target.top(config, 80_000_000, 3_000_000, round_trip)[1].board.block_lines
+    with SimBoard(
+        Board(config=config, round_trip=round_trip, hz=80_000_000, divisor=4, block_lines=lines)
+    ) as board:
         code, result = command("selftest", "--port", board.port)  # all of the memory
         assert (
             code == 0

@@ -10,8 +10,10 @@ from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_hw.export import tools
+from kelp_hw.export.verilog import to_verilog
 from kelp_hw.lib.sram import Sram
-from kelp_rtl.build import tools, verilator, verilog
+from kelp_rtl import verilator
 from kelp_verif.harness import runner
 
 
@@ -146,13 +148,13 @@ def test_compiled_model_runs_and_reports_an_assert(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text(DRIVER, encoding="utf-8")
     path = verilator.verilate_model(
-        verilog.to_verilog(Increment(step=3, forbidden=200)),
+        to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
         opt=verilator.QUICK_OPT,
     )
     assert path == verilator.verilate_model(
-        verilog.to_verilog(Increment(step=3, forbidden=200)),
+        to_verilog(Increment(step=3, forbidden=200)),
         verilator.Cpp(sources=[driver]),
         name="increment",
         opt=verilator.QUICK_OPT,
@@ -170,7 +172,7 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
     driver.write_text("#error planted\n", encoding="utf-8")
     with pytest.raises(tools.ToolError, match="planted"):
         verilator.verilate_model(
-            verilog.to_verilog(Increment(step=3, forbidden=200)),
+            to_verilog(Increment(step=3, forbidden=200)),
             verilator.Cpp(sources=[driver]),
             name="increment",
             opt=verilator.QUICK_OPT,

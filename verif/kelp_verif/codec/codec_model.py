@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
-from kelp_rtl.build.verilog import to_verilog
+from kelp_hw.export.verilog import to_verilog
+from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
 __all__ = [

@@ -18,10 +18,10 @@ import numpy as np
 from kelp_golden.coherence import Directory, Row
 from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.layouts import CoherenceLayouts
-from kelp_rtl.build.packing import Packing
-from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
-from kelp_rtl.build.verilog import to_verilog
+from kelp_hw.export.packing import Packing
+from kelp_hw.export.verilog import to_verilog
 from kelp_rtl.library import ports_header, reachable
+from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_spec.coherence import (
     SIZES,
     Coherence,

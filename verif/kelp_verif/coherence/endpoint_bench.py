@@ -212,7 +212,7 @@ class CachingDriver(Driver):
         try:
             rows = np.frombuffer(source.contents, "<u2").astype(np.uint16).reshape(1, -1)
             kind, fmt = self.host_types[session], Format(fmt)
-            stored = codec.decode(*codec.encode(rows, kind, fmt), kind, fmt).astype("<u2")
+            stored = codec.round_trip(rows, kind, fmt).astype("<u2")
             ctypes.memmove(target, stored.tobytes(), 64)
         except BaseException as problem:  # ctypes would only print it
             self.failed = problem

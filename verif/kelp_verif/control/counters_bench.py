@@ -14,8 +14,8 @@ from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_hw.control.events import TAKEN
 from kelp_hw.control.signatures import queue_event_layout
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.metadata import Event
 from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, QUEUE_COUNTERS

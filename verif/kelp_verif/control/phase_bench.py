@@ -9,8 +9,8 @@ import cocotb
 from cocotb.triggers import NextTimeStep, ReadOnly, RisingEdge
 
 from kelp_golden.phase import PhaseDetector
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 
 from ..harness.clocking import start_clock

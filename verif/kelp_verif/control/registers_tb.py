@@ -14,10 +14,10 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.signatures import queue_event_layout
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.pipeline import DECIDED, M0_TO_M3
 from kelp_hw.tracker.signatures import count_bits
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import (

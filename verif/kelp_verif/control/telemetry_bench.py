@@ -15,8 +15,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.signatures import queue_event_layout
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import DropReason, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import STEP_BITS, Event, MissKind, Op, Outcome, PageState, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS

@@ -17,7 +17,7 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 from kelp_spec.files import write_whole
 
 from ..mutation.benches import BENCHES

@@ -7,8 +7,8 @@ addresses, and what was dirty comes home."""
 import cocotb
 from cocotb.triggers import RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.address import KvAddress
 from kelp_spec.coherence import MetaField, MetaValue, SnpType
 from kelp_spec.cxlio.commands import Opcode, knob_uuid

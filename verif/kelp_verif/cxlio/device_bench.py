@@ -8,8 +8,8 @@ import cocotb
 from cocotb.triggers import RisingEdge
 
 from kelp_hw.datapath.datapath import axi_signature
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_rtl.control import Control, Descriptor, QueueParameters
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named

@@ -26,7 +26,7 @@ import numpy as np
 from amaranth.hdl import UnusedElaboratable
 
 from kelp_hw.cxlio.cxl_io import CxlIo
-from kelp_rtl.build.tools import build_root
+from kelp_hw.export.tools import build_root
 from kelp_rtl.cxlio.model import RegisterModel
 from kelp_rtl.timing import DriverError
 from kelp_spec.cxlio.commands import Opcode, knob_uuid

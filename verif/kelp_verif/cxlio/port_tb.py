@@ -18,7 +18,7 @@ from kelp_hw.cxlio.signatures import (
     message_layout,
     request_layout,
 )
-from kelp_rtl.build.packing import Packing
+from kelp_hw.export.packing import Packing
 from kelp_spec.cxlio.config import Space, named_cxlio
 
 from ..harness.clocking import start_clock

@@ -17,12 +17,12 @@ import numpy as np
 
 from kelp_golden.codec import decode, encode
 from kelp_hw.datapath.datapath import DataPath, axi_signature
+from kelp_hw.export.packing import Packing
+from kelp_hw.export.verilog import to_verilog
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.protected import CheckedWord
-from kelp_rtl.build.packing import Packing
-from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
-from kelp_rtl.build.verilog import to_verilog
 from kelp_rtl.library import reachable
+from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage

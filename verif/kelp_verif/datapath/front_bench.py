@@ -13,9 +13,9 @@ from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.front import DataFront
 from kelp_hw.datapath.order import POSITION_BITS, order_layout
 from kelp_hw.datapath.signatures import LookUp, full_write_layout
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.axi import BURST_INCR, SIZE_LINE
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Answer, DataOp

@@ -43,7 +43,7 @@ _NO_MEMORY = (M2SReq.MEM_INV, M2SReq.MEM_INV_NT, M2SReq.MEM_CLN_EVCT)
 def stored(data: bytes, fmt: Format, host_type: HostType) -> bytes:
     """What a read returns of a line written as `data`."""
     rows = np.frombuffer(data, "<u2").astype(np.uint16).reshape(1, -1)
-    return codec.decode(*codec.encode(rows, host_type, fmt), host_type, fmt).astype("<u2").tobytes()
+    return codec.round_trip(rows, host_type, fmt).astype("<u2").tobytes()
 
 
 @dataclass

@@ -18,8 +18,8 @@ import cocotb
 from cocotb.triggers import ClockCycles, Event, ReadOnly, RisingEdge
 from cocotbext.axi import AxiBus, AxiRam
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.address import KvAddress
 from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD

@@ -27,7 +27,7 @@ import numpy as np
 from amaranth.hdl import UnusedElaboratable
 
 from kelp_hw.endpoint import Endpoint
-from kelp_rtl.build.tools import build_root
+from kelp_hw.export.tools import build_root
 from kelp_rtl.device import Driver, DriverError
 from kelp_rtl.program import Program
 from kelp_spec.files import write_whole

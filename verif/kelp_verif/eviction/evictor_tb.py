@@ -17,8 +17,8 @@ from kelp_golden.kelp_policy import KelpPolicy, Scan
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction.signatures import EvictionLayouts
+from kelp_hw.export.packing import Packing
 from kelp_hw.tracker.signatures import count_bits, spare_shape
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
 from kelp_spec.policy import Policy

@@ -12,7 +12,7 @@ from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.eviction.signatures import EvictionLayouts
-from kelp_rtl.build.packing import Packing
+from kelp_hw.export.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 

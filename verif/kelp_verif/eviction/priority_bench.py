@@ -13,7 +13,7 @@ from kelp_golden import arithmetic
 from kelp_golden.eviction import candidate_class
 from kelp_hw.eviction.priority import PriorityUnit
 from kelp_hw.eviction.signatures import EvictionLayouts
-from kelp_rtl.build.packing import Packing
+from kelp_hw.export.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
 

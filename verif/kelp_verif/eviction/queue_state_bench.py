@@ -12,8 +12,8 @@ from kelp_golden.eviction import QueueState
 from kelp_hw.eviction.queue_state import QueueState as Block
 from kelp_hw.eviction.residency_map import ResidencyMap
 from kelp_hw.eviction.signatures import EvictionLayouts, MapRead
+from kelp_hw.export.packing import Packing
 from kelp_hw.pipeline import RESERVE
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, PageState
 

@@ -89,7 +89,7 @@ class Proof:
     cover: int  #: cycles within which every cover is reached
     bugs: tuple[tuple[str, str], ...]
     #: likewise, pieces whose replacement withdraws or changes an offer: the stream rule
-    #: (kelp_rtl.build.stream_rule), which prove() states on every stream port, must fail
+    #: (kelp_hw.export.stream_rule), which prove() states on every stream port, must fail
     withdrawals: tuple[tuple[str, str], ...] = ()
     bug_depth: int = 12  #: cycles within which every bug shows,
     bug_skip: int = 0  #: and within which none does

@@ -31,10 +31,10 @@ from amaranth.back import rtlil
 from amaranth.hdl import ClockDomain, Const, Elaboratable, Module
 from amaranth.lib import wiring
 
+from kelp_hw.export import tools
 from kelp_hw.export.rtlil import component_ports
-from kelp_rtl.build import tools
-from kelp_rtl.build.stream_rule import Checked
-from kelp_rtl.build.verilog import macro_sources
+from kelp_hw.export.stream_rule import Checked
+from kelp_hw.export.verilog import macro_sources
 
 __all__ = ["ProofResult", "Solver", "mutant", "prove"]
 

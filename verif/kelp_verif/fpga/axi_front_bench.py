@@ -10,8 +10,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 from cocotbext.axi import AxiBurstType, AxiBus, AxiMaster
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES
-from kelp_rtl.build.packing import Packing
 from kelp_spec.messages import M2SReq, M2SRwD
 
 from ..harness.clocking import start_clock

@@ -22,8 +22,8 @@ from kelp_fpga.link.protocol import (
     pack,
     unpack,
 )
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES
-from kelp_rtl.build.packing import Packing
 from kelp_spec.messages import FIELDS, M2SReq
 
 from ..harness.clocking import start_clock

@@ -5,8 +5,8 @@
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.metadata import ColdOp, ColdStatus
 

@@ -19,7 +19,7 @@ import subprocess
 from pathlib import Path
 
 from kelp_fpga.flow.build import MAP_LUTS
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 __all__ = ["CELLS", "expressions", "netlist"]
 
@@ -163,7 +163,7 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
     """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached
     by content; takes minutes."""
     from kelp_hw.export.rtlil import to_rtlil
-    from kelp_rtl.build.verilog import macro_sources
+    from kelp_hw.export.verilog import macro_sources
 
     text = to_rtlil(component, name="top")
     macros = macro_sources(text)

@@ -9,8 +9,8 @@ from collections import deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.lib.axi import AxiSignature
-from kelp_rtl.build.packing import Packing
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record

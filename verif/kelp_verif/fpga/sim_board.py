@@ -15,8 +15,8 @@ import tty
 from pathlib import Path
 
 from kelp_fpga.boards.board import Board
-from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
-from kelp_rtl.build.verilog import to_verilog
+from kelp_hw.export.verilog import to_verilog
+from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 
 from .chip import CHIP, VIOLATIONS
 from .sim_top import BoardWithChip

@@ -16,8 +16,8 @@ from amaranth.hdl._ast import Operator, Slice
 from amaranth.lib.wiring import In
 
 from kelp_hw.export.rtlil import component_ports
-from kelp_rtl.build.verilator import QUICK_OPT, Cpp, verilate_model
-from kelp_rtl.build.verilog import to_verilog
+from kelp_hw.export.verilog import to_verilog
+from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 
 __all__ = ["simulate"]
 

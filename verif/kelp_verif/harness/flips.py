@@ -7,8 +7,8 @@ from functools import reduce
 
 from cocotb.triggers import RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.lib.protected import BlockFault
-from kelp_rtl.build.packing import Packing
 
 __all__ = ["PUBLIC", "Faults", "Fenced"]
 

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kelp_rtl.build import passes, tools
-from kelp_rtl.build.verilator import (
+from kelp_hw.export import passes, tools
+from kelp_hw.export.verilog import macro_sources, to_verilog
+from kelp_rtl.verilator import (
     QUICK_OPT,
     VERILATOR_ARGS,
     call,
@@ -36,7 +37,6 @@ from kelp_rtl.build.verilator import (
     split_args,
     tail,
 )
-from kelp_rtl.build.verilog import macro_sources, to_verilog
 
 __all__ = [
     "BenchResult",

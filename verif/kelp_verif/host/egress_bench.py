@@ -9,8 +9,8 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.messages import S2MDRS, S2MNDR, DevLoad
 from kelp_spec.metadata import Answer

@@ -10,8 +10,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.hints import HintAbsorber, HintEvent, HintOp
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.hints import ENTRIES, HintKind, HintLine, mass_lines, pack
 from kelp_spec.metadata import Event, Op

@@ -9,8 +9,8 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.address import AddressMap, KvAddress, Region
 from kelp_spec.config import Config, named
 from kelp_spec.messages import M2SReq, M2SRwD

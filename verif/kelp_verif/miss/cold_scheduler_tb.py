@@ -8,9 +8,9 @@ import random
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.miss.cold_scheduler import ColdScheduler
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp
 

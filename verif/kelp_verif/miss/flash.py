@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp, ColdStatus
 

@@ -9,9 +9,9 @@ from collections import Counter, deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.tracker.signatures import count_bits
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
 

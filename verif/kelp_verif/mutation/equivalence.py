@@ -12,8 +12,8 @@ import resource
 import signal
 import subprocess
 
+from kelp_hw.export import tools
 from kelp_hw.export.rtlil import to_rtlil
-from kelp_rtl.build import tools
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import named_cxlio
 

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 from kelp_spec.files import write_whole
 
 from .benches import BENCHES, Bench

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from amaranth.hdl import Elaboratable, Fragment
 
-from kelp_rtl.build import tools
+from kelp_hw.export import tools
 
 __all__ = ["SELECT", "Mutant", "Paths", "design_of", "listed", "mutated", "prepared", "selected"]
 

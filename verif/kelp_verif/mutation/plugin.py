@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pytest
 
-from kelp_rtl.build import passes, tools
+from kelp_hw.export import passes, tools
 from kelp_spec.files import write_whole
 
 from . import netlist, source

@@ -10,10 +10,10 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.prefetch import Throttle
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import DropReason
 from kelp_hw.prefetch.fifo import candidate_layout, drop_layout
 from kelp_hw.prefetch.sources import access_layout
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource
 

@@ -9,8 +9,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.prefetch import Candidate
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import DropReason, Layouts
-from kelp_rtl.build.packing import Packing
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
 from ..harness.clocking import start_clock

@@ -11,12 +11,12 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
 from kelp_golden.kelp_policy import Scores
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
 from kelp_hw.lib.split_sram import SplitSram
 from kelp_hw.pipeline import RESERVE
 from kelp_hw.scores.ema import EmaEngine
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, PageState, ScoreEvent, ScoreSource
 from kelp_spec.policy import FADE_SHIFT, FOLDED, Policy

@@ -12,8 +12,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.tables import Tables
+from kelp_hw.export.packing import Packing
 from kelp_hw.scores.table_scores import TableScores
-from kelp_rtl.build.packing import Packing
 from kelp_spec import policy2
 from kelp_spec.config import Config
 

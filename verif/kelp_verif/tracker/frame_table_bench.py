@@ -10,9 +10,9 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.frame_table import FrameOp
 from kelp_golden.frame_table import FrameTable as GoldenFrameTable
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.tracker.frame_table import FrameTable
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage

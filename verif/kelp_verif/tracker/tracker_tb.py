@@ -11,11 +11,11 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_golden.tracker import Tracker as GoldenTracker
+from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
 from kelp_hw.tracker.signatures import BACKGROUND, count_bits, credits_layout, spare_shape
 from kelp_hw.tracker.tracker import Tracker
-from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Outcome, ScoreEvent
 from kelp_spec.metadata import Op as K

@@ -4,7 +4,7 @@
 proofs: what is offered stays as it is until it is taken.
 
 Amaranth, "Data transfer rules": once ``valid`` is high with ``ready`` low, ``valid`` stays high and
-``payload`` as it is until ``ready`` is high.
+``payload`` as it is until ``ready`` is high. An Assert looks at every cycle, and takes none.
 """
 
 from collections import Counter

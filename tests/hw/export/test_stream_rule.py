@@ -9,9 +9,9 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect
 from simulation import simulate
 
+from kelp_hw.export.stream_rule import Checked, streams_of
 from kelp_hw.lib.axi import AxiSignature
 from kelp_hw.lib.skid import Skid
-from kelp_rtl.build.stream_rule import Checked, streams_of
 
 
 class Source(wiring.Component):
