@@ -5,7 +5,7 @@ telemetry words after 586 cycles, a write that is no session command after 26 cy
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -379,9 +379,13 @@ class Registers(wiring.Component):
         histogram, events = m.submodules.histogram, m.submodules.events
         index = file.index
         select = Array(getattr(file, f"rw_s{s}_queue").queue for s in range(c.sessions))
-        session = Signal(c.session_bits)
+        session, given = Signal(c.session_bits), Signal(c.session_bits)
         session_shift = (SESSION_STRIDE // 8).bit_length() - 1
-        m.d.comb += session.eq((index - SESSION_BASE // 8) >> session_shift)
+        # An index that is no session's names none that there is not: no memory has a row for it.
+        m.d.comb += [
+            given.eq((index - SESSION_BASE // 8) >> session_shift),
+            session.eq(_within(given, c.sessions)),
+        ]
         squeue = Signal(c.squeue_bits)
         m.d.sync += squeue.eq(
             session * c.queues + Mux(select[session] < c.queues, select[session], 0)
@@ -402,6 +406,7 @@ class Registers(wiring.Component):
             m.d.sync += histogram_row.eq(histogram.read_data)
         with m.If(queue_due):
             m.d.sync += queue_row.eq(queues.read_data)
+        m.d.comb += Assert(squeue < c.squeues)
         m.d.comb += [
             totals.read_index.eq(index[: len(totals.read_index)]),
             histogram.read_row.eq(bins),
@@ -531,3 +536,8 @@ class Registers(wiring.Component):
                 # Critical path: `o.ready` to `i.ready`: a state between them.
                 m.d.comb += self.i.ready.eq(1)
                 m.next = "IDLE"
+
+
+def _within(number: Signal, count: int) -> Value:
+    """`number`, or 0 where it is not below `count`."""
+    return number if count == 1 << len(number) else Mux(number < count, number, 0)

@@ -5,6 +5,7 @@
 from dataclasses import asdict
 
 import pytest
+from amaranth.sim import Simulator
 from timing import changes
 
 from kelp_hw.control.register_file import RegisterFile
@@ -37,6 +38,30 @@ def test_latency_and_interval(attribute, name, write):
     assert seen[0] == getattr(block, attribute)
     if attribute == "LATENCY":
         assert seen[2] - seen[0] == block.INTERVAL
+
+
+def test_no_memory_is_asked_for_a_queue_that_is_not_there():
+    """Whatever line is read, where sessions and queues are no powers of two: `resident` goes to a
+    memory that has a row a queue."""
+    config = UNIT.with_(name="odd", sessions=3, queues=5)
+    block = Registers(config=config, event_sources=1)
+    last = RegisterMap(config).registers[-1].offset >> 6
+    asked = set()
+
+    async def bench(ctx):
+        ctx.set(block.o.ready, 1)
+        ctx.set(block.i.valid, 1)
+        for line in (*range(last + 1), 1023):
+            ctx.set(block.i.p.offset, line)
+            for _ in range(12):
+                asked.add(ctx.get(block.resident.squeue))
+                await ctx.tick()
+
+    simulator = Simulator(block)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert {0, 5, 10} <= asked and max(asked) < config.squeues
 
 
 def run(test, config=UNIT, **params):

@@ -206,7 +206,7 @@ class Storm:
         kv_heads = int(rng.integers(1, c.queues + 1))
         layers = int(rng.integers(1, c.queues // kv_heads + 1))
         formats = tuple(
-            (last, Format(int(rng.integers(len(Format)))), Format(int(rng.integers(len(Format)))))
+            (last, *(c.formats[int(rng.integers(len(c.formats)))] for _ in range(2)))
             for last in (*sorted({int(rng.integers(layers)) for _ in range(2)}), 1023)
         )
         shape = Descriptor(
