@@ -7,8 +7,9 @@ import pytest
 from narrow_unit import UNIT
 
 from kelp_rtl.program import READ, Response
-from kelp_spec.config import named
+from kelp_spec.config import Config, ConfigError, named
 from kelp_spec.formats import LINE_BYTES
+from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, wide
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -48,6 +49,27 @@ def test_storms(weather):
     for seed in range(100, 130):
         storm = Storm(UNIT, seed, WEATHERS[weather]).run()
         assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+
+
+def test_a_configuration_is_drawn_by_its_seed():
+    """And is of any size: sessions and queues that are no powers of two, pools of other formats."""
+    some = [drawn(seed) for seed in range(40)]
+    assert some[7] == drawn(7) and len({c.digest for c in some}) == len(some)
+    assert {c.sessions for c in some} == {1, 2, 3, 4} and any(c.select_port for c in some)
+    assert any(c.pool_formats != Config.pool_formats for c in some)
+    with pytest.raises(ConfigError, match="pages"):
+        drawn(1, pages=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", [1, 5, 6])
+def test_storms_of_other_configurations(seed):
+    """A model each: choices without codecs, in pages of 128 lines; three sessions of six queues, 2
+    write-backs at once; pools of 4 and 5 frames."""
+    for weather in ("fair", "foul", "nonsense"):
+        storm = Storm(drawn(seed), seed, WEATHERS[weather]).run()
+        assert not storm.silent, f"{weather}: {storm.silent[:3]}"
 
 
 @pytest.mark.slow

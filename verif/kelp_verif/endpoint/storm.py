@@ -28,6 +28,7 @@ from kelp_spec.metadata import ColdOp, PrefetchSource
 from kelp_spec.registers import SessionCommand
 
 from ..harness.runner import leave_figures
+from .drawn import drawn
 from .endpoint_model import ZEROS, stored
 from .storm_select import Choices
 
@@ -184,6 +185,12 @@ class Storm:
             failure_rate=0.0 if calm else self.weather.flash,
         )
 
+    def _cold_timeout(self):
+        """Cycles in which whatever is asked of the tier at once has come, half as much again."""
+        c = self.config
+        page = max(c.frame_lines) * LINE_BYTES / FlashTiming().bytes_per_cycle
+        return max(1200, int(1.5 * (c.misses + c.write_backs) * page))
+
     def _settings(self, calm=False):
         """Sound ones. A miss that waits for all others in a pool of one frame waits long: it is
         given up only where poison is foreseen."""
@@ -194,7 +201,7 @@ class Storm:
                 "high_water": int(rng.choice([1, 1, 2, 4])),
                 "reserve": int(rng.choice([1, 2])),
                 "prefetch_enable": int(rng.choice([0, 8, EVERY_SOURCE, EVERY_SOURCE])),
-                "cold_timeout": 1200,
+                "cold_timeout": self._cold_timeout(),
                 # a command that is to be lost may still come when all is calm
                 "cold_retries": 15 if calm else int(rng.integers(0, 3)),
                 "starve_limit": 1 << 24 if patient else 5000,
@@ -395,7 +402,10 @@ class Storm:
         mild += [("low_water", [0, 1, 2]), ("high_water", [0, 1, 4])]
         own = [(s + name, wide) for name in ("policy", "recency", "queue", "auto_step")]
         limits = [("low_water", wide), ("high_water", wide), ("reserve", [1, *wide])]
-        limits += [("cold_retries", [0, 1, 15]), ("cold_timeout", [400, 800, 1200])]
+        limits += [
+            ("cold_retries", [0, 1, 15]),
+            ("cold_timeout", [self._cold_timeout() * n // 3 for n in (1, 2, 3)]),
+        ]
         limits += [("starve_limit", [0, 1, 500, 5000]), (s + "budget", wide)]
         limits += [(f"pool_limit_{POOLS[rng.integers(len(POOLS))]}", wide)]
         names = mild + own + (limits if self.weather.nonsense else [])
@@ -622,13 +632,18 @@ def main(arguments=None) -> int:
     parser.add_argument("--weather", choices=WEATHERS, nargs="*", default=list(WEATHERS))
     parser.add_argument("--queues", type=int, help="of `unit` with four pages to a queue")
     parser.add_argument("--config", default="unit", help="unit or unit_select (default: unit)")
+    parser.add_argument(
+        "--drawn", action="store_true", help="each seed draws its configuration, too (minutes each)"
+    )
     options = parser.parse_args(arguments)
-    config = named(options.config)
-    if options.queues:
-        config = wide(options.queues)
     bad = 0
-    for name in options.weather:
-        for seed in range(*options.seeds):
+    for seed in range(*options.seeds):
+        if options.drawn:
+            config = drawn(seed)
+            print(config, flush=True)
+        else:
+            config = wide(options.queues) if options.queues else named(options.config)
+        for name in options.weather:
             try:
                 storm = Storm(config, seed, WEATHERS[name])
                 found = storm.run().silent
