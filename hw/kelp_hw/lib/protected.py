@@ -310,8 +310,10 @@ class ProtectedMemory(wiring.Component):
         # write ends it.
         fresh, address = Signal(), Signal.like(self.read_address)
         mend, mended, mended_at = Signal(), Signal(len(word)), Signal.like(self.read_address)
+        # An op that will be refused may ask for a row that is not there, and see anything.
+        there = rows.depth == 1 << len(address) or self.read_address < rows.depth
         m.d.sync += [
-            fresh.eq(self.read_en & ~self.write_en.any()),
+            fresh.eq(self.read_en & ~self.write_en.any() & there),
             address.eq(self.read_address),
         ]
         with m.If(self.write_en.any()):

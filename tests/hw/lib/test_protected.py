@@ -235,6 +235,32 @@ def test_scrub(busy):
     simulate(top, bench)
 
 
+def test_a_row_that_is_not_there_is_not_written_back():
+    """Whatever stands behind its address, here a row of a larger memory with a single error."""
+
+    class Larger(Sram):
+        def elaborate(self, platform):
+            self.depth = 8
+            return super().elaborate(platform)
+
+    dut = ProtectedMemory(depth=5, shape=8, protect=True, scrub=True, make=Larger)
+    top, memories = opened(dut)
+    (memory,) = memories.values()
+
+    async def bench(ctx):
+        for row in range(8):
+            ctx.set(memory[row], 4)  # of an empty row, which is sound
+            ctx.set(dut.read_en, 1)
+            ctx.set(dut.read_address, row)
+            await ctx.tick()
+            assert ctx.get(dut.fault.corrected)
+            ctx.set(dut.read_en, 0)
+            await ctx.tick().repeat(4)
+        assert [ctx.get(memory[row]) for row in range(8)] == [0] * 5 + [4] * 3
+
+    simulate(top, bench)
+
+
 def test_scrub_needs_one_cycle():
     with pytest.raises(ValueError, match="scrub of a SplitSram is refused"):
         ProtectedMemory(depth=4, shape=8, protect=True, scrub=True, make=SplitSram)
