@@ -544,8 +544,6 @@ PROOFS = (
             # one that came back to its pool, and went to another miss entry, or to an eviction
             ("with m.If((given | claimed) & ", "with m.If(claimed & "),
             ("with m.If((given | claimed) & ", "with m.If(given & "),
-            # a sweep that is told of for ever
-            ("with m.If(~search.overflows):", "with m.If(0):"),
         ),
         withdrawals=(
             (
