@@ -10,7 +10,7 @@ from narrow_unit import RTL
 import cxl_kv
 from cxl_kv.control import Control
 from kelp_spec.address import AddressMap
-from kelp_spec.metadata import PageState
+from kelp_spec.metadata import Event, PageState
 from kelp_spec.registers import EVENT_RECORDS, SESSION_BASE
 
 pytestmark = pytest.mark.timeout(1800)  # the first RTL test builds the model
@@ -210,6 +210,20 @@ def test_an_event_between_read_and_drain_is_told_by_the_next(device):
     assert len(device.events()) == EVENT_RECORDS
     assert [e["code"] for e in device.events()] == ["OVERFLOW"]  # of an empty log
     assert device.events() == []
+
+
+def test_an_interrupt_stays_until_the_log_is_empty(device):
+    registers = Control.of(device.transport.core).registers
+    registers.write("irq_enable", 1 << Event.REGISTER_REFUSED)
+    refused(device, 7)
+    registers.write("irq_enable", 0)  # of events to come
+    refused(device, 9)
+    for count in (2, 1):
+        assert registers.read("event_count") == count and registers.fields("status")["irq"]
+        registers.write("event_taken", count=1)
+    assert not registers.fields("status")["irq"]
+    refused(device, 7)
+    assert device.events() and not registers.fields("status")["irq"]
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])

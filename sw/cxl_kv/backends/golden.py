@@ -366,10 +366,7 @@ class GoldenCore(Core):
         if name.startswith("pool_used_"):
             return endpoint.tracker.pools[pool_of(name)].used
         if name == "status":
-            overflow = self.window.events.overflow
-            codes = [record & 0xFF for record, _ in self.window.events.records]
-            irq = any(self.window.values["irq_enable"] >> code & 1 for code in codes)
-            return 1 | 2 | int(irq) << 2 | int(overflow) << 3
+            return 1 | 2 | self.window.events.status
         if session is None:
             return 0
         regs = endpoint.tracker.sessions[session]

@@ -32,12 +32,13 @@ __all__ = ["EventLog", "QueueLayout", "RegisterWindow", "queue_layouts"]
 
 
 class EventLog:
-    """Sixteen records at most, until they are taken, and whether more were lost."""
+    """Sixteen records at most, until they are taken, and whether more were lost; `irq` is pending
+    from a record that `irq_enable` names until the log is empty."""
 
     def __init__(self):
         self.records: deque[tuple[int, int]] = deque()  # (record, time)
-        self.overflow = False
-        self.time = 0
+        self.overflow = self.irq = False
+        self.irq_enable = self.time = 0
 
     def log(
         self, code: Event, *, ld_id: int = 0, squeue: int = 0, page: int = 0, argument: int = 0
@@ -51,10 +52,16 @@ class EventLog:
                 self.time & 0xFFFFFFFF,
             )
         )
+        self.irq |= bool(self.irq_enable >> code & 1)
+
+    @property
+    def status(self) -> int:
+        """Its bits of the register `status`."""
+        return self.irq << 2 | self.overflow << 3
 
     def clear(self) -> None:
         self.records.clear()
-        self.overflow = False
+        self.overflow = self.irq = False
 
     def take(self, count: int, overflow: bool) -> None:
         """The `count` oldest records were read, all where there are fewer; with `overflow`, that
@@ -62,6 +69,7 @@ class EventLog:
         for _ in range(min(count, len(self.records))):
             self.records.popleft()
         self.overflow &= not overflow
+        self.irq &= bool(self.records)
 
 
 class QueueLayout(tuple):
@@ -213,6 +221,8 @@ class RegisterWindow:
             if register.access is Access.RW:
                 self.values[name] = (self.values[name] & ~mask | value) & self._masks[name]
                 self._written(name, self.values[name])
+                if name == "irq_enable":
+                    self.events.irq_enable = self.values[name]
             elif name == "event_clear":
                 if value & 1:
                     self.events.clear()
