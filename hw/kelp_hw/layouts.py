@@ -618,7 +618,7 @@ class PageValues(wiring.Signature):
 
 class ResidentLines(wiring.Signature):
     """Registers → eviction engine. `lines`: DRAM lines that the resident pages of `squeue` take; 0
-    until they are counted for it."""
+    until they are counted for it, which is when `known` is high."""
 
     def __init__(self, config: Config):
-        super().__init__({"squeue": Out(config.squeue_bits), "lines": In(32)})
+        super().__init__({"squeue": Out(config.squeue_bits), "lines": In(32), "known": In(1)})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Telemetry counters: totals, and a few per (session, queue) (spec §9). A total takes any number of
-pulses a cycle and shows one after 4 cycles, or up to a turn of the pointer later; a queue's
+pulses a cycle and shows one after 3 cycles, or up to a turn of the pointer later; a queue's
 counters take one event a cycle and show it after 5 cycles."""
 
 from __future__ import annotations
@@ -32,37 +32,38 @@ class TotalCounters(wiring.Component):
     """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once
     (spec §9).
 
-    Each counter gathers pulses in a few flip-flops; a pointer visits the counters in turn and adds
-    the gathered pulses to a 48-bit word in memory; `read_data` captures the word of `read_index`
-    when the pointer passes.
+    Each counter gathers pulses in a few flip-flops; a pointer visits the counters in turn, one a
+    cycle, and adds the gathered pulses to a 48-bit word in memory. A reader takes the words of
+    `read_data` as they come by.
 
     Latency: `LATENCY` to `LATENCY + TURN - 1` cycles from a pulse to `read_data`, as the pointer
-    stands; at most `TURN` from `read_index`. Interval: `INTERVAL`, every counter in every cycle.
+    stands; `READ_LATENCY` from `pointer` to its counter's word, with every pulse up to the cycle
+    of `pointer`. Interval: `INTERVAL`, every counter in every cycle.
 
     Members
     -------
     pulses : in
         Bit i: entry i of `COUNTERS` counts one more.
     clear : in
-        Held for `rows` + 4 cycles or more: every counter becomes 0.
-    read_index : in
+        Held for `TURN` + 4 cycles or more: every counter becomes 0.
+    pointer : out
+        The counter that is visited.
     read_data : out
-        The counter `read_index`.
+        The counter that `pointer` was at `READ_LATENCY` cycles ago.
     idle : out
         No gathered pulse is left to add.
     """
 
-    TURN = 1 << (len(COUNTERS) - 1).bit_length()  #: cycles of the pointer's round
-    LATENCY = 4
+    TURN = len(COUNTERS)  #: cycles of the pointer's round
+    LATENCY = READ_LATENCY = 3
     INTERVAL = 1
 
     def __init__(self):
-        self.rows = self.TURN
         super().__init__(
             {
                 "pulses": In(len(COUNTERS)),
                 "clear": In(1),
-                "read_index": In(range(self.rows)),
+                "pointer": Out(range(self.TURN)),
                 "read_data": Out(TOTAL_BITS),
                 "idle": Out(1),
             }
@@ -70,15 +71,17 @@ class TotalCounters(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.memory = memory = Memory(shape=TOTAL_BITS, depth=self.rows, init=[])
+        m.submodules.memory = memory = Memory(shape=TOTAL_BITS, depth=self.TURN, init=[])
         write = memory.write_port()
         read = memory.read_port()
-        pointer = Signal(range(self.rows))
-        here = Signal(range(self.rows))  # the counter whose word is out
-        m.d.sync += [pointer.eq(pointer + 1), here.eq(pointer)]
-        m.d.comb += read.addr.eq(pointer)
+        here = Signal.like(self.pointer)  # the counter whose word is out
+        m.d.sync += [
+            self.pointer.eq(Mux(self.pointer == self.TURN - 1, 0, self.pointer + 1)),
+            here.eq(self.pointer),
+        ]
+        m.d.comb += read.addr.eq(self.pointer)
 
-        gather_bits = self.rows.bit_length()
+        gather_bits = self.TURN.bit_length()
         gathered = [Signal(gather_bits, name=f"gathered_{name}") for name, _ in COUNTERS]
         add = Signal(gather_bits)
         with m.Switch(here):
@@ -87,8 +90,8 @@ class TotalCounters(wiring.Component):
                     m.d.comb += add.eq(g)
         for i, g in enumerate(gathered):
             m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
-            m.d.comb += Assert(g <= self.rows)
-        # A cycle each for the word and what is to be added, for the sum, and for its write: `rows`
+            m.d.comb += Assert(g <= self.TURN)
+        # A cycle each for the word and what is to be added, for the sum, and for its write: `TURN`
         # is more than these three, so no word is read before it is written.
         old, more, total = Signal(TOTAL_BITS), Signal(gather_bits), Signal(TOTAL_BITS)
         there, written = Signal.like(here), Signal.like(here)
@@ -103,10 +106,9 @@ class TotalCounters(wiring.Component):
             write.addr.eq(written),
             write.data.eq(Mux(self.clear, 0, total)),
             write.en.eq(1),
+            self.read_data.eq(total),
             self.idle.eq(~Cat(gathered).any() & ~self.pulses.any()),
         ]
-        with m.If(written == self.read_index):
-            m.d.sync += self.read_data.eq(total)
         with m.If(self.clear):
             m.d.sync += [g.eq(0) for g in gathered]
         return m

@@ -30,8 +30,8 @@ def register_layout(register: Register) -> data.Layout:
 class RegisterFile(wiring.Component):
     """Decoder, access rights and storage of the 64-bit registers (spec §9).
 
-    Latency: `LATENCY` cycles from `index` to `read_data`, `KNOWN_LATENCY` to `known` and `allowed`,
-    one more to `is_external`; a register changes in the cycle after `write`. Interval: `INTERVAL`,
+    Latency: `LATENCY` cycles from `index` to `read_data`, `KNOWN_LATENCY` to `known` and `allowed`;
+    a register changes in the cycle after `write`. Interval: `INTERVAL`,
     one read per cycle, or one write `KNOWN_LATENCY` cycle after its `index`, which holds until
     then.
 
@@ -42,8 +42,7 @@ class RegisterFile(wiring.Component):
     ----------
     config : Config
     external : iterable of str
-        Names of read-only registers that live in memories: the owner answers on `external_data`
-        while `index` holds.
+        Names of read-only registers that live in memories: the owner answers on `external_data`.
 
     Members
     -------
@@ -61,9 +60,7 @@ class RegisterFile(wiring.Component):
         `ld_id` may access it.
     read_data : out
     external_data : in
-        The external register at `index`, one cycle before `read_data`.
-    is_external : out
-        The register is one of `external`.
+        The external register at the `index` of two cycles ago: one cycle before `read_data`.
     forget : in
         Bit s: what was written to session s, `shape` aside, is forgotten; a write of the same cycle
         too.
@@ -100,7 +97,6 @@ class RegisterFile(wiring.Component):
             "allowed": Out(1),
             "read_data": Out(64),
             "external_data": In(64),
-            "is_external": Out(1),
             "forget": In(config.sessions),
         }
         for r in self.map.registers:
@@ -123,7 +119,8 @@ class RegisterFile(wiring.Component):
         m.d.comb += write.eq(self.write & self.allowed)
         # Critical path: `index` to the register's selection: registered here (`here_*`).
         here = {r.name: Signal(name=f"here_{r.name}") for r in self.map.registers}
-        known, allowed, external, here_external = Signal(), Signal(), Signal(), Signal()
+        known, allowed, external = Signal(), Signal(), Signal()
+        here_external, was_external = Signal(), Signal()
         m.d.sync += [flag.eq(0) for flag in here.values()]
         m.d.sync += [self.known.eq(known), self.allowed.eq(allowed), here_external.eq(external)]
         with m.Switch(self.index):
@@ -170,11 +167,9 @@ class RegisterFile(wiring.Component):
         was_allowed = Signal()
         m.d.sync += [
             chosen.eq(read),
-            self.is_external.eq(here_external),
+            was_external.eq(here_external),
             was_allowed.eq(self.allowed),
-            self.read_data.eq(
-                Mux(was_allowed, Mux(self.is_external, self.external_data, chosen), 0)
-            ),
+            self.read_data.eq(Mux(was_allowed, Mux(was_external, self.external_data, chosen), 0)),
         ]
         return m
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Register accesses of the host: the window's sequencer, session commands, telemetry read-out (spec
-§3, §9). One access at a time: a read of eight registers is answered after 34 cycles, of eight
-telemetry words after 586 cycles, a write that is no session command after 26 cycles."""
+§3, §9). One access at a time: a read of eight registers is answered after 13 cycles, of eight
+counters after 53 at most, a write of one register that is no session command after 19 cycles."""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ class Registers(wiring.Component):
     A write's Cmp comes after its effect: a session command's after its op has passed M3. Refused
     accesses answer zeros / Cmp and raise REGISTER_REFUSED.
 
-    Latency: from an access to its answer `LATENCY` cycles for a read of eight registers,
-    `EXTERNAL_LATENCY` for a read of eight words of the telemetry memories, `WRITE_LATENCY` for a
-    write without a session command. Interval: `INTERVAL` cycles between reads of registers, while
-    the answer is taken at once.
+    Latency: from an access to its answer `LATENCY` cycles for a read of eight registers, event
+    records or latencies. Other lines are waited for at their first word: counters for
+    `TotalCounters.TURN` - 1 cycles at most (`COUNTERS_LATENCY` in all); counters of a queue for 2
+    cycles, and until one in which no queue's event is counted; the line with `resident` for 2
+    cycles, and until the queue's lines are counted or `RESIDENT_WAIT` cycles are over: then it
+    reads 0. `WRITE_LATENCY` for a write of one register that is no session command, and one cycle
+    for each further one. Interval: `INTERVAL` cycles between reads of registers, while the answer
+    is taken at once.
 
     Parameters
     ----------
@@ -91,13 +95,10 @@ class Registers(wiring.Component):
         The telemetry memories are zero after reset.
     """
 
-    #: cycles of a word of the telemetry memories: the counters' pointer makes its round in the
-    #: meantime, the word is read out, and four of margin
-    _EXTERNAL_WAIT = TotalCounters.TURN + TotalCounters.LATENCY + 4
-    _READ = 1 + RegisterFile.LATENCY  # cycles of a word: index, then the file
-    LATENCY = 2 + 8 * _READ
-    EXTERNAL_LATENCY = 2 + 8 * (_EXTERNAL_WAIT + 1)
-    WRITE_LATENCY = 2 + 8 * 3
+    LATENCY = 2 + 8 + RegisterFile.LATENCY  # a word a cycle, and the way through the file
+    COUNTERS_LATENCY = LATENCY + TotalCounters.TURN - 1
+    RESIDENT_WAIT = 127
+    WRITE_LATENCY = 2 + 8 * 2 + 1  # two cycles a word, one more for one that is written
     INTERVAL = LATENCY + 2
 
     def __init__(self, *, config: Config, event_sources: int):
@@ -155,8 +156,9 @@ class Registers(wiring.Component):
         self._states(m)
         due = self._steps(m)
         refused = self._telemetry(m)
-        self._read_out(m)
-        self._sequencer(m, due, refused)
+        waited = Signal(range(self.RESIDENT_WAIT + 1))  # cycles of a read at its first word
+        come = self._read_out(m, waited)
+        self._sequencer(m, due, refused, waited, come)
         return m
 
     def _sessions(self, m: Module) -> None:
@@ -341,7 +343,7 @@ class Registers(wiring.Component):
             m.submodules.events,
         )
         # Reset empties the telemetry memories row by row; the longest of them sets the time.
-        clear, longest = Signal(init=1), max(c.squeues, totals.rows + 4)
+        clear, longest = Signal(init=1), max(c.squeues, totals.TURN + 4, histogram.ROWS)
         clearing = Signal(range(longest + 1))
         m.d.sync += clearing.eq(Mux(clear, clearing + 1, 0))
         with m.If(clearing == longest):
@@ -371,9 +373,10 @@ class Registers(wiring.Component):
         ]
         return refused
 
-    def _read_out(self, m: Module) -> None:
-        """Words of the telemetry memories: captured in the cycles of `_EXTERNAL_WAIT` in which the
-        memory is free."""
+    def _read_out(self, m: Module, waited: Signal) -> Signal:
+        """Words of the telemetry memories, each two cycles after its index. The signal that the
+        line's words may be asked for, one a cycle, and `index` is at the second after the next
+        cycle; until then it is at the first, for `waited` cycles by now."""
         c = self.config
         file, totals, queues = m.submodules.file, m.submodules.totals, m.submodules.queue_counters
         histogram, events = m.submodules.histogram, m.submodules.events
@@ -396,46 +399,50 @@ class Registers(wiring.Component):
         m.d.sync += in_use.eq(
             select[session] < Array(s.used_queues for s in self.sessions)[session]
         )
-        bins = Signal(6)
-        m.d.comb += bins.eq(Mux(index[5], index[:5] + 32, index[:5]))
-        histogram_row = Signal(64)
+        # The word of two cycles ago; the line is still the same.
+        word, word_next, line = Signal(3), Signal(3), Signal(session_shift - 3)
+        m.d.sync += [word_next.eq(index[:3]), word.eq(word_next)]
+        m.d.comb += line.eq(index[3:])
+        histogram_row = Signal.like(histogram.read_data)
+        m.d.sync += histogram_row.eq(histogram.read_data)
         queue_row = Signal.like(queues.read_data)
-        histogram_due, queue_due = Signal(), Signal()
-        m.d.sync += [histogram_due.eq(histogram.read_grant), queue_due.eq(queues.read_grant)]
-        with m.If(histogram_due):
-            m.d.sync += histogram_row.eq(histogram.read_data)
+        queue_due = Signal()
+        m.d.sync += queue_due.eq(queues.read_grant)
         with m.If(queue_due):
             m.d.sync += queue_row.eq(queues.read_data)
         m.d.comb += Assert(squeue < c.squeues)
+        number = Cat(word[1:], index[3:5])
         m.d.comb += [
-            totals.read_index.eq(index[: len(totals.read_index)]),
-            histogram.read_row.eq(bins),
+            histogram.read_row.eq(index[:6]),
             queues.read_squeue.eq(squeue),
             self.resident.squeue.eq(squeue),
-            events.read_index.eq(index[1:5]),
+            events.read_index.eq(number),
         ]
         record = events.read_data
-        offset = Signal(session_shift)
-        m.d.comb += offset.eq(index)
+        resident_line = RegisterMap(c).by_name["s0_resident"].offset % SESSION_STRIDE // 64
+        # `file.known`, `squeue` and `counted` are of this line two cycles after its index came.
+        settled, counted, come = Signal(), Signal(), Signal(init=1)
+        m.d.comb += settled.eq(waited >= 2)
+        m.d.sync += counted.eq(self.resident.known)
         with m.If(index >= SESSION_BASE // 8):
-            with m.If(offset < 0x80 // 8):
+            with m.If(line < 0x80 // 64):
                 m.d.comb += file.external_data.eq(self.resident.lines)
+                with m.If(line == resident_line):
+                    m.d.comb += come.eq(settled & (counted | waited.all()))
             with m.Else():
                 m.d.comb += file.external_data.eq(
-                    Mux(
-                        in_use,
-                        Array(queue_row[i] for i in range(len(queues.names)))[
-                            (offset - 0x80 // 8)[:3]
-                        ],
-                        0,
-                    )
+                    Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[word], 0)
                 )
+                m.d.comb += come.eq(settled & queues.read_grant)
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):
             m.d.comb += file.external_data.eq(totals.read_data)
-        with m.Elif(~index[0]):
-            with m.If(index[1:5] < events.count):
+            # In step with the pointer: it is at the line's first row a cycle before `index` is. No
+            # row is waited for that does not come.
+            m.d.comb += come.eq((totals.pointer == line << 3) | (settled & ~file.known))
+        with m.Elif(~word[0]):
+            with m.If(number < events.count):
                 m.d.comb += file.external_data.eq(
                     record.event.code
                     | record.event.ld_id << 8
@@ -443,24 +450,27 @@ class Registers(wiring.Component):
                     | record.event.page << 28
                     | record.event.argument << 44
                 )
-        with m.Elif(index[1:5] < events.count):
+        with m.Elif(number < events.count):
             m.d.comb += file.external_data.eq(record.time)
         assert HISTOGRAM_BINS <= 32 and EVENT_RECORDS == 16
+        return come
 
-    def _sequencer(self, m: Module, due: Signal, refused: Signal) -> None:
+    def _sequencer(
+        self, m: Module, due: Signal, refused: Signal, waited: Signal, come: Signal
+    ) -> None:
         """The words of an access, one after another."""
         file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
         queues, events = m.submodules.queue_counters, m.submodules.events
-        word, wait = Signal(3), Signal(range(self._EXTERNAL_WAIT + 1))
-        # which word of the line is loaded: a bit each, for 64 registers
-        line, load = Signal(512), Signal(8)
-        m.d.sync += load.eq(0)
+        word = Signal(3)
+        # `step[k]`: word k is at `file.index`; it is in the line `file.LATENCY` cycles later.
+        line, step, first = Signal(512), Signal(8 + file.LATENCY), Signal()
+        m.d.sync += step.eq(Cat(first, step))
         for k in range(8):
-            with m.If(load[k]):
+            with m.If(step[k + file.LATENCY]):
                 m.d.sync += line.word_select(k, 64).eq(file.read_data)
         side = self.i.p
         # A word is written in the cycle after its register is decoded: it is picked from the line
-        # meanwhile.
+        # meanwhile. One of which no byte is written needs no decoding.
         lane_enable = Signal(8)
         # Critical path: `i.p` to the decoder of `file`: registered here.
         m.d.sync += file.index.eq(side.offset << 3 | word)
@@ -489,7 +499,7 @@ class Registers(wiring.Component):
                     & queues.idle
                     & events.idle
                 )
-                m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
+                m.d.sync += [word.eq(0), waited.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.write):
                         m.next = "WRITE"
@@ -499,10 +509,11 @@ class Registers(wiring.Component):
                 # A command may be running still: its registers must not change under it. Which
                 # register comes next is known two cycles later.
                 m.d.sync += decoded.eq(Cat(1, decoded[0]))
-                with m.If(~control.given.busy & decoded[1]):
+                writes = lane_enable.any()
+                with m.If(decoded[0] & (~writes | (~control.given.busy & decoded[1]))):
                     m.d.sync += decoded.eq(0)
-                    m.d.comb += file.write.eq(lane_enable.any() & ~side.poison)
-                    with m.If(lane_enable.any() & file.known & (~file.allowed | side.poison)):
+                    m.d.comb += file.write.eq(writes & ~side.poison)
+                    with m.If(writes & file.known & (~file.allowed | side.poison)):
                         m.d.comb += refused.eq(1)
                     m.d.sync += word.eq(word + 1)
                     with m.If(word == 7):
@@ -511,23 +522,25 @@ class Registers(wiring.Component):
                 with m.If(~control.given.busy):
                     m.next = "ANSWER"
             with m.State("READ"):
-                m.d.sync += wait.eq(wait + 1)
-                # In the first cycle the decoder still tells of the word before, which may be
-                # another's.
-                with m.If(file.known & (wait != 0)):
+                m.d.sync += waited.eq(waited + 1)
+                with m.If(come):
+                    m.d.comb += first.eq(1)
+                    m.d.sync += word.eq(1)
+                    m.next = "WORDS"
+            with m.State("WORDS"):
+                with m.If(word != 0):
+                    m.d.sync += word.eq(word + 1)
+                # From the first cycle on the decoder tells of words of this line.
+                with m.If(file.known):
                     m.d.sync += [
                         touched.eq(touched | ~file.allowed),
                         served.eq(served | file.allowed),
                     ]
-                with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
-                    m.d.sync += [load.bit_select(word, 1).eq(1), wait.eq(0), word.eq(word + 1)]
-                    with m.If(word == 7):
-                        # A host that may read some registers of a line is not refused for the
-                        # others: it polls its own state there.
-                        m.d.comb += refused.eq(touched & ~served)
-                        m.next = "LOAD"
-            with m.State("LOAD"):
-                m.next = "ANSWER"
+                with m.If(step[-1]):
+                    # A host that may read some registers of a line is not refused for the others:
+                    # it polls its own state there.
+                    m.d.comb += refused.eq(touched & ~served)
+                    m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += self.o.valid.eq(1)
                 with m.If(self.o.ready):

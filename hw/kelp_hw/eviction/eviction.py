@@ -140,6 +140,7 @@ class Eviction(wiring.Component):
             self.ready.eq(queues.initialised),
             queues.resident_squeue.eq(self.resident.squeue),
             self.resident.lines.eq(queues.resident_lines),
+            self.resident.known.eq(queues.resident_known),
             evictor.sessions.eq(self.sessions),
             closer.sessions.eq(self.sessions),
             self.swept.eq(sweep.swept),

@@ -109,8 +109,8 @@ class QueueState(wiring.Component):
         An offer is `done` after a walk of the tree. Not a lookup and an offer at a time.
     read : in, MapRead
         The residency map's.
-    resident_squeue : in; resident_lines : out
-        For the registers: DRAM lines of the queue's listed pages; follows within a few hundred
+    resident_squeue : in; resident_lines, resident_known : out
+        For the registers: DRAM lines of the queue's listed pages; known within a few hundred
         cycles, 0 until then: never what another queue has.
     initialised : out
         The reset scrub is over; results before it are not allowed.
@@ -139,6 +139,7 @@ class QueueState(wiring.Component):
                 "read": In(MapRead(config)),
                 "resident_squeue": In(config.squeue_bits),
                 "resident_lines": Out(32),
+                "resident_known": Out(1),
                 "initialised": Out(1),
                 "idle": Out(1),
                 **({"fault": Out(BlockFault)} if config.protect else {}),
@@ -290,6 +291,7 @@ class QueueState(wiring.Component):
         m.d.comb += [
             shown.known.eq(shown.squeue == self.resident_squeue),
             self.resident_lines.eq(Mux(shown.known, shown.lines, 0)),
+            self.resident_known.eq(shown.known),
         ]
         m.d.sync += shown.wait.eq(shown.wait - (shown.wait != 0))
         return shown
@@ -425,9 +427,11 @@ class QueueState(wiring.Component):
             m.d.sync += tree.excess.eq(Mux(gives, excess, 0))
             m.d.sync += Assert(resident < 1 << c.dram_line_bits)
             m.next = "START"
-            with m.If(~task.is_event & ~task.is_refresh):
+            asked = ~task.is_event & ~task.is_refresh  # for the registers
+            with m.If(asked):
                 m.next = "IDLE"
-            with m.If((~task.is_event & ~task.is_refresh) | (task.squeue == shown.squeue)):
+            # What is known stays known: the queue that is asked for may have changed meanwhile.
+            with m.If(task.squeue == Mux(asked, self.resident_squeue, shown.squeue)):
                 m.d.sync += [shown.lines.eq(resident), shown.squeue.eq(task.squeue)]
         with m.State("START"):
             m.d.comb += tree.start.eq(1)

@@ -15,15 +15,13 @@ from ..layouts import latency_layout
 
 __all__ = ["LatencyHistogram"]
 
-_ROWS = 64  # two halves of 32: hits, then misses
-
 
 class LatencyHistogram(wiring.Component):
     """Counts latencies by power of two: bin b holds 2^b … 2^(b+1)−1 cycles, bin 0 also 0.
 
-    Latency: reads granted from `LATENCY` cycles after an event on count it; `read_data` comes
-    `READ_LATENCY` cycle after `read_row`. One event in each cycle (`INTERVAL`). Counts are 32 bits
-    and saturate. No error cases.
+    Latency: reads from `LATENCY` cycles after an event on count it; `read_data` comes
+    `READ_LATENCY` cycle after `read_row`. One event and one read in each cycle (`INTERVAL`). Counts
+    are 32 bits and saturate. No error cases.
 
     Parameters
     ----------
@@ -35,15 +33,14 @@ class LatencyHistogram(wiring.Component):
     i : always-ready stream of latency_layout
         An event.
     clear : in
-        Held high for 64 cycles or more, it empties every bin.
+        Held high for `ROWS` cycles or more, it empties every bin.
     read_row : in
         b, or 32 + b for misses.
-    read_grant : out
-        No event takes the read port: `read_data` of the next cycle counts.
     read_data : out
-        The count of the `read_row` of the last cycle, when `read_grant` was high then.
+        The count of the `read_row` of the last cycle.
     """
 
+    ROWS = 64  #: two halves of 32: hits, then misses
     LATENCY = 5
     READ_LATENCY = 1
     INTERVAL = 1
@@ -56,17 +53,18 @@ class LatencyHistogram(wiring.Component):
             {
                 "i": In(stream.Signature(latency_layout(cycle_bits), always_ready=True)),
                 "clear": In(1),
-                "read_row": In(range(_ROWS)),
-                "read_grant": Out(1),
+                "read_row": In(range(self.ROWS)),
                 "read_data": Out(32),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.memory = memory = Memory(shape=32, depth=_ROWS, init=[])
+        m.submodules.memory = memory = Memory(shape=32, depth=self.ROWS, init=[])
         write = memory.write_port()
-        read = memory.read_port(transparent_for=(write,))
+        # A port of its own for the host's reads, which is a second block RAM: with one answer a
+        # cycle there is no cycle in which an event's read leaves the port free.
+        read, shown = (memory.read_port(transparent_for=(write,)) for _ in range(2))
 
         # Stage 0: `i` registered, since egress has it on a critical path. 1: bin number. 2: count
         # out. 3: incremented. 4: written, and forwarded to younger events on the same row.
@@ -79,7 +77,7 @@ class LatencyHistogram(wiring.Component):
         if self.cycle_bits > HISTOGRAM_BINS:
             with m.If(event.cycles[HISTOGRAM_BINS:].any()):
                 m.d.comb += bin_.eq(HISTOGRAM_BINS - 1)
-        rows, valid = [Signal(range(_ROWS), name=f"row{k}") for k in range(1, 5)], Signal(4)
+        rows, valid = [Signal(range(self.ROWS), name=f"row{k}") for k in range(1, 5)], Signal(4)
         row1, row2, row3, row4 = rows
         m.d.sync += [
             row1.eq(Cat(bin_, event.missed)),
@@ -89,9 +87,9 @@ class LatencyHistogram(wiring.Component):
             valid.eq(Cat(valid0, valid)),
         ]
         m.d.comb += [
-            read.addr.eq(Mux(valid[0], row1, self.read_row)),
-            self.read_grant.eq(~valid[0]),
-            self.read_data.eq(read.data),
+            read.addr.eq(row1),
+            shown.addr.eq(self.read_row),
+            self.read_data.eq(shown.data),
         ]
 
         # The memory shows what is written while it is read; the event just before has its count in
@@ -105,7 +103,7 @@ class LatencyHistogram(wiring.Component):
             after.eq(before + ~before.all()),
         ]
         m.d.comb += [write.addr.eq(row4), write.en.eq(valid[3]), write.data.eq(after)]
-        sweep = Signal(range(_ROWS))
+        sweep = Signal(range(self.ROWS))
         with m.If(self.clear):
             m.d.sync += sweep.eq(sweep + 1)
             m.d.comb += [write.addr.eq(sweep), write.en.eq(1), write.data.eq(0)]

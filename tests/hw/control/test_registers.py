@@ -13,6 +13,7 @@ from kelp_hw.control.registers import Registers
 from kelp_rtl.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.registers import RegisterMap
+from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 UNIT = named("unit")
@@ -23,20 +24,29 @@ def access(name, write=0):
     return {"i.valid": 1, "i.p.offset": offset >> 6, "i.p.write": write, "o.ready": 1}
 
 
+KNOWN = {"resident.known": 1}
+
+
 @pytest.mark.parametrize(
-    ("attribute", "name", "write"),
+    ("name", "write", "prepare", "expected"),
     [
-        ("LATENCY", "identity", 0),
-        ("EXTERNAL_LATENCY", "count_accesses", 0),
-        ("WRITE_LATENCY", "low_water", 1),
+        ("identity", 0, {}, Registers.LATENCY),
+        ("event_0", 0, {}, Registers.LATENCY),
+        ("miss_latency_0", 0, {}, Registers.LATENCY),
+        ("s0_queue_hits", 0, {}, Registers.LATENCY + 2),
+        ("s0_resident", 0, KNOWN, Registers.LATENCY + 2),
+        ("s0_resident", 0, {}, Registers.LATENCY + Registers.RESIDENT_WAIT),
+        ("s1_queue_hits", 1, {}, Registers.WRITE_LATENCY - 1),  # nothing of it is written
+        ("low_water", 1, {"i.p.byte_enable": 0xFF << 32}, Registers.WRITE_LATENCY),
+        ("low_water", 1, {"i.p.byte_enable": (1 << 64) - 1}, Registers.WRITE_LATENCY + 7),
     ],
 )
-def test_latency_and_interval(attribute, name, write):
+def test_latency_and_interval(name, write, prepare, expected):
     block = Registers(config=UNIT, event_sources=1)
-    given = [access(name, write)] * (2 * getattr(block, attribute) + 4)
-    seen = changes(block, "o.valid", given)
-    assert seen[0] == getattr(block, attribute)
-    if attribute == "LATENCY":
+    given = [access(name, write) | prepare] * (2 * expected + 4)
+    seen = changes(block, "o.valid", given, prepare=prepare)
+    assert seen[0] == expected
+    if name == "identity":
         assert seen[2] - seen[0] == block.INTERVAL
 
 
@@ -64,9 +74,9 @@ def test_no_memory_is_asked_for_a_queue_that_is_not_there():
     assert {0, 5, 10} <= asked and max(asked) < config.squeues
 
 
-def run(test, config=UNIT, **params):
+def run(test, config=UNIT, block=Registers, **params):
     return run_cocotb(
-        made(Registers, config=config, event_sources=2),
+        made(block, config=config, event_sources=2),
         bench="kelp_verif.control.registers_bench",
         test=test,
         params={"config": asdict(config), **params},
@@ -98,6 +108,8 @@ def test_every_line_is_what_the_map_says_to_whom_it_says_so():
             "irq",
             "reset of an access",
             "fatal",
+            "resident lines waited for",
+            "resident lines not counted",
         )
         == {}
     )
@@ -136,6 +148,51 @@ def test_steps_and_telemetry():
         records["steps"] >= 5
         and rare(records["telemetry"], "rounds", "record", "read of a queue counter") == {}
     )
+
+
+def test_counters_are_read_while_they_count():
+    seen = run("counters_are_read_meanwhile", reads=500)["meanwhile"]
+    counters, latencies, queue = seen["counters"], seen["latencies"], seen["queue"]
+    assert counters == list(range(Registers.LATENCY, Registers.COUNTERS_LATENCY + 1))
+    assert latencies == [Registers.LATENCY]
+    assert queue[0] == Registers.LATENCY + 2 and queue[-1] > Registers.LATENCY + 100
+
+
+#: Planted bugs of the read-out: the piece and what it becomes; what the benches say.
+BUGS = {
+    "a line of counters begins a row late": (
+        "totals.pointer == line << 3",
+        "totals.pointer == (line << 3) + 1",
+        "(count_|no answer)",
+    ),
+    "a line of counters waits for no pointer": (
+        "come.eq((totals.pointer == line << 3) | (settled & ~file.known))",
+        "come.eq(settled)",
+        "count_",
+    ),
+    "counters of a queue are not waited for": (
+        "come.eq(settled & queues.read_grant)",
+        "come.eq(settled)",
+        "_queue_",
+    ),
+    "the line before has another queue": (
+        "settled.eq(waited >= 2)",
+        "settled.eq(1)",
+        "(count_|_queue_)",
+    ),
+    "resident lines are not waited for": ("(counted | waited.all())", "1", "_resident"),
+    "latencies are a bin late": ("read_row.eq(index[:6])", "read_row.eq(word_next)", "_latency_"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_benches_catch_a_planted_bug(bug):
+    old, new, says = BUGS[bug]
+    block = mutant(Registers, old, new)
+    with pytest.raises(AssertionError, match=rf"failed with seed(?s:.)*AssertionError: .*{says}"):
+        run("counters_are_read_meanwhile", block=block, reads=200)
+        run("random_accesses", block=block, accesses=600)
 
 
 def test_a_step_may_take_many_accesses():

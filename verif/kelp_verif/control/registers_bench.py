@@ -6,6 +6,7 @@ telemetry read back, resets in between."""
 import cocotb
 from cocotb.triggers import RisingEdge
 
+from kelp_hw.control.counters import QueueCounters, TotalCounters
 from kelp_hw.tracker.signatures import count_bits
 from kelp_spec.config import POOLS
 from kelp_spec.formats import Format
@@ -505,3 +506,49 @@ async def telemetry_is_read_back(dut):
             for offset in lines:
                 await tb.read_line(offset)
     record(telemetry=dict(tb.seen))
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def counters_are_read_meanwhile(dut):
+    """Counters, latencies and queue counters while all of them count in every cycle, but for one
+    now and then: each word holds what had been counted before the access began, no more than what
+    has been by its answer, and none is another's. How long each kind of line takes."""
+    tb = await start(dut)
+    rng, c = tb.rng, tb.config
+    tb.p_ready = 1.0
+    for s in range(c.sessions):
+        tb.sessions[s].update(open=1, ld_id=s + 1, used_queues=c.queues)
+    tb.storm = 300
+    await settle(tb, 600)
+    kinds = {
+        "counters": range(16, 22),
+        "latencies": (32, 33, 36, 37),
+        "queue": [line_of(s, 2) for s in range(c.sessions)],
+    }
+    took = {kind: set() for kind in kinds}
+    for n in range(bench_params()["reads"]):
+        # Beside the pointer's turn, each in its turn too.
+        for _ in range(n % TotalCounters.TURN):
+            await tb.cycle()
+        kind = rng.choice([*kinds])
+        offset = rng.choice(kinds[kind])
+        tb.storm = rng.choice([0, 0, 3, 300])
+        if kind == "queue":
+            s = kinds[kind].index(offset)
+            await tb.write_line(
+                line_of(s),
+                rng.randrange(c.queues) << 64 * OWN_WORD["queue"],
+                byte_enable=0xFF << 8 * OWN_WORD["queue"],
+            )
+        here = [(k, r) for k in range(8) if (r := tb.at.get(64 * offset + 8 * k))]
+        before = [tb.value(r) for _, r in here]
+        begun = tb.cycles
+        data = await tb.access(offset=offset)
+        took[kind].add(tb.answered - begun)
+        for (k, r), least in zip(here, before, strict=True):
+            got, most = data >> 64 * k & FULL, tb.value(r)
+            # An event may be on its way to its memory for so long.
+            least -= 0 if kind == "counters" else QueueCounters.COUNT_LATENCY
+            assert least <= got <= most, f"{r.name} = {got}, expected {least} … {most}"
+        tb.seen[kind] += 1
+    record(meanwhile=dict(tb.seen) | {kind: sorted(cycles) for kind, cycles in took.items()})

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 
 import cocotb
-from cocotb.triggers import ReadOnly, RisingEdge
+from cocotb.triggers import ReadOnly, ReadWrite, RisingEdge
 
 from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.export.packing import Packing
@@ -39,6 +39,8 @@ FULL = (1 << 64) - 1
 #: what the block is told of the pipeline is one more (docs/design.md §1).
 TO_M3 = DECIDED - 1
 LINE_LIMIT = 1500
+#: Cycles until a queue's resident lines are counted; the last is more than a read waits.
+COUNTING = (0, 0, 1, 2, 30, 100, 400)
 READY, FATAL = 1, 4  #: bits of `status`
 
 
@@ -75,6 +77,11 @@ class TB:
         self.budget_max = self.write.fields["queue_config.budget"][1]
         self.seen, self.cycles, self.now = Counter(), 0, (1 << 32) - 5000
         self.p_ready, self.noise = 0.5, 0.0
+        # Cycles in a row, at most, in which everything is counted that can be, then one without.
+        self.storm = self.storm_left = 0
+        # Whose resident lines are asked for, the cycles until they are counted, and those left; the
+        # former two at the last answer.
+        self.counted, self.counting, self.asked = (None, 0), 0, (None, 0)
         self.forget()
 
     def forget(self):
@@ -96,7 +103,7 @@ class TB:
             Counter(),
         )
         self.pool_used, self.limits = [0] * len(POOLS), list(c.frames)
-        self.offer, self.got = None, None
+        self.offer, self.got, self.answered = None, None, 0
         self.ops, self.writes, self.due = [], [], []
 
     async def reset(self):
@@ -118,6 +125,7 @@ class TB:
             "pools__unused",
             "decode",
             "resident__lines",
+            "resident__known",
             "now",
         ):
             getattr(dut, port).value = 0
@@ -166,11 +174,11 @@ class TB:
             getattr(dut, f"i_event__{n}__valid").value = int(given is not None)
             getattr(dut, f"i_event__{n}__payload").value = self.event.pack(**given) if given else 0
         self.telemetry()
+        await ReadWrite()
+        self.count_resident()
         await ReadOnly()
-        resident = 1000 + int(dut.resident__squeue.value)
         self.look()
         await RisingEdge(dut.clk)
-        dut.resident__lines.value = resident
         self.cycles += 1
         self.now = self.now + 1 & 0xFFFFFFFF
         for p, used in enumerate(self.pool_used):
@@ -185,17 +193,31 @@ class TB:
                 self.seen["forgotten"] += 1
             self.were_open[s] = session["open"]
 
+    def count_resident(self):
+        """Lines of the queue that is asked for; 0 while they are not counted."""
+        squeue = int(self.dut.resident__squeue.value)
+        if self.counted[0] != squeue:
+            self.counted = squeue, self.rng.choice(COUNTING)
+            self.counting = self.counted[1]
+        self.dut.resident__known.value = int(self.counting == 0)
+        self.dut.resident__lines.value = 0 if self.counting else 1000 + squeue
+        self.counting -= self.counting > 0
+
     def telemetry(self):
-        """Pulses, queue events and latencies, at the rate `noise`."""
+        """Pulses, queue events and latencies, at the rate `noise`, or in each cycle of a storm."""
         dut, rng, c = self.dut, self.rng, self.config
+        storms = self.storm_left > 0
+        self.storm_left = self.storm_left - 1 if storms else rng.randint(0, self.storm)
         pulses = (
             rng.getrandbits(len(COUNTERS)) & rng.getrandbits(len(COUNTERS))
-            if rng.random() < self.noise
+            if storms or rng.random() < self.noise
             else 0
         )
         self.totals.update(name for i, (name, _) in enumerate(COUNTERS) if pulses >> i & 1)
         dut.i_counted__pulses.value = pulses
         given = [rng.random() < rate for rate in (self.noise, self.noise / 3, self.noise)]
+        if storms:
+            given = [True, False, True]
         squeue, bump, useful = (
             rng.randrange(c.squeues),
             rng.getrandbits(self.queue.fields["bump"][1].bit_length()) & ~8,
@@ -224,6 +246,7 @@ class TB:
         if dut.o__valid.value == 1 and dut.o__ready.value == 1:
             assert self.offer is not None and self.got is None, "an answer to nothing"
             self.got = self.answer.unpack(dut.o__payload.value)
+            self.asked, self.answered = self.counted, self.cycles
         if self.offer is not None and dut.i__ready.value == 1:
             assert self.got is not None, "an access leaves without its answer"
             self.offer = None
@@ -379,7 +402,11 @@ class TB:
         queue = fields_of(self.map.by_name[f"s{s}_queue"], self.values[f"s{s}_queue"])["queue"]
         squeue = int(s) * c.queues + (queue if queue < c.queues else 0)
         if rest == "resident":
-            return 1000 + squeue
+            of, counting = self.asked
+            assert of == squeue, "another queue's resident lines are asked for"
+            self.seen["resident lines waited for"] += 2 < counting < COUNTING[-1]
+            self.seen["resident lines not counted"] += counting == COUNTING[-1]
+            return 0 if counting == COUNTING[-1] else 1000 + squeue
         return self.queues[squeue][rest[6:]] if queue < regs["used_queues"] else 0
 
     async def read_line(self, offset, *, ld_id=0):

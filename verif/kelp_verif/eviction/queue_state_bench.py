@@ -66,7 +66,7 @@ class TB:
         self.pool = {}
         self.taus = {}
         self.cycle = self.results = self.checks = self.roots = self.within = self.offers = 0
-        self.ready = 0
+        self.ready, self.known = 0, None
 
     async def start(self):
         dut = self.dut
@@ -123,6 +123,9 @@ class TB:
     async def tick(self):
         await ReadOnly()
         self.ready = int(self.dut.ready.value)
+        known, squeue = self.dut.resident_known.value == 1, int(self.dut.resident_squeue.value)
+        assert known or self.known != squeue, f"{squeue}: its resident lines are known no longer"
+        self.known = squeue if known else None
         await RisingEdge(self.dut.clk)
         self.cycle += 1
 
@@ -252,6 +255,7 @@ class TB:
             assert follows or int(dut.resident_lines.value) in (0, golden.resident_lines(squeue)), (
                 f"{squeue}: another queue's resident lines"
             )
+            assert not (dut.resident_lines.value and not dut.resident_known.value)
             await RisingEdge(dut.clk)
             found = set()
             width = min(64, c.pages)
@@ -271,6 +275,7 @@ class TB:
             )
             for _ in range(200):
                 await self.tick()
+            assert dut.resident_known.value == 1
             assert dut.resident_lines.value == golden.resident_lines(squeue)
         self.checks += 1
 
@@ -293,6 +298,8 @@ async def random_results(dut):
         beyond = 0
         for _ in range(rng.choice([20, 150])):
             beyond = 0 if tb.ready else beyond + 1
+            if rng.random() < 0.1:
+                dut.resident_squeue.value = rng.randrange(c.squeues)
             if rng.random() < 0.02:
                 await tb.configure(rng.randrange(c.squeues))
             elif rng.random() >= idle and beyond < RESERVE:
