@@ -64,12 +64,12 @@ PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
 
 
 def events(d):
-    """The event log's records, oldest first, as (event, LD-ID, squeue, page); then it is empty."""
+    """The event log's records, oldest first, as (event, LD-ID, squeue, page); they are taken."""
     count = d.read64("event_count")
     fields = [
         d.unpack("event_0", word) for word in d.read_registers([f"event_{i}" for i in range(count)])
     ]
-    d.write64("event_clear", 1)
+    d.write64("event_taken", d.pack("event_taken", count=count, overflow=1))
     return [(Event(f["code"]), f["ld_id"], f["squeue"], f["page"]) for f in fields]
 
 

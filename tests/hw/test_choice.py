@@ -291,7 +291,7 @@ def test_a_memory_that_loses_summaries():
                 break
         assert (header["sequence"], header["status"]) == (sequence, SelectStatus.DONE)
         events = [driver.read_fields(f"event_{n}") for n in range(driver.read64("event_count"))]
-        driver.write64("event_clear", 1)
+        driver.write64("event_taken", driver.pack("event_taken", count=len(events)))
         return [event for event in events if event["code"] == Event.SUMMARY_LOST]
 
     driver.write64("event_clear", 1)

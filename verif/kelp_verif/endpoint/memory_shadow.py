@@ -177,11 +177,11 @@ class MemoryShadow:
         self.device.settle()
 
     def events(self) -> list[Event]:
-        """The codes in the event log, which is empty then."""
+        """The codes in the event log, whose records are taken."""
         d = self.device
         count = d.read64("event_count")
         words = d.read_registers([f"event_{i}" for i in range(count)]) if count else []
-        d.write64("event_clear", 1)
+        d.write64("event_taken", d.pack("event_taken", count=count, overflow=1))
         return [Event(d.unpack("event_0", word)["code"]) for word in words]
 
     def answered(self, addresses) -> dict[int, Response]:

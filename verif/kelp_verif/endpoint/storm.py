@@ -397,6 +397,7 @@ class Storm:
         mild = [
             ("prefetch_enable", [0, 8, EVERY_SOURCE]),
             ("event_clear", [1]),
+            ("event_taken", [0, 1, 3, 16, 31, 1 << 8, 1 << 8 | 5]),
             ("irq_enable", wide),
         ]
         mild += [("low_water", [0, 1, 2]), ("high_water", [0, 1, 4])]
