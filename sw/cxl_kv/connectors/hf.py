@@ -621,11 +621,10 @@ def _copy(source: Session, target: Session, layers: list[int], length: int) -> N
 def _noting(validate):
     """`GenerationMixin._validate_generated_length`, which alone is told how many ids generate was
     given: the generation config, which is of this call, takes it along."""
-    signature = inspect.signature(validate)
 
     @functools.wraps(validate)
     def note(self, *args, **named):
-        given = signature.bind(self, *args, **named).arguments
+        given = inspect.signature(validate).bind(self, *args, **named).arguments
         given["generation_config"]._ids_given = given["input_ids_length"]
         return validate(self, *args, **named)
 
@@ -635,11 +634,10 @@ def _noting(validate):
 def _telling(prepare):
     """`GenerationMixin._prepare_cache_for_generation`, whose generation config is resolved by
     then, for every way of decoding. Other caches never notice, whatever its arguments are."""
-    signature = inspect.signature(prepare)
 
     @functools.wraps(prepare)
     def tell(self, *args, **named):
-        given = signature.bind(self, *args, **named).arguments
+        given = inspect.signature(prepare).bind(self, *args, **named).arguments
         model_kwargs = given.get("model_kwargs", {})
         cache = model_kwargs.get("past_key_values")
         if isinstance(cache, EndpointCache):
