@@ -5,9 +5,10 @@ counters take one event a cycle and show it after 5 cycles."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from types import SimpleNamespace
+
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -26,6 +27,7 @@ __all__ = [
 
 TOTAL_BITS = 48
 QUEUE_COUNTER_BITS = 32
+_USEFUL = "prefetch_useful"  #: the counter that `i_useful` bumps
 
 
 class TotalCounters(wiring.Component):
@@ -120,11 +122,11 @@ class QueueCounters(wiring.Component):
 
     Latency: `LATENCY` cycle from `read_squeue`, in a cycle with `read_grant`, to `read_data`;
     `COUNT_LATENCY` cycles from an event to the `read_data` that holds it. Interval: `INTERVAL`, one
-    event and one read per cycle; events go first.
+    event of each stream in every cycle; a read in a cycle without.
 
-    Events of `i` are always taken; those of `i_useful` wait in a FIFO and are taken in cycles
-    without `i`. A wipe sets the counters of one queue to 0; an event of the cycle of the wipe
-    counts after it.
+    `prefetch_useful` has a memory of its own: as many pages as there are may be demanded one a
+    cycle, each an event of both streams, so neither could wait for the other. A wipe sets the
+    counters of one queue to 0; it takes a cycle in which no event was taken, and is as fast.
 
     Parameters
     ----------
@@ -140,14 +142,14 @@ class QueueCounters(wiring.Component):
     wipe, wipe_squeue : in
         The counters of `wipe_squeue` become 0; held until a cycle with `wipe_ready`.
     wipe_ready : out
-        The wipe is done in this cycle; no event is being counted.
+        The wipe is taken: what came before it is gone, what comes in this cycle or later counts.
     read_squeue : in
         Held until a cycle with `read_grant`.
     read_grant : out
         The read is done in this cycle.
     read_data : out
     idle : out
-        No event is being counted or waits.
+        No event is being counted.
     """
 
     LATENCY = 1
@@ -175,74 +177,71 @@ class QueueCounters(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        row = data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))
-        m.submodules.sram = sram = Sram(depth=c.squeues, shape=row)
-        # A burst of `i_useful` waits here; `i` has at most one event a page and step, so the FIFO
-        # drains.
-        m.submodules.fifo = fifo = SyncFIFO(width=c.squeue_bits, depth=16)
-        useful = self.names.index("prefetch_useful")
-        m.d.comb += [
-            fifo.w_data.eq(self.i_useful.p),
-            fifo.w_en.eq(self.i_useful.valid),
-            Assert(~self.i_useful.valid | fifo.w_rdy),
+        by_event = [k for k, name in enumerate(self.names) if name != _USEFUL]
+        given = self.i.p
+        banks = [
+            self._bank(
+                m, "counts", self.i.valid, given.squeue, Cat(given.bump[k] for k in by_event)
+            ),
+            self._bank(m, "useful", self.i_useful.valid, self.i_useful.p, Const(1, 1)),
         ]
+        counts, useful = banks
+        m.d.comb += [
+            *(self.read_data[k].eq(counts.read_data[at]) for at, k in enumerate(by_event)),
+            self.read_data[self.names.index(_USEFUL)].eq(useful.read_data[0]),
+            self.read_grant.eq(~Cat(bank.reads for bank in banks).any()),
+            self.idle.eq(
+                ~Cat(*(bank.busy for bank in banks), self.i.valid, self.i_useful.valid).any()
+                & ~self.wipe
+            ),
+            self.wipe_ready.eq(self.read_grant & ~self.clear),
+        ]
+        return m
 
-        # Critical path: `i.valid` to the choice between `i` and `fifo`: registered here (`s0`,
-        # `v0`); the memory is read in the next cycle.
-        s0, v0, s1, v1 = Signal(self.event), Signal(), Signal(self.event), Signal()
+    def _bank(self, m: Module, name: str, valid, squeue, bump) -> SimpleNamespace:
+        """A memory of counters, one for each bit of `bump`, that counts an event in every cycle:
+        its `read_data`, whether it `reads` a row for itself, and whether an event is in it."""
+        c = self.config
+        row = data.ArrayLayout(QUEUE_COUNTER_BITS, len(bump))
+        event = data.StructLayout({"squeue": c.squeue_bits, "bump": len(bump), "zero": 1})
+        m.submodules[name] = sram = Sram(depth=c.squeues, shape=row)
+        # Critical path: `valid` to the choice between an event and a read: registered here
+        # (`s0`, `v0`); the memory is read in the next cycle. Then `raw` (block RAM to `counted`),
+        # `counted` and the write. Counts of the two events before are forwarded: of the older one
+        # into `raw`, of the younger one into `counted`; what is written in the cycle of a read,
+        # the memory forwards.
+        s0, s1, s2 = (Signal(event, name=f"{name}_s{k}") for k in range(3))
+        v0, v1, v2, v3 = (Signal(name=f"{name}_v{k}") for k in range(4))
+        raw, counted = Signal(row, name=f"{name}_raw"), Signal(row, name=f"{name}_counted")
+        squeue3 = Signal(c.squeue_bits, name=f"{name}_squeue3")
+        follows_next, follows = (
+            Signal(name=f"{name}_follows_next"),
+            Signal(name=f"{name}_follows"),
+        )
+        m.d.sync += [v0.eq(valid), v1.eq(v0), v2.eq(v1), v3.eq(v2)]
+        m.d.sync += [s0.squeue.eq(squeue), s0.bump.eq(bump), s1.eq(s0), s2.eq(s1)]
+        # A wipe takes the place of an event, and reads no row.
+        with m.If(self.wipe & self.wipe_ready):
+            m.d.sync += [v1.eq(1), s1.squeue.eq(self.wipe_squeue), s1.bump.eq(0), s1.zero.eq(1)]
+        m.d.sync += [
+            squeue3.eq(s2.squeue),
+            follows_next.eq(v2 & (s0.squeue == s2.squeue)),
+            follows.eq(v2 & (s1.squeue == s2.squeue)),
+            raw.eq(Mux(follows_next, counted.as_value(), sram.read_data.as_value())),
+            *(
+                counted[i].eq(Mux(s2.zero, 0, Mux(follows, counted[i], raw[i])) + s2.bump[i])
+                for i in range(len(bump))
+            ),
+        ]
         m.d.comb += [
             sram.read_en.eq(1),
             sram.read_address.eq(Mux(v0, s0.squeue, self.read_squeue)),
-            self.read_grant.eq(~v0),
-            fifo.r_en.eq(~self.i.valid),
-        ]
-        m.d.sync += [v0.eq(self.i.valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
-        m.d.sync += [
-            s0.squeue.eq(Mux(self.i.valid, self.i.p.squeue, fifo.r_data)),
-            s0.bump.eq(Mux(self.i.valid, self.i.p.bump, 1 << useful)),
-        ]
-
-        # Stages: read, `raw` (critical path: block RAM to `counted`: registered here), `counted`,
-        # write. Counts of the two events before are forwarded: of the older one into `raw`, of the
-        # younger one into `counted`; what is written in the cycle of a read, the memory forwards.
-        raw, counted, s2, v2, squeue3, v3 = (
-            Signal(row),
-            Signal(row),
-            Signal(self.event),
-            Signal(),
-            Signal.like(s1.squeue),
-            Signal(),
-        )
-        follows_next, follows = Signal(), Signal()
-        m.d.sync += [v2.eq(v1), s2.eq(s1), v3.eq(v2), squeue3.eq(s2.squeue)]
-        m.d.sync += [
-            follows_next.eq(v2 & (s0.squeue == s2.squeue)),
-            follows.eq(v2 & (s1.squeue == s2.squeue)),
-        ]
-        m.d.sync += raw.eq(Mux(follows_next, counted.as_value(), sram.read_data.as_value()))
-        for i in range(len(self.names)):
-            m.d.sync += counted[i].eq(Mux(follows, counted[i], raw[i]) + s2.bump[i])
-        m.d.comb += [
             sram.write_en.eq(v3),
             sram.write_address.eq(squeue3),
             sram.write_data.eq(counted),
         ]
-        m.d.comb += [
-            self.read_data.eq(sram.read_data),
-            self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i.valid),
-        ]
-
-        m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~v3 & ~self.clear)
-        with m.If(self.wipe & self.wipe_ready):
-            m.d.comb += [
-                sram.write_en.eq(1),
-                sram.write_address.eq(self.wipe_squeue),
-                sram.write_data.eq(0),
-            ]
-
-        sweep = Signal(range(c.squeues))
+        sweep = Signal(range(c.squeues), name=f"{name}_sweep")
         with m.If(self.clear):
             m.d.sync += sweep.eq(Mux(sweep == c.squeues - 1, 0, sweep + 1))
             m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(sweep), sram.write_data.eq(0)]
-        return m
+        return SimpleNamespace(read_data=sram.read_data, reads=v0, busy=Cat(v0, v1, v2, v3).any())

@@ -136,8 +136,8 @@ async def totals(dut):
 
 
 class QueueRows:
-    """The queue counters as they should be: rows that count, useful prefetches that wait, a wipe
-    that waits for both, a read that was granted."""
+    """The queue counters as they should be: rows that count two streams of events, a wipe that
+    waits for a cycle without, a read that was granted."""
 
     def __init__(self, dut):
         self.dut, self.tb = dut, Bench(dut)
@@ -145,18 +145,20 @@ class QueueRows:
         self.event = Packing(queue_event_layout(self.config))
         self.kept = self.event.fields["bump"][1].bit_length()
         self.useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
-        self.waiting = deque()
         self.clear()
 
     def clear(self):
         """As after a reset."""
         self.rows = [[0] * self.kept for _ in range(self.config.squeues)]
         self.wiping = self.granted = None
-        # Events of the last three cycles, which a read does not see and a wipe waits for.
-        self.counting = deque([None] * 3)
-        self.waiting.clear()
+        # What came in the last three cycles, which a read does not see.
+        self.counting = deque([()] * 3)
 
     def bump(self, squeue, bits):
+        if bits is None:  # a wipe
+            self.tb.seen["wiped after traffic"] += any(self.rows[squeue])
+            self.rows[squeue] = [0] * self.kept
+            return
         row = self.rows[squeue]
         self.tb.seen["wrapped"] += any(
             bits >> k & 1 and row[k] == 0xFFFFFFFF for k in range(self.kept)
@@ -165,12 +167,10 @@ class QueueRows:
 
     async def cycle(self, p_event, p_useful, p_wipe):
         """One cycle of random inputs; whether the block was idle."""
-        rng, level, config = self.tb.rng, len(self.waiting), self.config
+        rng, config = self.tb.rng, self.config
         few = rng.choice([1, 2, config.squeues])
         given = (rng.randrange(few), rng.getrandbits(self.kept)) if rng.random() < p_event else None
-        # Fifteen, not sixteen: the block's Assert looks at a full FIFO once more before the clock
-        # edge's next inputs are there.
-        useful = rng.randrange(few) if level < 15 and rng.random() < p_useful else None
+        useful = rng.randrange(few) if rng.random() < p_useful else None
         if self.wiping is None and rng.random() < p_wipe:
             self.wiping = rng.randrange(few)
         wanted = rng.randrange(few)
@@ -180,16 +180,16 @@ class QueueRows:
         self.check_wipe()
         self.granted = (wanted, list(self.rows[wanted])) if self.dut.read_grant.value == 1 else None
         idle = self.dut.idle.value == 1
-        assert not idle or given is None and level == 0 and not any(self.counting)
-        if (oldest := self.counting.popleft()) is not None:
-            self.bump(*oldest)
-        # A useful prefetch is counted in a cycle without an event.
-        self.counting.append(
-            given or ((self.waiting.popleft(), 1 << self.useful_at) if level else None)
-        )
+        assert not idle or given is None and useful is None and not any(self.counting)
+        for event in self.counting.popleft():
+            self.bump(*event)
+        came = []
+        if given is not None:
+            came.append((given[0], given[1] & ~(1 << self.useful_at)))
         if useful is not None:
-            self.waiting.append(useful)
-        self.tb.seen["burst"] += len(self.waiting) == 15
+            came.append((useful, 1 << self.useful_at))
+        self.counting.append(tuple(came))
+        self.tb.seen["both at once"] += len(came) == 2
         await self.tb.ticks(1)
         return idle
 
@@ -219,15 +219,16 @@ class QueueRows:
                 f"cycle {self.tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
             )
             self.tb.seen["read"] += 1
-        assert (self.dut.read_grant.value == 1) == (self.counting[-1] is None), (
+        assert (self.dut.read_grant.value == 1) == (self.counting[-1] == ()), (
             "a read is granted in each cycle after one without an event, and in no other"
         )
 
     def check_wipe(self):
+        """A wipe that is taken goes in the place of an event."""
         if self.wiping is not None and self.dut.wipe_ready.value == 1:
-            assert not any(self.counting), "wiped before what came earlier was counted"
-            self.tb.seen["wiped after traffic"] += any(self.rows[self.wiping])
-            self.rows[self.wiping], self.wiping = [0] * self.kept, None
+            assert self.counting[-1] == ()
+            self.counting[-1] = ((self.wiping, None),)
+            self.wiping = None
         self.tb.seen["wipe waits"] += self.wiping is not None
 
     async def to_the_end(self):
@@ -239,27 +240,27 @@ class QueueRows:
         assert self.wiping is None, "the wipe is never done"
         await self.cycle(0, 0, 0)
         self.rows[1] = [0xFFFFFFFF] * self.kept
-        await self.tb.deposit(self.dut.sram.memory[1], (1 << 32 * self.kept) - 1)
+        await self.tb.deposit(self.dut.counts.memory[1], (1 << 32 * (self.kept - 1)) - 1)
+        await self.tb.deposit(self.dut.useful.memory[1], (1 << 32) - 1)
         self.granted = None
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def queues(dut):
-    """Events every cycle, useful prefetches in bursts of 15, wipes that wait for both, reads in
-    between; 32 bits that wrap."""
+    """Events of both streams in every cycle, wipes and reads in between; 32 bits that wrap."""
     counters = QueueRows(dut)
     tb, rng = counters.tb, counters.tb.rng
     await start_clock(dut)
     for round_ in range(bench_params()["rounds"]):
         if round_ % 5 == 0:
-            tb.seen["reset with useful ones waiting"] += len(counters.waiting) > 0
+            tb.seen["reset of events"] += any(counters.counting)
             await tb.reset(
                 ["i__valid", "i_useful__valid", "wipe", "read_squeue"], tb.config.squeues
             )
             counters.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
         if round_ % 5 == 4:
-            p_event = p_useful = 0.9  # the reset meets a FIFO that is not empty
+            p_event = p_useful = 0.9  # the reset meets events
         for _ in range(150):
             await counters.cycle(p_event, p_useful, p_wipe / 10)
         if round_ % 5 == 1:
