@@ -14,6 +14,7 @@ from kelp_spec.policy import Policy
 from kelp_verif.endpoint import audited_tenants
 from kelp_verif.endpoint.audited_shadow import AuditedShadow
 from kelp_verif.endpoint.audited_tenants import AuditedTenants
+from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.endpoint.memory_shadow import MEMORY_EVENTS, MemoryShadow
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -237,13 +238,13 @@ def test_the_audit_over_a_failing_memory_sees_a_line_that_is_wrong(monkeypatch):
     assert s.audit.count
 
 
-def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6):
+def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6, config=UNIT):
     """Chapters of traffic, in every other one of which a tenant leaves; then all is well."""
-    s = AuditedTenants(UNIT, seed=seed, pressure=0.3)
+    s = AuditedTenants(config, seed=seed, pressure=0.3)
     for n in range(chapters):
         s.errors(*errors)
         s.tier(failing)
-        s.traffic(500, leaves=n // 2 % UNIT.sessions if n % 2 else None)
+        s.traffic(500, leaves=n // 2 % config.sessions if n % 2 else None)
     s.errors()
     s.tier()
     s.traffic(500)
@@ -268,6 +269,15 @@ def test_every_decision_about_tenants_that_come_and_go_is_the_golden_models(erro
 def test_seeds_of_tenants_that_come_and_go(seed):
     s = comings_and_goings(seed, (0.03, 0.03), 0.1 * (seed % 3), chapters=24)
     assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 5, 6])
+def test_tenants_of_other_configurations_that_come_and_go(seed):
+    """A model each: three sessions of eight, six and four queues, in pools of 4 to 19 frames."""
+    for errors, failing in (((0.0, 0.0), 0.0), ((0.02, 0.05), 0.2)):
+        s = comings_and_goings(seed, errors, failing, config=drawn(seed, select=0))
+        assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
 
 
 def test_the_audit_sees_a_policy_that_outlives_its_tenant(monkeypatch):

@@ -25,6 +25,7 @@ from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 from kelp_verif.coherence.audited_driver import AuditedDriver
 from kelp_verif.coherence.endpoint_bench import FAILING, WEATHERS, CachingDriver, weather
+from kelp_verif.endpoint.drawn import drawn
 
 #: In `make test`; the others are slow.
 QUICK = ("rough", "dwelling", "kept", "deaf", "flood", "babble", "foul")
@@ -76,6 +77,28 @@ def test_the_host_and_the_endpoint_stay_coherent(name):
     assert (counted["poisoned"] > 0) == (gave_up + counted["spoilt"] > 0 and name != "deaf")
     assert (counted["hints"] > 500) == (name in ("hints", "foul", "flood"))
     assert (counted["registers"] > 500) == (name in ("registers", "foul"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_other_configurations_stay_coherent(seed):
+    """A model each, with the directory of `unit_coherent`; the third has 8 places for writes, and 2
+    for hints."""
+    config = drawn(
+        seed,
+        name="unit_coherent",
+        coherence=True,
+        sessions=2,
+        queues=4 + 2 * (seed > 0),
+        codecs=True,
+        frames=(16, 11, 13, 17),
+        half_lines=4 << seed // 2,
+        pages=(8, 16, 64)[seed],
+        select=0,
+    )
+    for name in ("rough", "kept", "nonsense", "babble", "deaf"):
+        assert weather(name, transactions=3_000, seed=1 + seed, config=config)["snoops"] > 300
 
 
 BOTH = "memory and tier"
