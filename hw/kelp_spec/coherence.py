@@ -186,21 +186,18 @@ SIZES: dict[str, Coherence] = {
     "trace": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),
     "smollm2": Coherence(sets=512, ways=4, sector=32, recalls=8, pending=128),
     "ulx3s": Coherence(sets=64, ways=2, sector=16, recalls=2, pending=16),
-    "64x64": Coherence(sets=1024, ways=4, sector=32, recalls=8, pending=128),
+    "64x64": Coherence(sets=32, ways=4, sector=32, recalls=8, pending=128),
     "llama70b": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
     "llama70b_select": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
-    "640x8192": Coherence(sets=4096, ways=4, sector=32, recalls=8, pending=128),
+    "640x8192": Coherence(sets=32, ways=4, sector=32, recalls=8, pending=128),
 }
 
 
 def sizes_of(config: Config) -> Coherence:
-    """The sizes of a configuration's coherent front, which grants E only where a page has a frame;
-    a ConfigError where there are none."""
-    sizes = SIZES.get(config.name)
-    if sizes is None:
-        raise ConfigError(
-            f"configuration {config.name!r}: coherence has no sizes; known: {', '.join(SIZES)}"
-        )
+    """The sizes of a configuration's coherent front, which grants E only where a page has a frame:
+    those of its name, or of another name as large as its pools and its map allow, up to 32 768
+    lines; a ConfigError where the host could hold a pool whole."""
+    sizes = SIZES.get(config.name) or _fitting(config)
     # Else the host could hold lines of every page of a pool, and none could leave.
     if min(config.frames) <= sizes.sectors:
         raise ConfigError(
@@ -208,3 +205,17 @@ def sizes_of(config: Config) -> Coherence:
             + f"legal: in each pool more than the directory's {sizes.sectors} sectors"
         )
     return replace(sizes, eager=False)
+
+
+def _fitting(config: Config) -> Coherence:
+    """Four ways of half a page, fewer where a pool has less than nine frames; half as many sets as
+    the map has sectors at most."""
+    sector, ways = min(32, config.half_lines), 4 if min(config.frames) > 8 else 2
+    mapped = 1 << config.aperture_bits - 6 - _log2(sector)
+    sets = 2
+    while 2 * sets * ways < min(config.frames) and 2 * sets < min(mapped, 2048 // ways):
+        sets *= 2
+    few = sets * ways < 64
+    return Coherence(
+        sets=sets, ways=ways, sector=sector, recalls=2 if few else 8, pending=16 if few else 128
+    )

@@ -98,7 +98,7 @@ class Config:
     #: the chip
     select_port: bool = False
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
-    #: `kelp_spec.coherence.SIZES`' of this configuration's name. False: HDM-H
+    #: `kelp_spec.coherence.sizes_of` it. False: HDM-H
     coherence: bool = False
     #: CXL.io before it: the name of a kelp_spec.cxlio.config.CxlIoConfig (docs/cxl.md); "" none
     cxlio: str = ""

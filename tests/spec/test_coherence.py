@@ -56,8 +56,26 @@ def test_a_pool_that_the_host_could_hold_whole_is_refused():
         ),
     ):
         sizes_of(unit.with_(frames=(16, 12, 8, 12)))
-    for name in ("trace", "smollm2", "ulx3s", "llama70b"):
+    for name in ("trace", "smollm2", "ulx3s", "llama70b", "64x64", "640x8192"):
         sizes_of(named(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sectors"),
+    [
+        ({"frames": (16, 12, 9, 12)}, 8),
+        ({"frames": (5, 12, 9, 12)}, 4),
+        ({"frames": (4096,) * 4, "half_lines": 64, "pages": 8192}, 1024),
+        ({"frames": (4096,) * 4, "queues": 1, "sessions": 1, "pages": 4}, 64),  # of 16 sets
+    ],
+)
+def test_a_configuration_of_another_name_has_what_fits(changes, sectors):
+    config = named("unit").with_(**{"name": "mine"} | changes)
+    sizes = sizes_of(config)
+    assert sizes.sectors == sectors < min(config.frames)
+    assert sizes.row_bits(config) > 0
+    with pytest.raises(ConfigError, match=r"frames = \(4, 12, 9, 12\) is refused with coherence"):
+        sizes_of(config.with_(frames=(4, 12, 9, 12)))
 
 
 def test_sizes_that_do_not_fit_the_configuration_are_refused():
