@@ -12,9 +12,14 @@ ROOMY = named("unit").with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several
 TABLES = named("unit_select").with_(queues=2, frames=(16, 8, 8, 8))
 
 
-def test_every_claim_is_the_golden_evictors():
-    records = run(SMALL, "lockstep", ops=500).records
-    assert records["victims"] > 100 and records["write_backs"] > 20
+@pytest.mark.parametrize(
+    ("pools", "budgets"), [([0, 0, 1], [0, 2, 5]), ([2, 3], [1, 4, 8])], ids=["large", "small"]
+)
+def test_every_claim_is_the_golden_evictors(pools, budgets):
+    """Where many queues are beyond their budgets, and where few are, so that the one that asks
+    gives. Sessions close and open again, with a list of theirs left."""
+    records = run(SMALL, "lockstep", ops=400, pools=pools, budgets=budgets, closes=True).records
+    assert records["victims"] > 80 and records["write_backs"] > 20
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,10 @@ def test_every_claim_by_tables_is_the_golden_evictors(policies):
 )
 def test_a_victim_is_found_in_whichever_queue_it_is(policies):
     run(SMALL, "one_queue_after_another", policies=policies, pools=[0])
+
+
+def test_a_choice_waits_until_all_is_absorbed():
+    run(SMALL, "absorbs_without_end")
 
 
 def test_nothing_to_evict_is_an_event_and_a_rest():

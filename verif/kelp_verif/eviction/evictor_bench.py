@@ -5,11 +5,13 @@ after random times.
 
 `lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under
 traffic, cancellations and flash errors; `sweep_cycles` measures; `closes`, `recovers`
-and `loses_many` end sessions and lost words; `nothing_to_evict` pins everything.
+and `loses_many` end sessions and lost words; `nothing_to_evict` pins everything;
+`absorbs_without_end` keeps a choice waiting.
 """
 
 import cocotb
 
+from kelp_hw.eviction.signatures import event_count_bits
 from kelp_spec.config import POOLS
 from kelp_spec.metadata import Event, Op, PageState
 from kelp_spec.policy import Policy
@@ -28,6 +30,13 @@ async def lockstep(dut):
     for n in range(bench_params()["ops"]):
         if n % 40 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([4, 20, 64])))
+        if n % 25 == 24 and bench_params().get("closes"):
+            # Mostly the session of the queue whose list stands, which its next life is not to have.
+            squeue = tb.evictor.squeue
+            await tb.reopen(rng.choice([squeue // c.queues] * 3 + [rng.randrange(c.sessions)]))
+            for page in rng.sample(range(c.pages), c.pages):
+                await tb.do(tb.demand(squeue, page, True))
+                await tb.check()
         op = tb.random_op(few)
         await tb.do(op)
         await tb.check()
@@ -288,6 +297,39 @@ async def one_queue_after_another(dut):
     await tb.rest()
     assert tb.log[-1] == (queues[-1], 0, True) and len(tb.events) == 1
     record(queues=c.squeues, victims=len(tb.log))
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def absorbs_without_end(dut):
+    """Configuration is written in every cycle, so that the excess of all queues is worked out anew
+    without end, while pages come and go by themselves. A choice waits, and more is absorbed before
+    it than a count of events can tell from less; it is made when the writes end."""
+    tb = TB(dut)
+    await tb.start()
+    c, came = tb.config, 0
+    audited = tb.queues.on_change
+
+    def on_change(*change):
+        nonlocal came
+        came += 1
+        if audited is not None:
+            audited(*change)
+
+    tb.queues.on_change = on_change
+    await tb.do(tb.open(0))
+    dut.low_water.value = max(c.frames) + 1
+    dut.config_write__valid.value = 1
+    # Each comes and goes: two events.
+    pages = [(q, p) for q in range(c.queues) for p in range(2)]
+    half = 1 << event_count_bits(c) - 1
+    for _ in range(half // (2 * len(pages)) + 1):
+        await tb.do(*(tb.demand(*page, True) for page in pages))
+        await tb.reopen(0)
+    await tb.do(*(tb.demand(*page, True) for page in pages))
+    assert half < came < 2 * half and not tb.log
+    dut.config_write__valid.value = 0
+    await tb.rest()
+    assert sorted(tb.log) == [(*page, True) for page in pages]
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")

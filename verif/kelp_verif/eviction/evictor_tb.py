@@ -597,6 +597,17 @@ class TB:
                 self.predict()
         raise AssertionError(f"demands are not served: {list(self.demands)}")
 
+    async def reopen(self, session):
+        """Close a session, while the evictor does what it did, and open it when it is closed."""
+        await self.do(TrackerOp(Op.CLOSE, session=session))
+        for _ in range(20_000):
+            await self.tick()
+            if not self.tracker.sessions[session].open:
+                break
+        else:
+            raise AssertionError(f"session {session} does not close")
+        await self.do(self.open(session))
+
     lockstep = False
     pins = 0.12  #: share of PIN and UNPIN, and of STEP before
 
@@ -753,5 +764,6 @@ class LockStepTB(TB):
         assert len(self.events) == self.expected_events, (
             f"{self.events}, expected {self.expected_events}"
         )
+        assert self.sweeps == self.evictor.sweeps
         self.log.clear()
         self.expected.clear()
