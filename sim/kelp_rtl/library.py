@@ -17,7 +17,7 @@ from pathlib import Path
 from amaranth.hdl import Shape
 from amaranth.lib import data
 
-from kelp_hw.export import tools, verilog
+from kelp_hw.export import passes, tools, verilog
 from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import ColdOp, ColdStatus, ops_of
@@ -237,7 +237,8 @@ def _own_sources():
 
 def endpoint_library(config, waves, *, checked, beside=None, device=False):
     """The library of the endpoint, or of the `device` round it, as `build` makes it. What its
-    sources and `config` last led to is noted, since elaboration alone takes half a minute."""
+    sources and `config` last led to is noted, since elaboration alone takes half a minute; not
+    where passes are installed, which see each test's design."""
     import kelp_hw.cxl_device
     import kelp_hw.endpoint
     import kelp_spec
@@ -256,15 +257,21 @@ def endpoint_library(config, waves, *, checked, beside=None, device=False):
     kind = "device" if device else "endpoint"
     note = tools.build_root() / "model" / f"{kind}-{config.name}-{state.hexdigest()[:12]}.library"
     top = kelp_hw.cxl_device.CxlDevice if device else kelp_hw.endpoint.Endpoint
-    component = functools.partial(top, config=config)
-    if max(path.stat().st_mtime for path in sources) >= _process_start():
-        # What is loaded may be older than what has been read just now: build what is loaded.
-        return build(component(), config, waves, checked=checked, beside=beside)
+    # What is loaded may be older than what has been read just now: build what is loaded.
+    is_older = max(path.stat().st_mtime for path in sources) >= _process_start()
+    if is_older or type(passes.installed()) is not passes.Passes:
+        return _built(top, config, waves, checked, beside)
     with tools.lock(note.with_suffix(".lock")):
         if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
-            library = build(component(), config, waves, checked=checked, beside=beside)
+            library = _built(top, config, waves, checked, beside)
             tools.write_if_changed(note, str(library))
     return Path(note.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _built(top, config, waves, checked, beside):
+    """What `build` makes in this process."""
+    return build(top(config=config), config, waves, checked=checked, beside=beside)
 
 
 def _process_start() -> float:
