@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
 
-from .arguments import instance, switch, whole
+from .arguments import instance, integer, short, switch, whole
 from .core import Core
 from .errors import UnsupportedError
 
@@ -25,16 +25,20 @@ _HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 def split(url: str) -> tuple[str, str, dict[str, str]]:
     """(scheme, rest, options) of a URL; ValueError when it has no scheme."""
     scheme, colon, rest = instance("device", url, str, _LEGAL).partition(":")
-    if not colon or not scheme:
-        raise ValueError(f"device {url!r} is refused; legal: {_LEGAL}")
     rest, _, query = rest.partition("?")
+    pathless = scheme.lower() in ("dax", "cxl", "serial") and not rest
+    if not colon or not scheme or pathless or "\0" in url:
+        raise ValueError(f"device {short(url)} is refused; legal: {_LEGAL}")
     try:
-        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise ValueError(
             f"options {query!r} of {url!r} are refused; legal: name=value, with & between"
         ) from None
-    return scheme.lower(), rest, dict(options)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ValueError(f"options {query!r} of {url!r} are refused; legal: each name once")
+    return scheme.lower(), rest, options
 
 
 def config_of(name: str, options: dict[str, str]) -> Config:
@@ -42,20 +46,23 @@ def config_of(name: str, options: dict[str, str]) -> Config:
     `options`. ConfigError when it is refused."""
     config, changes = named(name or DEFAULT_CONFIG), {}
     for field in fields(Config):
-        if field.name in options:
+        if field.name in options and field.name != "name":
+            if field.type == "bool":
+                changes[field.name] = switch(options, field.name)
+                continue
             text = options.pop(field.name)
             try:
                 if field.name == "frames":
                     changes["frames"] = tuple(int(n) for n in text.split(","))
                 elif field.name == "pool_formats":
                     changes["pool_formats"] = tuple(text.split(","))
-                elif field.type == "bool":
-                    changes[field.name] = bool(int(text))
-                elif field.name != "name":
+                elif field.type == "str":
+                    changes[field.name] = text
+                else:
                     changes[field.name] = int(text)
             except ValueError:
                 raise ValueError(
-                    f"{field.name}={text} is refused; legal: "
+                    f"{field.name} = {short(text)} is refused; legal: "
                     + ("four counts with commas" if field.name == "frames" else "a number")
                 ) from None
     if not changes:
@@ -78,7 +85,8 @@ def make_core(url: str) -> Core:
 
         core = GoldenCore(config_of(rest, options))
     elif scheme == "rtl":
-        lockstep, seed = switch(options, "lockstep"), whole(options, "seed", 1)
+        lockstep = switch(options, "lockstep")
+        seed = integer("seed", whole(options, "seed", 1), 0, (1 << 64) - 1)
         config = config_of(rest, options)
         try:
             from .backends.rtl import RtlCore

@@ -3,11 +3,15 @@
 """What a caller gets wrong: one line that names the argument and its value, and nothing has been
 done by then."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 import cxl_kv
 from cxl_kv import HintRefusedError, LayerFormats, ModelShape, Policy
+from cxl_kv.url import config_of
+from kelp_spec.config import Config, named
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32)
 K = np.ones((2, 5, 32), np.float16)
@@ -31,6 +35,14 @@ def session(device):
         (None, "device = None"),
         (b"golden:trace", "device = b'golden:trace'"),
         ("golden:trace?foo", "'foo' of 'golden:trace"),
+        ("golden:trace?name=x", "option 'name' of"),
+        ("golden:trace?sessions=2&sessions=3", "'sessions=2&sessions=3' of .*each name once"),
+        ("golden:trace?sessions=" + "9" * 5000, "sessions = an object of str is refused"),
+        ("golden:trace?cxlio=some", "cxlio = 'some' is refused; legal: '', recorded"),
+        ("golden:trace?codecs=2", "codecs=2 is refused; legal: 0, 1"),
+        ("dax:", "device 'dax:' is refused"),
+        ("dax:/tmp/\0?create=1", r"device 'dax:/tmp/\\x00\?create=1' is refused"),
+        ("rtl:unit?seed=-1", "seed = -1 is refused"),
         ("rtl:unit?seed=x", "seed=x"),
         ("rtl:unit?lockstep=yes", "lockstep=yes"),
         ("dax:/tmp?create=yes", "create=yes"),
@@ -50,6 +62,15 @@ def session(device):
 def test_a_url(url, named):
     with pytest.raises((ValueError, cxl_kv.CxlKvError), match=named):
         cxl_kv.open(url)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Config) if field.name != "name"])
+def test_every_field_of_the_configuration_is_an_option(field):
+    """As `docs/cxl_kv.md` says, with the value that it has."""
+    said = getattr(named("unit_select"), field)
+    text = ",".join(map(str, said)) if isinstance(said, tuple) else said
+    options = {field: str(int(said) if isinstance(said, bool) else text)}
+    assert getattr(config_of("unit_select", options), field) == said and not options
 
 
 @pytest.mark.parametrize(
