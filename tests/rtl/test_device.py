@@ -4,6 +4,7 @@
 endpoint itself."""
 
 import functools
+import re
 import threading
 import time
 
@@ -13,6 +14,7 @@ from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from narrow_unit import UNIT
+from paths import DOCS
 
 from kelp_hw.endpoint import endpoint_signature
 from kelp_rtl.device import (
@@ -651,6 +653,15 @@ def test_endpoint_keeps_what_it_is_given(stall):
         and len(commits.frame)
         and len(commits.score)
     )
+
+
+@pytest.mark.timeout(1800)
+def test_the_code_of_its_page_runs():
+    page = (DOCS / "driver.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    said = {"UNIT": UNIT, "lines": lines(32), "layer_of": np.repeat(np.arange(4), 8)}
+    exec(code.replace('named("unit")', "UNIT"), said)  # of eight lanes, as every endpoint here
+    assert (said["answers"].data == said["lines"]).all()
 
 
 @pytest.mark.timeout(1800)
