@@ -4,10 +4,11 @@ Nothing is rounded or cut: 1.5 is no position, and True is no layer."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from numbers import Integral, Real
 
-__all__ = ["instance", "integer", "real", "seconds", "short", "switch", "whole"]
+__all__ = ["instance", "integer", "listed", "real", "seconds", "short", "switch", "whole"]
 
 
 def integer(
@@ -34,6 +35,15 @@ def instance(name: str, value, kind: type, legal: str):
     if not isinstance(value, kind):
         raise ValueError(f"{name} = {short(value)} is refused; legal: {legal}")
     return value
+
+
+def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError) -> list:
+    """`value`, which is no text, as a list; `error` otherwise."""
+    if not isinstance(value, str):
+        # An array without dimensions has the method, and refuses.
+        with contextlib.suppress(TypeError):
+            return list(value)
+    raise error(f"{name} = {short(value)} is refused; legal: {legal}")
 
 
 def short(value) -> str:

@@ -17,7 +17,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import LAYER_RANGES, PrefetchSource
 from kelp_spec.registers import COUNTERS, HISTOGRAM_BINS
 
-from .arguments import instance, integer
+from .arguments import instance, integer, listed, short
 from .batch import Batch, Completion, Worker
 from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
 from .policy import Policy
@@ -203,7 +203,7 @@ class Device:
         limits = {} if pool_limits is None else pool_limits
         for name, frames in instance("pool_limits", limits, dict, "pool → frames").items():
             if name not in POOLS:
-                raise ValueError(f"pool {name!r} is unknown; legal: {', '.join(POOLS)}")
+                raise ValueError(f"pool {short(name)} is unknown; legal: {', '.join(POOLS)}")
             writes.append((f"pool_limit_{name}", frames))
         if prefetch is not None:
             wanted = _sources(prefetch)
@@ -346,14 +346,14 @@ class Device:
 
 def _sources(prefetch) -> set[PrefetchSource]:
     names = [s.name.lower() for s in PrefetchSource if s]
-    if isinstance(prefetch, str) or not isinstance(prefetch, Iterable):
-        raise ValueError(f"prefetch = {prefetch!r} is refused; legal: a list of {', '.join(names)}")
     wanted = set()
-    for source in prefetch:
+    for source in listed("prefetch", prefetch, f"a list of {', '.join(names)}"):
         if isinstance(source, str) and source.lower() in names:
             source = PrefetchSource[source.upper()]
         if not isinstance(source, PrefetchSource) or not source:
-            raise ValueError(f"prefetch source {source!r} is refused; legal: {', '.join(names)}")
+            raise ValueError(
+                f"prefetch source {short(source)} is refused; legal: {', '.join(names)}"
+            )
         wanted.add(source)
     return wanted
 

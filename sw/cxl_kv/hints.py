@@ -23,7 +23,7 @@ from kelp_spec.hints import (
     page_lines,
 )
 
-from .arguments import integer
+from .arguments import integer, listed, short
 from .errors import HintRefusedError, UnsupportedError
 
 __all__ = ["Hints", "mass_codes"]
@@ -44,7 +44,7 @@ def _floats(name: str, values) -> np.ndarray:
     try:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
-        raise HintRefusedError(f"{name} = {values!r} are refused; legal: numbers") from None
+        raise HintRefusedError(f"{name} = {short(values)} are refused; legal: numbers") from None
 
 
 class Hints:
@@ -72,6 +72,8 @@ class Hints:
         array = np.asarray(masses)
         codes = array.reshape(-1).tolist() if array.dtype.kind in "iu" else mass_codes(masses)
         queue = self._queue(layer, head)
+        last = self._session.device.config.pages - 1
+        first_page = integer("first_page", first_page, 0, last, error=HintRefusedError)
         self._send(
             lambda sequence: mass_lines(
                 session=self._session.number,
@@ -90,6 +92,7 @@ class Hints:
         head's weights of the positions from `first_position` (the start of a page) on; a query
         group's rows are to be averaged first. Summed over pages and pushed."""
         weights = _floats("weights", weights)
+        first_position = integer("first_position", first_position, 0, error=HintRefusedError)
         session = self._session
         tokens = session.page_tokens
         if weights.ndim != 2 or len(weights) != session.shape.kv_heads or first_position % tokens:
@@ -131,8 +134,7 @@ class Hints:
 
     # ----------------------------------------------------------------------------------------------
     def _pages(self, kind, layer, head, pages):
-        if isinstance(pages, str) or not isinstance(pages, Iterable):
-            raise HintRefusedError(f"pages = {pages!r} are refused; legal: a list of pages")
+        pages = listed("pages", pages, "a list of pages", error=HintRefusedError)
         most = self._session.device.config.pages - 1
         pages = [integer("page", p, 0, most, error=HintRefusedError) for p in pages]
         queue = self._queue(layer, head)

@@ -11,7 +11,7 @@ from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import ScoreSource
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
-from .arguments import integer, real
+from .arguments import integer, real, short
 from .errors import UnsupportedError
 
 __all__ = ["Policy"]
@@ -60,13 +60,13 @@ class Policy:
                 object.__setattr__(self, "score", ScoreSource[self.score.upper()])
             except KeyError:
                 raise ValueError(
-                    f"score = {self.score!r} is refused; legal: none, pushed, observed"
+                    f"score = {short(self.score)} is refused; legal: none, pushed, observed"
                 ) from None
         try:
             object.__setattr__(self, "score", ScoreSource(self.score))
         except ValueError:
             raise ValueError(
-                f"score = {self.score!r} is refused; legal: none, pushed, observed"
+                f"score = {short(self.score)} is refused; legal: none, pushed, observed"
             ) from None
         real("alpha", self.alpha, 1 / 256, 1)
         real("tau", self.tau, 1, 65536)

@@ -15,7 +15,7 @@ from kelp_spec.metadata import PageState
 from kelp_spec.policy2 import FETCH
 from kelp_spec.registers import SessionCommand
 
-from .arguments import instance, integer
+from .arguments import instance, integer, short
 from .core import Status
 from .errors import (
     BusError,
@@ -153,7 +153,7 @@ class Session:
                 )
         if positions is not None and start is not None:
             raise ValueError(
-                f"start = {start!r} is refused beside positions; legal: one of the two"
+                f"start = {short(start)} is refused beside positions; legal: one of the two"
             )
         positions = self._positions(positions, 0 if start is None else start, count)
         if not count:
@@ -384,8 +384,10 @@ class Session:
     def sample(self, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys of a layer at some positions, float32 [kv_heads, n, head_dim]; and which of them
         could be read, bool [kv_heads, n]."""
+        self._usable()
         shape = self.shape
-        heads = slice(0, shape.kv_heads)
+        layer, heads = integer("layer", layer, 0, shape.layers - 1), slice(0, shape.kv_heads)
+        positions = self._positions(positions, None, 0)
         addresses = self.layout.addresses(slice(layer, layer + 1), heads, positions)[0, :, 0]
         lines, status = self.device.transport.load(addresses.reshape(-1))
         if (status == Status.NOT_MAPPED).any():
@@ -515,7 +517,7 @@ class Session:
         """
         self._usable()
         if not isinstance(by, str) or by not in _SUMMED:
-            raise ValueError(f"by = {by!r} is refused; legal: {', '.join(_SUMMED)}")
+            raise ValueError(f"by = {short(by)} is refused; legal: {', '.join(_SUMMED)}")
         counts = {
             name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x
             for name, x in self._queue_counters().items()
@@ -627,7 +629,7 @@ class Session:
             found = None
         if found is None or found.itemsize != 2 or not found.isnative:
             raise ValueError(
-                f"dtype = {dtype!r} is refused; legal: a type of two bytes in this machine's "
+                f"dtype = {short(dtype)} is refused; legal: a type of two bytes in this machine's "
                 + "order, as float16 or uint16"
             )
         return found
@@ -714,7 +716,7 @@ def _whole_numbers(positions) -> np.ndarray:
     array = np.asarray(chosen)
     if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
         raise ValueError(
-            f"positions = {positions!r} are refused; legal: whole numbers, one a token"
+            f"positions = {short(positions)} are refused; legal: whole numbers, one a token"
         )
     return array.astype(np.int64)
 
@@ -729,7 +731,7 @@ def _indices(value, limit: int, name: str) -> np.ndarray:
         or array.max() >= limit
     ):
         raise ValueError(
-            f"{name} = {value!r} is refused; legal: 0 … {limit - 1}, or a sequence of them"
+            f"{name} = {short(value)} is refused; legal: 0 … {limit - 1}, or a sequence of them"
         )
     return array.astype(np.int64)
 

@@ -18,7 +18,7 @@ from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage, smallest_pool
 from kelp_spec.metadata import LAYER_RANGES
 
-from .arguments import integer
+from .arguments import integer, short
 
 __all__ = ["PRESETS", "LayerFormats", "ModelShape", "preset"]
 
@@ -73,15 +73,15 @@ class ModelShape:
             by_name = HostType[self.dtype.upper()] if isinstance(self.dtype, str) else self.dtype
             object.__setattr__(self, "dtype", HostType(by_name))
         except (KeyError, ValueError):
-            raise ValueError(f"dtype = {self.dtype!r} is refused; legal: fp16, bf16") from None
+            raise ValueError(f"dtype = {short(self.dtype)} is refused; legal: fp16, bf16") from None
         formats = self.formats
         if isinstance(formats, (Format, str, int)):
             formats = LayerFormats(k=formats, v=formats)
         formats = formats if isinstance(formats, (tuple, list)) else (formats,)
         if not all(isinstance(r, LayerFormats) for r in formats):
             raise ValueError(
-                f"formats = {self.formats!r} is refused; legal: a format's label, LayerFormats, "
-                + "or a sequence of LayerFormats"
+                f"formats = {short(self.formats)} is refused; legal: a format's label, "
+                + "LayerFormats, or a sequence of LayerFormats"
             )
         formats = tuple(formats)
         object.__setattr__(self, "formats", formats)
@@ -90,7 +90,7 @@ class ModelShape:
         if self.page_tokens is not None:
             integer("page_tokens", self.page_tokens, 1)
         if not isinstance(self.k_only, bool):
-            raise ValueError(f"k_only = {self.k_only!r} is refused; legal: True, False")
+            raise ValueError(f"k_only = {short(self.k_only)} is refused; legal: True, False")
         ends = [r.last_layer for r in formats]
         if (
             not 1 <= len(formats) <= LAYER_RANGES
@@ -169,7 +169,7 @@ def _format(name: str, value) -> Format:
         return Format(value)
     except ValueError:
         raise ValueError(
-            f"{name} = {value!r} is refused; legal: {', '.join(f.label for f in Format)}"
+            f"{name} = {short(value)} is refused; legal: {', '.join(f.label for f in Format)}"
         ) from None
 
 
@@ -189,5 +189,5 @@ PRESETS: dict[str, ModelShape] = {
 def preset(name: str, **changes) -> ModelShape:
     """A named shape, with some fields changed; ValueError lists the names."""
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"preset {name!r} is unknown; known: {', '.join(PRESETS)}")
+        raise ValueError(f"preset {short(name)} is unknown; known: {', '.join(PRESETS)}")
     return PRESETS[name].with_(**changes)

@@ -19,6 +19,7 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
+from .arguments import short
 from .control import Control
 from .core import Core, Loaded
 from .errors import CxlKvError, TransportError
@@ -125,7 +126,7 @@ class LocalTransport(Transport):
 
     def __init__(self, core: Core, ld_id: int = 0, *, shared: bool = False):
         if not 0 <= ld_id <= 15:
-            raise ValueError(f"ld_id = {ld_id!r} is refused; legal: 0 … 15")
+            raise ValueError(f"ld_id = {short(ld_id)} is refused; legal: 0 … 15")
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
         self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
         self.home, self._control = Home(), Control.of(core)
