@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Files that are there whole or not at all: what breaks off, on a full disk or by an interrupt,
-leaves under its final name what was there before."""
+leaves under its final name what was there before. And texts that are read whole."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["whole_file", "write_whole"]
+__all__ = ["read_text", "whole_file", "write_whole"]
 
 
 @contextlib.contextmanager
@@ -38,6 +39,14 @@ def whole_file(path: Path | str) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and (error.filename in (None, str(temporary))):
             error.filename = str(path)
         raise
+
+
+def read_text(path: Path | str) -> str:
+    """The UTF-8 text of a file or a pipe. OSError for a device, too: /dev/zero has no end."""
+    path = Path(path)
+    if path.is_char_device():
+        raise OSError(errno.EINVAL, "is a device; a file is expected", str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kelp_spec.config import named
-from kelp_spec.files import write_whole
+from kelp_spec.files import read_text, write_whole
 
 from .bench import GROUPS, figures_markdown
 from .nightly import runs_markdown
@@ -63,7 +63,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
 
 def _rows(path: Path):
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kelp_spec.files import read_text
+
 from .install import missing_package
 from .output import UserError, console, progress_bar, show, writable
 
@@ -131,7 +133,7 @@ def record(
         raise UserError("--lines writes those of every layer; leave out --qkv, or --lines")
     chosen = _layer_list(qkv) if qkv is not None else []
     try:
-        said = text.read_text(encoding="utf-8")
+        said = read_text(text)
         loaded, tokenizer = load(model)
     except ModuleNotFoundError as error:
         raise UserError(missing_package(error, "kelp trace record")) from None

@@ -70,6 +70,10 @@ def test_a_device_without_end_holds_no_rows():
         ("linux --seconds -1", "--seconds -1.0 is refused; legal: above 0"),
         ("replay x.npz --seed -1", "--seed -1 is refused; legal: 0 … 4294967295"),
         ("demo --seed 4294967296", "--seed 4294967296 is refused; legal: 0 … 4294967295"),
+        ("lab /dev/full", "/dev/full: is a device or a pipe, not a trace"),
+        ("trace import mooncake /dev/zero -o {0}/x.npz", "/dev/zero: is a device; a file is exp"),
+        ("model --inputs /dev/zero", "/dev/zero: is a device; a file is expected"),
+        ("model --bench /dev/zero", "/dev/zero: is a device; a file is expected"),
         ("docs --bench {0}/cut.json -o docs", "{0}/nightly.json: no such file; call it in a"),
     ],
 )

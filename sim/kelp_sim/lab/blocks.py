@@ -113,6 +113,8 @@ def read_blocks(path: Path) -> BlockTrace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict]]:
+    if path.is_char_device():  # /dev/zero has no line, and no end
+        raise TraceError(f"{path}: is a device; a file is expected")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
+from kelp_spec.files import read_text
+
 __all__ = [
     "DEFAULTS",
     "Heads",
@@ -291,7 +293,7 @@ class Inputs:
 def load(path: Path = DEFAULTS) -> Inputs:
     """The inputs of a TOML file; an InputError says in one line what is wrong with it."""
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(read_text(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -307,10 +309,7 @@ def load(path: Path = DEFAULTS) -> Inputs:
 def with_bench(inputs: Inputs, path: Path) -> Inputs:
     """``inputs`` with the figures of [rtl] that a file of `kelp bench` holds."""
     try:
-        rows = {
-            row["name"]: float(row["value"])
-            for row in json.loads(Path(path).read_text(encoding="utf-8"))
-        }
+        rows = {row["name"]: float(row["value"]) for row in json.loads(read_text(path))}
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):

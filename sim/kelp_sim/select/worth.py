@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.files import read_text
+
 from ..quality import llama, real
 from ..quality.llama import Llama
 from ..quality.tokens import Tokenizer
@@ -76,7 +78,7 @@ def given(
             ids = ids[: tokens or None]
         else:
             try:
-                text = one.read_text(encoding="utf-8")
+                text = read_text(one)
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"{one} is no text: {error}") from None
             ids = np.array(tokenizer.encode(text)[: tokens or 2048], np.int64)

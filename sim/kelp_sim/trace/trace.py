@@ -178,8 +178,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         ours = path.parts[:2] == ("data", "traces")
         where = "; recordings are no part of the package: they lie in a checkout of KELP"
         raise TraceError(f"{path}: no such trace{where if ours else ''}")
-    if path.is_dir():
-        raise TraceError(f"{path}: is a directory, not a trace")
+    if not path.is_file():  # a device may have no end, and a zip file is read from it
+        kind = "directory" if path.is_dir() else "device or a pipe"
+        raise TraceError(f"{path}: is a {kind}, not a trace")
     try:
         with path.open("rb") as file:
             head = file.read(4)
