@@ -6,6 +6,7 @@ for nothing that is not there."""
 import ast
 import itertools
 import re
+import shlex
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,12 @@ from kelp_cli.docs import DOCUMENTED, generated
 from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
-from kelp_spec.config import named
+from kelp_spec.config import NAMED, named
+from kelp_verif.formal.proofs import PROOFS
 
 BENCH = ROOT / "data" / "bench" / "bench.json"
 PAGES = sorted(path for path in tracked() if path.suffix == ".md")
+PACKAGES = {Path(root).name: ROOT / Path(root).parent for root in ALLOWED}
 TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp", ".h", ".toml"}]
 
 
@@ -224,7 +227,17 @@ def untypable(command):
         at = at.commands[word]
     legal = {o for p in at.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     asked = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(words))
-    return next((f"no option {option}" for option in asked if option not in legal), None)
+    fault = next((f"no option {option}" for option in asked if option not in legal), None)
+    if fault or re.search(r"[…[(]|(?<![^\s=:,])[A-Z]+(?![^\s=:,])", command):  # FILE, N, …
+        return fault
+    try:
+        at.make_context(command, shlex.split(command)[-len(words) :] if words else [])
+    except typer.BadParameter as error:
+        if type(error) is typer.BadParameter:  # not one that is missing: a page may leave it out
+            return f"{error.param.opts[0]}: {error.message}"
+    except (typer.BadParameter.__base__, typer.Exit, ValueError):
+        pass  # it goes on in words
+    return None
 
 
 def test_every_command_that_a_page_says_to_type_is_there():
@@ -243,10 +256,130 @@ def test_every_command_that_a_page_says_to_type_is_there():
         ("`kelp lab FILE --polcy lru`", "no option --polcy"),
         ("```sh\n.venv/bin/kelp fpga biuld\n```", "no command biuld"),
         ("`make dmo`", "no target dmo"),
+        ("`kelp lab x.npz --jobs many`", "--jobs: Input should be a valid integer, unable "),
     ],
 )
 def test_a_planted_command_is_seen(text, fault):
-    assert [untypable(command) for command in commands(text)] == [fault]
+    (found,) = (untypable(command) for command in commands(text))
+    assert found.startswith(fault)
+
+
+@cache
+def spoken(folder: Path) -> str:
+    """Names of tests and texts in the sources below `folder`: what `-k` chooses by, but for
+    configurations and proofs, whose names come from elsewhere."""
+    paths = [path for path in tracked() if path.suffix == ".py" and path.is_relative_to(folder)]
+    return "\n".join(f"{path} " + (ROOT / path).read_text(encoding="utf-8") for path in paths)
+
+
+def no_tests(line):
+    """Why a `pytest` or `make … ARGS="…"` that a page says to type would run nothing, None where it
+    would run something."""
+    found = re.search(r"\bpytest\b(.*)", line) or re.search(
+        r"\bmake (?:test|slow|prove|test-engines)\b.*ARGS=(.*)", line
+    )
+    try:
+        words = shlex.split(found[1]) if found else []
+        words = words if len(words) != 1 else shlex.split(words[0])
+    except ValueError:  # it goes on in words
+        return None
+    where = [Path(word.split("::")[0]) for word in words if word.startswith("tests/")]
+    for word in words:
+        path, _, test = word.partition("::")
+        if path.startswith("tests/") and not list(ROOT.glob(path.rstrip("/"))):
+            return f"no {path}"
+        if test and f"def {test.split('[')[0]}(" not in (ROOT / path).read_text(encoding="utf-8"):
+            return f"no {test} in {path}"
+    marker = words[words.index("-m") + 1] if "-m" in words else "slow"
+    if marker not in ("slow", "prove", "quick"):
+        return f"no marker {marker}"
+    chosen = words[words.index("-k") + 1] if "-k" in words else ""
+    texts = "\n".join(spoken(path) for path in where or [Path("tests")]) + "\n".join(
+        [*NAMED, *(proof.name for proof in PROOFS)]
+    )
+    for name in set(re.findall(r"[\w.-]+", chosen)) - {"and", "or", "not"}:
+        parts = name.lower().split("-")
+        if not all(part in texts.lower() for part in parts):
+            return f"no test says {name}"
+    return None
+
+
+def lines_of_code(text):
+    for block, inline in re.findall(r"```[a-z]*\n(.*?)```|`([^`]+)`", text, re.DOTALL):
+        yield from re.sub(r"\\\n\s*", " ", block or inline.replace("\n", " ")).splitlines()
+
+
+def test_every_test_that_a_page_says_to_run_is_there():
+    bad = [
+        f"{page}: {line}: {fault}"
+        for page in PAGES
+        for line in lines_of_code((ROOT / page).read_text(encoding="utf-8"))
+        if (fault := no_tests(line))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("pytest -s tests/hw/test_nothing.py", "no tests/hw/test_nothing.py"),
+        ("pytest tests/test_docs.py::test_nothing", "no test_nothing in tests/test_docs.py"),
+        ("pytest -m slow tests/hw/flit -k " + "wo" + "rdless", "no test says " + "wo" + "rdless"),
+        ('make slow ARGS="-m slw"', "no marker slw"),
+    ],
+)
+def test_a_planted_test_is_seen(line, fault):
+    assert no_tests(line) == fault
+
+
+def unrunnable(line):
+    """Why a `python -m MODULE` of ours, or a script, cannot be typed so; None where it can."""
+    found = re.search(r"\bpython -m ([\w.]+)([^#|;]*)", line)
+    script = re.search(r"(?:^|\s)((?:examples|scripts)/\w+(?:\.py)?)(?=\s|$)([^#|;]*)", line)
+    if not script and (not found or found[1].partition(".")[0] not in PACKAGES):
+        return None
+    if script:
+        place, typed = ROOT / script[1], script[2]
+        if not place.is_file():
+            return f"no {script[1]}"
+        sources = [place]
+    else:
+        root, *names_left = found[1].split(".")
+        folder = PACKAGES[root] / root
+        place, typed = folder.joinpath(*names_left), found[2]
+        place = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        if not place.is_file():
+            return f"no {found[1]}"
+        if place.name != "__main__.py" and "__main__" not in place.read_text(encoding="utf-8"):
+            return f"{found[1]} is not to be run"
+        sources = [place, *(path for path in folder.rglob("*.py"))]
+    said = "".join(path.read_text(encoding="utf-8") for path in sources)
+    asked = re.findall(r"(?<![\w-])--[a-z][a-z-]*", typed)
+    return next((f"no option {option}" for option in asked if f'"{option}"' not in said), None)
+
+
+def test_every_module_that_a_page_says_to_run_is_there():
+    bad = [
+        f"{page}: {line}: {fault}"
+        for page in PAGES
+        for line in lines_of_code((ROOT / page).read_text(encoding="utf-8"))
+        if (fault := unrunnable(line))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("python -m kelp_verif.endpoint.strom", "no kelp_verif.endpoint.strom"),
+        ("python -m kelp_verif.endpoint.storm --sedes 1 2", "no option --sedes"),
+        ("python -m kelp_spec.formats", "kelp_spec.formats is not to be run"),
+        (".venv.hf/bin/python examples/generate.py golden:trace --tokns 8", "no option --tokns"),
+        ("examples/generat.py golden:trace", "no examples/generat.py"),
+    ],
+)
+def test_a_planted_module_is_seen(line, fault):
+    assert unrunnable(line) == fault
 
 
 def test_no_page_names_a_commit():
@@ -257,12 +390,11 @@ def test_no_page_names_a_commit():
 
 
 def test_every_module_that_a_page_names_exists():
-    packages = {Path(root).name: ROOT / Path(root).parent for root in ALLOWED}
     bad = []
     for page in PAGES:
-        for dotted in re.findall(rf"\b((?:{'|'.join(packages)})(?:\.\w+)+)", prose(page)):
+        for dotted in re.findall(rf"\b((?:{'|'.join(PACKAGES)})(?:\.\w+)+)", prose(page)):
             at, *names_left = dotted.split(".")
-            place = packages[at] / at
+            place = PACKAGES[at] / at
             while names_left and (place / names_left[0]).is_dir():
                 place /= names_left.pop(0)
             if names_left and (place / f"{names_left[0]}.py").is_file():
