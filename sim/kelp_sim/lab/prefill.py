@@ -138,7 +138,9 @@ def variants(base):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m kelp_sim.lab.prefill", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--residency", type=float, nargs="+", default=[0.125, 0.25, 0.5])
     parser.add_argument("--policy", nargs="+", choices=sorted(POLICIES), default=sorted(POLICIES))

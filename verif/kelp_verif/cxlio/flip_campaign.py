@@ -360,7 +360,9 @@ def table(result: dict) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kelp_verif.cxlio.flip_campaign", description=__doc__
+    )
     parser.add_argument("--each", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)

@@ -396,7 +396,9 @@ def table(result: dict) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kelp_verif.endpoint.flip_campaign", description=__doc__
+    )
     parser.add_argument("--each", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=())
