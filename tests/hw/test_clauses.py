@@ -11,7 +11,7 @@ from kelp_rtl.device import Descriptor, Driver, Failure, FlashTiming, QueueParam
 from kelp_rtl.program import READ, WRITE, Program, Response
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.messages import M2SReq
-from kelp_spec.metadata import Event, PageState, ScoreSource
+from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -149,6 +149,32 @@ def test_phase_is_decided_by_4096_requests_of_the_session_alone():
     d.close_session(0)
     d.open_session(0, WHOLE)
     assert phases() == [0, 1]
+    d.close()
+
+
+# - prefetch lists ---------------------------------------------------------------------------------
+def test_a_prefetch_list_fetches_the_pages_that_it_names():
+    d = device()
+    # A prefetch leaves some frames to others.
+    pages = [(queue, page) for queue in range(UNIT.queues) for page in range(2)]
+    pages = pages[: UNIT.frames[0] - 2]
+
+    def resident():
+        return {at for at in pages if d.page_word(0, *at)["state"] == PageState.RESIDENT}
+
+    for at in pages:
+        ask(d, WRITE, line(d, 0, *at))
+    d.write_registers(
+        {"low_water": UNIT.frames[0], "prefetch_enable": 1 << PrefetchSource.HINT - 1}
+    )
+    d.settle()
+    assert not resident()
+    d.write_registers({"low_water": 0, "high_water": 0, "reserve": 0})
+    for n, (queue, page) in enumerate(reversed(pages)):
+        hint = HintLine(kind=HintKind.PREFETCH, session=0, queue=queue, sequence=n, entries=(page,))
+        d.push_hints([hint])
+        d.settle()
+        assert resident() == set(pages[len(pages) - 1 - n :])
     d.close()
 
 

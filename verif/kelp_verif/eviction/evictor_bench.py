@@ -38,6 +38,10 @@ async def lockstep(dut):
                 await tb.do(tb.demand(squeue, page, True))
                 await tb.check()
         op = tb.random_op(few)
+        if not max(tb.policies):
+            # Several victims at once, between which policy `kelp` may value a queue anew.
+            dut.turn__hold.value = 1
+            tb.need_frames(rng.choice((1, 2, 2, 3)))
         await tb.do(op)
         await tb.check()
     tb.check_words()
@@ -230,6 +234,10 @@ async def nothing_to_evict(dut):
     tb = TB(dut)
     await tb.start()
     c = tb.config
+    other = c.squeues - 1
+    tb.configure(other, 1, 0)
+    await tb.tick()
+    dut.config_write__valid.value = 0
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
     queues = [q for q in range(c.squeues) if tb.pool[q] == 0]
     *pages, last = [(q, p) for q in queues for p in range(c.pages)][: c.frames[0]]
@@ -248,6 +256,11 @@ async def nothing_to_evict(dut):
     # The page may have gone before it was pinned.
     if not tb.victims:
         assert [e["code"] for e in tb.events] == [Event.NO_VICTIM] and tb.events[0]["argument"] == 0
+        before = tb.sweeps
+        # A page of another pool, which might be anyone's: searched again, and not told again.
+        await tb.do(tb.demand(other, 0, True))
+        await tb.rest()
+        assert tb.sweeps > before and len(tb.events) == 1
         before = tb.sweeps
         for _ in range(300):
             await tb.tick()

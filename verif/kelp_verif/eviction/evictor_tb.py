@@ -328,12 +328,15 @@ class TB:
                 kind == Op.WRITE,
             )
             if kind == Op.WRITE and result.old.state in (PageState.ABSENT, PageState.LOST):
-                w.score[at] = rng.getrandbits(16)
+                w.score[at] = self.draw_score()
         if kind in (Op.READ, Op.WRITE) and rng.random() < 0.5:
-            w.score[at] = rng.getrandbits(16)
+            w.score[at] = self.draw_score()
             # Under policy `kelp` the other pages' values change with time, and offers go stale.
             for other in self.ages:
-                w.score[rng.choice(other)] = rng.getrandbits(16)
+                w.score[rng.choice(other)] = self.draw_score()
+
+    def draw_score(self):
+        return self.rng.getrandbits(16)
 
     def scan(self, result):
         """What a SCAN finds comes after a while; what is wrong with it."""
@@ -693,6 +696,14 @@ class LockStepTB(TB):
         # over, and this bench predicts once for each.
         if max(self.policies):
             self.pins = 0
+
+    def draw_score(self):
+        """Some are small, which policy `kelp` may take for none."""
+        return self.rng.getrandbits(self.rng.choice((16, 16, 11)))
+
+    def need_frames(self, low_water):
+        """From now on so many frames of each pool are kept free: several pools may ask at once."""
+        self.dut.low_water.value = self.tracker.low_water = low_water
 
     def decide(self, op):
         result = super().decide(op)

@@ -325,7 +325,12 @@ BENCHES = (
     Bench(
         "endpoint",
         {"endpoint": ("Endpoint",)},
-        ("tests/hw/test_endpoint.py::test_traffic",),
+        # All on the driver's design: random traffic on cocotb has another one, without the mutants.
+        (
+            "tests/hw/test_lockstep.py",
+            "tests/hw/test_clauses.py",
+            "tests/hw/test_storms.py::test_storm",
+        ),
     ),
 )
 
