@@ -242,6 +242,7 @@ class Endpoint(wiring.Component):
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)
         connect(m, access, s.registers.i)
+        m.d.comb += s.router.hints_busy.eq(~s.hints.idle)
         connect(m, s.router.o_hint, s.hints.i)
         connect(m, answer, s.egress.i)
         connect(m, served, s.router.i_register)

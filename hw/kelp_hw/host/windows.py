@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import LD_ID_BITS, TAG_BITS
 
 from ..layouts import Layouts
+from ..pipeline import DECIDED
 
 __all__ = ["WindowRouter"]
 
@@ -21,8 +22,9 @@ class WindowRouter(wiring.Component):
     """Serves one access to the windows above the KV aperture at a time, in order.
 
     A hint line is handed to the absorber and answered with Cmp once the absorber has taken it; a
-    read of the hint window is answered with zeros. A register access is handed on and answered by
-    the registers.
+    read of the hint window is answered with zeros. A register access is handed on when the hint
+    lines before it have taken effect, so that who advances by a hint reads the new step, or after
+    `HINT_WAIT` cycles, and answered by the registers.
 
     Latency: `o_hint` and `o_register` follow `i` combinationally (`ACCESS_LATENCY`); a hint's
     answer comes `LATENCY` cycle after its transfer. One hint in `INTERVAL` cycles; register
@@ -38,6 +40,8 @@ class WindowRouter(wiring.Component):
     i : in, stream of window_access
     o_hint : out, stream of hint_line
         `broken` marks a partial or poisoned write.
+    hints_busy : in
+        The absorber has a line, or an op of one.
     o_register : out, stream of register_access
     i_register : in, stream of window_answer
         Comes while its access stands at `o_register`.
@@ -49,6 +53,9 @@ class WindowRouter(wiring.Component):
     LATENCY = 1
     ACCESS_LATENCY = 0
     INTERVAL = 2
+    HINT_WAIT = 255
+    #: from the absorber's last op to its decision, with a slice for the choice's ops
+    _EFFECT = DECIDED + 4
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
@@ -57,6 +64,7 @@ class WindowRouter(wiring.Component):
             {
                 "i": In(stream.Signature(layouts.window_access)),
                 "o_hint": Out(stream.Signature(layouts.hint_line)),
+                "hints_busy": In(1),
                 "o_register": Out(stream.Signature(layouts.register_access)),
                 "i_register": In(stream.Signature(layouts.window_answer)),
                 "o": Out(stream.Signature(layouts.window_answer)),
@@ -68,19 +76,28 @@ class WindowRouter(wiring.Component):
         m = Module()
         access, answer = self.i.p, self.i_register.p
         hint = self.i.valid & access.hint
-        held, waits, done = Signal(self._answered), Signal(), Signal()
+        held, waits, done, served = Signal(self._answered), Signal(), Signal(), Signal()
         open_ = hint & ~waits  # `waits` covers `done`: nothing is served twice
+        # cycles since the absorber was busy; cycles of a register access that waits for it
+        quiet = Signal(range(self._EFFECT + 1), init=self._EFFECT)
+        waited, asks = Signal(range(self.HINT_WAIT + 1)), Signal()
+        m.d.comb += asks.eq(self.i.valid & ~access.hint)
+        m.d.sync += waited.eq(Mux(asks & ~self.i.ready, waited + ~waited.all(), 0))
+        with m.If(self.hints_busy | served):
+            m.d.sync += quiet.eq(0)
+        with m.Elif(quiet != self._EFFECT):
+            m.d.sync += quiet.eq(quiet + 1)
 
         m.d.comb += [
             self.o_hint.valid.eq(open_ & access.write),
             self.o_hint.p.data.eq(access.data),
             self.o_hint.p.ld_id.eq(access.ld_id),
             self.o_hint.p.broken.eq(~access.byte_enable.all() | access.poison),
-            self.o_register.valid.eq(self.i.valid & ~access.hint),
+            self.o_register.valid.eq(asks & ((quiet == self._EFFECT) | waited.all())),
             *(field.eq(access[name]) for name, field in _fields(self.o_register.p)),
             self.i.ready.eq(Mux(access.hint, done, self.o_register.ready)),
         ]
-        served = open_ & (~access.write | self.o_hint.ready)
+        m.d.comb += served.eq(open_ & (~access.write | self.o_hint.ready))
         m.d.sync += done.eq(served)
         with m.If(self.o.ready):
             m.d.sync += waits.eq(0)

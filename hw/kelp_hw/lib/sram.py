@@ -4,7 +4,7 @@ and one write a cycle; a read is answered after 1 cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, ClockSignal, Instance, Module, Shape, Value
+from amaranth.hdl import ClockSignal, Instance, Module, Shape, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -52,8 +52,8 @@ class Sram(wiring.Component):
     Parameters
     ----------
     depth : int
-        Rows, 1 and up. An address at or above it must not be written; what is read there is
-        undefined.
+        Rows, 1 and up. An address at or above it must not be written, where no bit has flipped;
+        what is read there is undefined.
     shape : shape-like
         Shape of a row: a width or a layout.
     macro : bool or None
@@ -108,9 +108,6 @@ class Sram(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        if self.depth < 1 << self.address_bits:
-            there = self.write_address < self.depth
-            m.d.sync += Assert(~self.write_en | there, "a row is written that is not there")
         if self.macro:
             for low in range(0, self.width, self.slice_bits):
                 bits = slice(low, min(low + self.slice_bits, self.width))

@@ -9,6 +9,7 @@ from amaranth.sim import Simulator
 from timing import changes, offers, shown
 
 from kelp_hw.host.windows import WindowRouter
+from kelp_hw.pipeline import DECIDED
 from kelp_spec.config import named
 
 
@@ -121,3 +122,29 @@ def test_latency_and_interval_are_what_the_class_says():
     assert {cycle - c for (cycle, _), c in zip(answers, came, strict=True)} == {
         WindowRouter.LATENCY
     }
+
+
+@pytest.mark.parametrize("busy", [0, 20, 1000])
+def test_a_register_access_waits_until_hints_have_taken_effect(busy):
+    """As long as the absorber is busy, and its last op on the way; 255 cycles at most."""
+    dut = WindowRouter(config=named("unit"))
+
+    async def bench(ctx):
+        ctx.set(dut.hints_busy, busy > 0)
+        await ctx.tick()
+        ctx.set(dut.i.valid, 1)
+        waited = 0
+        while not ctx.get(dut.o_register.valid):
+            waited += 1
+            ctx.set(dut.hints_busy, waited < busy)
+            await ctx.tick()
+        most = DECIDED + 5
+        assert waited == 0 if not busy else min(busy, 255) <= waited <= min(busy + most, 255)
+        for _ in range(40):  # it stays
+            await ctx.tick()
+            assert ctx.get(dut.o_register.valid)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()

@@ -67,7 +67,8 @@ def test_the_host_and_the_endpoint_stay_coherent(name):
     assert counted["owed_longest"] < 2_500  # the time-out is 2000 cycles
     assert counted["line_longest"] < 20_000 and counted["aside_longest"] < 20_000
     assert counted["beside"] > 20  # answers to others while a session closed
-    assert (counted["dropped"] > 0) == (name in ("foul", "kept"))
+    assert counted["dropped"] > 0 or name not in ("foul", "kept")
+    assert counted["dropped"] == 0 or name in ("foul", "kept", "deaf")
     assert (counted["late_writes"] > 0) == (name == "deaf")
     assert (counted["strange"] > 300) == (name in ("strangers", "foul"))
     assert (counted["babbled"] > 10_000) == (name == "babble")
