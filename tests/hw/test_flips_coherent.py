@@ -70,7 +70,7 @@ def test_what_no_check_bits_tell_is_seen(bench):
         for name in names
         for _ in range(8)
     ]
-    assert outcomes.count(Outcome.SILENT) >= 2, outcomes
+    assert sum(outcome in BAD for outcome in outcomes) >= 3, outcomes
 
 
 class UntoldHost(CachingHost):
