@@ -262,7 +262,8 @@ class Endpoint:
         policy = self.policies[op.squeue]
         event, profile = result.score, 0
         if event == ScoreEvent.SCRUB:
-            return  # what it forgets, OPEN forgets here
+            self.kelp.scores.scrubbed(op.session, op.squeue, op.page)
+            return
         if policy.policy == Policy.KELP:
             step, scores = self.tracker.sessions[op.session].step, self.kelp.scores
             if event == ScoreEvent.INIT:

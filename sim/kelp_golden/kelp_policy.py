@@ -96,6 +96,13 @@ class Scores:
         self.counts[own] = self.epochs[own] = bytes(share)
         self.turn[session] = (0, 0, 0)
 
+    def scrubbed(self, session: int, squeue: int, page: int) -> None:
+        """The session closes: its queue's entry at this distance has counted nothing, and no turn
+        has passed. Pages that are not scrubbed yet may still be chosen."""
+        at = squeue * self.pages + page
+        self.counts[at] = self.epochs[at] = 0
+        self.turn[session] = (0, 0, 0)
+
     def touch(self, word: int, session: int, squeue: int, page: int, step: int, gap: int) -> int:
         """TOUCH, ``gap`` steps after the last: the new word."""
         at = self._at(squeue, page)
