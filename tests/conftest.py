@@ -6,6 +6,7 @@ unless asked for and told in a table."""
 import faulthandler
 import os
 import resource
+import signal
 from collections import Counter
 
 import hypothesis
@@ -17,6 +18,10 @@ hypothesis.settings.register_profile(
     "kelp", deadline=None, database=None, derandomize="KELP_SEED" not in os.environ
 )
 hypothesis.settings.load_profile("kelp")
+
+# What a shell starts in its background ignores SIGINT; tests interrupt what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _CPU_BEFORE = pytest.StashKey[float]()
 #: Core minutes of `make test`: twenty on each of two quiet cores.

@@ -187,7 +187,7 @@ def test_close_and_reopen(run, seed):
     and other formats."""
     # (Late prefetches are rare: a page has to be asked for between its prefetch and its fetch.)
     run(
-        [STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD],
+        [STORM, ROUGH, *5 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD],
         6000,
         actions=LIFE,
         seed=seed,
