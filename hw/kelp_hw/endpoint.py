@@ -414,6 +414,7 @@ class Endpoint(wiring.Component):
                     tracker.ops.behind[k].kind.eq(skid.behind.item.kind),
                 ]
         connect(m, s.registers.o_control, tracker.ops.control)
+        m.d.comb += tracker.quiet.eq(s.registers.quiet)
         connect(m, s.miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
             tracker.ahead.eq(s.ingress.o_ahead),

@@ -272,6 +272,13 @@ def test_seeds_of_tenants_that_come_and_go(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 17))
+def test_seeds_of_tenants_that_come_and_go_while_most_fails(seed):
+    s = comings_and_goings(seed, (0.02, 0.05), 0.2)
+    assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 5, 6])
 def test_tenants_of_other_configurations_that_come_and_go(seed):
     """A model each: three sessions of eight, six and four queues, in pools of 4 to 19 frames."""

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from narrow_unit import UNIT
 
-from kelp_hw.control.counters import TotalCounters
+from kelp_hw.control.counters import QueueCounters, TotalCounters
 from kelp_hw.control.registers import Registers
 from kelp_rtl.device import Descriptor, Driver, MemoryTiming
 from kelp_rtl.program import PARTIAL, READ, WRITE, Program
 from kelp_spec.config import named
 from kelp_spec.formats import Format
+from kelp_spec.hints import HintKind, HintLine
+from kelp_spec.registers import SessionCommand
 from kelp_verif.measure.endpoint import MEMORY_LATENCY, endpoint_rows
 
 # int4 has the longest way through the codec; int8 and int4 read a scale line beside each data line.
@@ -137,3 +139,47 @@ def test_a_hint_waits_for_the_registers(device):
         [counters] + [line] * 3 + [driver.addresses.hint_base] + [line] * 4,
     )
     assert at[:4].max() <= 4 and (at[4:] >= latency[0]).all() and at[8] < latency[0] + 8
+
+
+@pytest.mark.slow  # a model of its own
+@pytest.mark.timeout(1800)
+def test_first_accesses_in_every_cycle_hold_up_no_open():
+    """Each counts in its queue's row. An OPEN wipes the rows of its own queues, each in a cycle in
+    which none counts: it gets some together, for which requests wait as long as the pipeline takes
+    to empty. Without them it would take until the requests end."""
+    driver = Driver(named("trace"), memory=MemoryTiming(latency=16, write_latency=16))
+    c = driver.config
+    shape = Descriptor(layers=1, kv_heads=c.queues)
+    for session in (1, 0):
+        driver.open_session(session, shape)
+    driver.close_session(1)
+    pages = np.array(
+        [driver.address(0, q, p, 0, 0) for p in range(c.pages // 2) for q in range(c.queues)],
+        np.uint64,
+    )
+    driver.run(Program.writes(pages, np.zeros((len(pages), 64), np.uint8)), settle=True)
+    driver.push_hints([HintLine(kind=HintKind.MASS, session=0, advance=True)])
+    driver.settle()
+    at, offset = 50, driver.registers["s1_command"].offset
+    command = np.zeros((1, 64), np.uint8)
+    command[0, offset % 64] = SessionCommand.OPEN
+    opcode = np.full(len(pages) + 1, READ)
+    opcode[at] = PARTIAL
+    result = driver.run(
+        Program(
+            opcode=opcode,
+            address=np.insert(pages, at, driver.addresses.register_base + offset // 64 * 64),
+            data=command,
+            byte_enable=0xFF << offset % 64,
+        )
+    )
+    driver.settle()
+    took, lost = result.latency[at], np.ptp(result.accept_cycle) - len(pages)
+    print(f"OPEN of {c.queues} queues takes {took} cycles; {len(pages)} requests lost {lost}")
+    assert driver.counters()["accesses"] == 2 * len(pages)  # all of them first accesses
+    assert driver.read_fields("s1_state")["open"]
+    # Eight rows, at least, for each wait.
+    waits = c.queues // 8
+    assert took <= Registers.WRITE_LATENCY + waits * (QueueCounters.PATIENCE + 40) + 2 * c.queues
+    assert 0 < lost <= 20 * waits
+    driver.close()

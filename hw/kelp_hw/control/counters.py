@@ -126,7 +126,8 @@ class QueueCounters(wiring.Component):
 
     `prefetch_useful` has a memory of its own: as many pages as there are may be demanded one a
     cycle, each an event of both streams, so neither could wait for the other. A wipe sets the
-    counters of one queue to 0; it takes a cycle in which no event was taken, and is as fast.
+    counters of one queue to 0; it takes a cycle in which no event was taken, and is as fast. Where
+    none came for `PATIENCE` cycles, `quiet` asks for one.
 
     Parameters
     ----------
@@ -143,11 +144,14 @@ class QueueCounters(wiring.Component):
         The counters of `wipe_squeue` become 0; held until a cycle with `wipe_ready`.
     wipe_ready : out
         The wipe is taken: what came before it is gone, what comes in this cycle or later counts.
-    read_squeue : in
-        Held until a cycle with `read_grant`.
+    read, read_squeue : in
+        A read is waited for; held until a cycle with `read_grant`. What is read without `read` is
+        as true, but asks for no cycle.
     read_grant : out
         The read is done in this cycle.
     read_data : out
+    quiet : out
+        Until a read or wipe is done, nothing may begin that would be an event.
     idle : out
         No event is being counted.
     """
@@ -155,6 +159,7 @@ class QueueCounters(wiring.Component):
     LATENCY = 1
     COUNT_LATENCY = 5
     INTERVAL = 1
+    PATIENCE = 127
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -168,9 +173,11 @@ class QueueCounters(wiring.Component):
                 "wipe": In(1),
                 "wipe_squeue": In(config.squeue_bits),
                 "wipe_ready": Out(1),
+                "read": In(1),
                 "read_squeue": In(config.squeue_bits),
                 "read_grant": Out(1),
                 "read_data": Out(data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))),
+                "quiet": Out(1),
                 "idle": Out(1),
             }
         )
@@ -196,6 +203,12 @@ class QueueCounters(wiring.Component):
             ),
             self.wipe_ready.eq(self.read_grant & ~self.clear),
         ]
+        waited = Signal(range(self.PATIENCE + 1))
+        m.d.comb += self.quiet.eq(waited == self.PATIENCE)
+        with m.If(self.read_grant | ~(self.read | self.wipe)):
+            m.d.sync += waited.eq(0)
+        with m.Else():
+            m.d.sync += waited.eq(waited + ~self.quiet)
         return m
 
     def _bank(self, m: Module, name: str, valid, squeue, bump) -> SimpleNamespace:

@@ -85,6 +85,9 @@ class Registers(wiring.Component):
     i_event : in, always-ready streams of event, one per source
     resident : out, ResidentLines
         Of the queue that the host reads.
+    quiet : out
+        Nothing may enter the pipeline: counters of a queue wait for a cycle in which none counts
+        (`QueueCounters`).
     irq : out
         Interrupt of the event log, or `status.fatal`.
     o_told : out, always-ready stream, with `Config.cxlio`
@@ -126,6 +129,7 @@ class Registers(wiring.Component):
                     event_sources
                 ),
                 "resident": Out(ResidentLines(config)),
+                "quiet": Out(1),
                 "irq": Out(1),
                 "idle": Out(1),
                 "cleared": Out(1),
@@ -157,8 +161,8 @@ class Registers(wiring.Component):
         due = self._steps(m)
         refused = self._telemetry(m)
         waited = Signal(range(self.RESIDENT_WAIT + 1))  # cycles of a read at its first word
-        come = self._read_out(m, waited)
-        self._sequencer(m, due, refused, waited, come)
+        come, of_queue = self._read_out(m, waited)
+        self._sequencer(m, due, refused, waited, come, of_queue)
         return m
 
     def _sessions(self, m: Module) -> None:
@@ -188,6 +192,7 @@ class Registers(wiring.Component):
             # A session begins with counters of 0: its owner may not read what another's did.
             queues.wipe_squeue.eq(control.configuration.write.p.squeue),
             queues.wipe.eq(control.configuration.opening),
+            self.quiet.eq(queues.quiet),
             self.descriptor.eq(control.descriptor),
         ]
         # Critical path: `control.configuration.write` to the blocks' memories: registered here. The
@@ -373,10 +378,11 @@ class Registers(wiring.Component):
         ]
         return refused
 
-    def _read_out(self, m: Module, waited: Signal) -> Signal:
-        """Words of the telemetry memories, each two cycles after its index. The signal that the
-        line's words may be asked for, one a cycle, and `index` is at the second after the next
-        cycle; until then it is at the first, for `waited` cycles by now."""
+    def _read_out(self, m: Module, waited: Signal) -> tuple[Signal, Signal]:
+        """Words of the telemetry memories, each two cycles after its index. Returns the signal that
+        the line's words may be asked for, one a cycle, and `index` is at the second after the next
+        cycle; until then it is at the first, for `waited` cycles by now. And whether the line is of
+        a queue's counters."""
         c = self.config
         file, totals, queues = m.submodules.file, m.submodules.totals, m.submodules.queue_counters
         histogram, events = m.submodules.histogram, m.submodules.events
@@ -421,7 +427,7 @@ class Registers(wiring.Component):
         record = events.read_data
         resident_line = RegisterMap(c).by_name["s0_resident"].offset % SESSION_STRIDE // 64
         # `file.known`, `squeue` and `counted` are of this line two cycles after its index came.
-        settled, counted, come = Signal(), Signal(), Signal(init=1)
+        settled, counted, come, of_queue = Signal(), Signal(), Signal(init=1), Signal()
         m.d.comb += settled.eq(waited >= 2)
         m.d.sync += counted.eq(self.resident.known)
         with m.If(index >= SESSION_BASE // 8):
@@ -433,7 +439,7 @@ class Registers(wiring.Component):
                 m.d.comb += file.external_data.eq(
                     Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[word], 0)
                 )
-                m.d.comb += come.eq(settled & queues.read_grant)
+                m.d.comb += [of_queue.eq(settled), come.eq(settled & queues.read_grant)]
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):
@@ -453,10 +459,16 @@ class Registers(wiring.Component):
         with m.Elif(number < events.count):
             m.d.comb += file.external_data.eq(record.time)
         assert HISTOGRAM_BINS <= 32 and EVENT_RECORDS == 16
-        return come
+        return come, of_queue
 
     def _sequencer(
-        self, m: Module, due: Signal, refused: Signal, waited: Signal, come: Signal
+        self,
+        m: Module,
+        due: Signal,
+        refused: Signal,
+        waited: Signal,
+        come: Signal,
+        of_queue: Signal,
     ) -> None:
         """The words of an access, one after another."""
         file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
@@ -522,7 +534,8 @@ class Registers(wiring.Component):
                 with m.If(~control.given.busy):
                     m.next = "ANSWER"
             with m.State("READ"):
-                m.d.sync += waited.eq(waited + 1)
+                m.d.sync += waited.eq(waited + ~waited.all())
+                m.d.comb += queues.read.eq(of_queue)
                 with m.If(come):
                     m.d.comb += first.eq(1)
                     m.d.sync += word.eq(1)

@@ -215,9 +215,11 @@ class OfferAudit:
         self._at, self._taking = frozenset(), False
         self.leaves.settle()
 
-    def other(self, done: bool) -> None:
-        """The evictor is in a pool that is not judged here; `done`: it has its victim."""
-        self._at, self._taking, self._squeue = (frozenset() if done else None), False, -1
+    def other(self, squeue: int, done: bool) -> None:
+        """The evictor is in a pool that is not judged here, and this queue's list stands, with
+        which a choice may begin when the pool is judged; `done`: it has its victim."""
+        self._at, self._taking, self._squeue = (frozenset() if done else None), False, squeue
+        self._good = False
         if done:
             self.leaves.settle()
 
@@ -239,6 +241,16 @@ class OfferAudit:
         if self._due is None or self._policy[self._due] != Policy.KELP:
             return None
         return f"squeue {self._due} was left, and its offers are not known anew"
+
+    def may_have_dropped(self, pool: int) -> bool:
+        """A choice of which the stream shows nothing, in another pool, may have dropped the list of
+        a queue of `pool`: it named a queue of policy `kelp` that had no page."""
+        return any(
+            self._policy[squeue] == Policy.KELP and self._may_not_list(other, squeue)
+            for other, kelp in enumerate(self._kelp)
+            if kelp and other != pool
+            for squeue in self._firsts(other)
+        )
 
     # - rules --------------------------------------------------------------------------------------
     def _all_after(self, found, passed_over, pool):
@@ -324,6 +336,8 @@ class OfferAudit:
             kelp = self._policy[asks] == Policy.KELP
             if not mine and kelp and self._may_list(pool, asks):
                 following.add(asks, _ASKED)
+                if self._may_not_list(pool, asks):  # its last page has gone before it is swept
+                    self._search(following, asks, without | {asks})
             if mine or not kelp or self._may_not_list(pool, asks):
                 if squeue in without:
                     self._search(following, squeue, without)
@@ -354,17 +368,20 @@ class OfferAudit:
         return listed and self._good
 
     def _begin(self, pool) -> _Next:
-        """A new job: queues with which a choice in this pool may begin, and those to be valued
-        anew."""
+        """A new job: a choice in this pool, or a queue that is to be valued anew."""
         following = _Next(pool)
-        roots, least, most = self.leaves.roots(pool, _NONE)
-        firsts = {root for root in roots if most[root] > 0}
-        for squeue in firsts if least > 0 else firsts | self._asks[pool]:
+        for squeue in self._firsts(pool):
             self._name(following, squeue, _BEGIN)
         for squeue in self._left:
             if self._policy[squeue] == Policy.KELP:
                 following.add(squeue, _REFRESH)
         return following
+
+    def _firsts(self, pool):
+        """Queues with which a choice in this pool may begin."""
+        roots, least, most = self.leaves.roots(pool, _NONE)
+        firsts = {root for root in roots if most[root] > 0}
+        return firsts if least > 0 else firsts | self._asks[pool]
 
     def _may_list(self, pool, squeue):
         listed = self.queues.listed[squeue] or self._has_turned(squeue)

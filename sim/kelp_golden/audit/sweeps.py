@@ -20,6 +20,7 @@ from .victims import ChoiceAudit
 __all__ = ["SweepAudit"]
 
 _RESIDENT = int(PageState.RESIDENT)
+_NUMBERS = 16  # of sweeps, in `op.slot` of a SCAN
 
 
 class SweepAudit:
@@ -90,7 +91,9 @@ class SweepAudit:
         """``state`` … ``score`` are the page's own, not what the device read."""
         step, wrong = self.sessions[squeue // self.config.queues].step, None
         if (squeue, number) != (self.squeue, self.number):
-            wrong = self.finish() or self._asked(squeue)
+            # Sweeps between these two found no page to SCAN, its last one having gone before.
+            unseen = (number - self.number) % _NUMBERS != 1
+            wrong = self.finish() or self._asked(squeue, unseen)
             self.squeue, self.number, self.step, self.newest = (
                 squeue,
                 number,
@@ -128,14 +131,18 @@ class SweepAudit:
         """The best of the list, beside pages that the evictor may have passed over."""
         return min((c for c in self.found if c.page not in self.passed_over), default=None)
 
-    def _asked(self, squeue):
-        """Judges that this queue is swept now."""
+    def _asked(self, squeue, unseen):
+        """Judges that this queue is swept now; `unseen`: after a sweep without a SCAN."""
         best = self._best() if self.queues.policy[self.squeue] == Policy.EMA else None
-        good = best is not None and not self.outlived and not self._stale(best)
+        good = (
+            best is not None
+            and not (self.outlived or unseen or self._stale(best))
+            and not self.offers.may_have_dropped(self.queues.pool[self.squeue])
+        )
         if self.offers.judges(squeue):
             return self.offers.swept(squeue, sorted(self.found), self.passed_over, good)
         self.offers.keep(sorted(self.found), self.passed_over)
-        self.offers.other(done=False)
+        self.offers.other(squeue, done=False)
         if self.searching:
             if best is not None:
                 return f"squeue {squeue} swept, but page {best.page} of {self.squeue} was not tried"
@@ -193,7 +200,7 @@ class SweepAudit:
             wrong = wrong or self.offers.claimed(squeue, self.found, self.passed_over)
         wrong = wrong or self._claimed(squeue, page, last_step, done)
         if not judged:
-            self.offers.other(done)
+            self.offers.other(squeue, done)
         elif done:
             self.offers.given(self.found)
         self.searching = True

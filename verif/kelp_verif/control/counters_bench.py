@@ -13,7 +13,7 @@ from collections import Counter, deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
-from kelp_hw.control.counters import TotalCounters
+from kelp_hw.control.counters import QueueCounters, TotalCounters
 from kelp_hw.control.events import TAKEN
 from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.export.packing import Packing
@@ -135,6 +135,10 @@ async def totals(dut):
     record(totals=dict(tb.seen))
 
 
+#: Cycles from `quiet` until no event comes any more.
+_ON_ITS_WAY = 8
+
+
 class QueueRows:
     """The queue counters as they should be: rows that count two streams of events, a wipe that
     waits for a cycle without, a read that was granted."""
@@ -153,6 +157,8 @@ class QueueRows:
         self.wiping = self.granted = None
         # What came in the last three cycles, which a read does not see.
         self.counting = deque([()] * 3)
+        self.reading, self.waited = False, 0
+        self.quiet = deque([False] * _ON_ITS_WAY)
 
     def bump(self, squeue, bits):
         if bits is None:  # a wipe
@@ -169,14 +175,18 @@ class QueueRows:
         """One cycle of random inputs; whether the block was idle."""
         rng, config = self.tb.rng, self.config
         few = rng.choice([1, 2, config.squeues])
+        if p_event == 1 and self.quiet[0]:
+            p_event = p_useful = 0
         given = (rng.randrange(few), rng.getrandbits(self.kept)) if rng.random() < p_event else None
         useful = rng.randrange(few) if rng.random() < p_useful else None
         if self.wiping is None and rng.random() < p_wipe:
             self.wiping = rng.randrange(few)
+        self.reading |= rng.random() < 0.1
         wanted = rng.randrange(few)
         self.drive(given, useful, wanted)
         await ReadOnly()
         self.check_read()
+        self.check_quiet()
         self.check_wipe()
         self.granted = (wanted, list(self.rows[wanted])) if self.dut.read_grant.value == 1 else None
         idle = self.dut.idle.value == 1
@@ -208,7 +218,21 @@ class QueueRows:
         )
         dut.i_useful__payload.value = useful if useful is not None else rng.randrange(squeues)
         dut.wipe_squeue.value = self.wiping if self.wiping is not None else rng.randrange(squeues)
-        dut.read_squeue.value = wanted
+        dut.read.value, dut.read_squeue.value = int(self.reading), wanted
+
+    def check_quiet(self):
+        """Who has waited for long asks for a cycle without an event."""
+        quiet = self.dut.quiet.value == 1
+        assert quiet == (self.waited == QueueCounters.PATIENCE), (
+            f"cycle {self.tb.cycles}: quiet is {quiet} after {self.waited} cycles"
+        )
+        self.tb.seen["quiet"] += quiet
+        self.quiet.popleft()
+        self.quiet.append(quiet)
+        granted = self.dut.read_grant.value == 1
+        waits = (self.reading or self.wiping is not None) and not granted
+        self.waited = min(self.waited + 1, QueueCounters.PATIENCE) if waits else 0
+        self.reading &= not granted
 
     def check_read(self):
         """What the read of the cycle before shows, and whether one is granted now."""
@@ -247,7 +271,8 @@ class QueueRows:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def queues(dut):
-    """Events of both streams in every cycle, wipes and reads in between; 32 bits that wrap."""
+    """Events of both streams in every cycle, wipes and reads in between; 32 bits that wrap. In some
+    rounds no cycle is without an event, unless `quiet` asks for one."""
     counters = QueueRows(dut)
     tb, rng = counters.tb, counters.tb.rng
     await start_clock(dut)
@@ -255,13 +280,15 @@ async def queues(dut):
         if round_ % 5 == 0:
             tb.seen["reset of events"] += any(counters.counting)
             await tb.reset(
-                ["i__valid", "i_useful__valid", "wipe", "read_squeue"], tb.config.squeues
+                ["i__valid", "i_useful__valid", "wipe", "read", "read_squeue"], tb.config.squeues
             )
             counters.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
+        if round_ % 5 == 3:
+            p_event = 1.0
         if round_ % 5 == 4:
             p_event = p_useful = 0.9  # the reset meets events
-        for _ in range(150):
+        for _ in range(300 if p_event == 1 else 150):
             await counters.cycle(p_event, p_useful, p_wipe / 10)
         if round_ % 5 == 1:
             await counters.to_the_end()

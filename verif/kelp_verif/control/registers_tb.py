@@ -8,7 +8,7 @@ stream has pauses of its own.
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import cocotb
 from cocotb.triggers import ReadOnly, ReadWrite, RisingEdge
@@ -77,8 +77,10 @@ class TB:
         self.budget_max = self.write.fields["queue_config.budget"][1]
         self.seen, self.cycles, self.now = Counter(), 0, (1 << 32) - 5000
         self.p_ready, self.noise = 0.5, 0.0
-        # Cycles in a row, at most, in which everything is counted that can be, then one without.
+        # Cycles in a row, at most, in which everything is counted that can be, then one without. So
+        # are those that came some cycles behind one in which the block was `quiet`.
         self.storm = self.storm_left = 0
+        self.quiet = deque([0] * 8)
         # Whose resident lines are asked for, the cycles until they are counted, and those left; the
         # former two at the last answer.
         self.counted, self.counting, self.asked = (None, 0), 0, (None, 0)
@@ -206,7 +208,9 @@ class TB:
     def telemetry(self):
         """Pulses, queue events and latencies, at the rate `noise`, or in each cycle of a storm."""
         dut, rng, c = self.dut, self.rng, self.config
-        storms = self.storm_left > 0
+        self.quiet.append(int(dut.quiet.value))
+        was_quiet = self.quiet.popleft()
+        storms = self.storm_left > 0 and not was_quiet
         self.storm_left = self.storm_left - 1 if storms else rng.randint(0, self.storm)
         pulses = (
             rng.getrandbits(len(COUNTERS)) & rng.getrandbits(len(COUNTERS))
