@@ -414,7 +414,6 @@ class Endpoint(wiring.Component):
                     tracker.ops.behind[k].kind.eq(skid.behind.item.kind),
                 ]
         connect(m, s.registers.o_control, tracker.ops.control)
-        m.d.comb += tracker.quiet.eq(s.registers.quiet)
         connect(m, s.miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
             tracker.ahead.eq(s.ingress.o_ahead),
@@ -437,7 +436,10 @@ class Endpoint(wiring.Component):
         # Of memory's errors the engines learn after the frame table, in one cycle with the data
         # path.
         connect(m, s.data_path.o_error, error_lines.i)
-        connect(m, error_lines.hold, s.tracker.hold)
+        m.d.comb += [
+            s.tracker.hold.pause.eq(error_lines.hold.pause | s.registers.quiet),
+            error_lines.hold.paused.eq(s.tracker.hold.paused),
+        ]
         connect(m, error_lines.o, frame_table.i_error)
         connect(m, frame_table.o_frame, s.eviction.i_frame)
         connect(m, frame_table.o_event, s.registers.i_event[4])

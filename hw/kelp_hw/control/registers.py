@@ -161,8 +161,8 @@ class Registers(wiring.Component):
         due = self._steps(m)
         refused = self._telemetry(m)
         waited = Signal(range(self.RESIDENT_WAIT + 1))  # cycles of a read at its first word
-        come, of_queue = self._read_out(m, waited)
-        self._sequencer(m, due, refused, waited, come, of_queue)
+        come = self._read_out(m, waited)
+        self._sequencer(m, due, refused, waited, come)
         return m
 
     def _sessions(self, m: Module) -> None:
@@ -378,11 +378,10 @@ class Registers(wiring.Component):
         ]
         return refused
 
-    def _read_out(self, m: Module, waited: Signal) -> tuple[Signal, Signal]:
-        """Words of the telemetry memories, each two cycles after its index. Returns the signal that
-        the line's words may be asked for, one a cycle, and `index` is at the second after the next
-        cycle; until then it is at the first, for `waited` cycles by now. And whether the line is of
-        a queue's counters."""
+    def _read_out(self, m: Module, waited: Signal) -> Signal:
+        """Words of the telemetry memories, each two cycles after its index. The signal that the
+        line's words may be asked for, one a cycle, and `index` is at the second after the next
+        cycle; until then it is at the first, for `waited` cycles by now, and then `waited` is 0."""
         c = self.config
         file, totals, queues = m.submodules.file, m.submodules.totals, m.submodules.queue_counters
         histogram, events = m.submodules.histogram, m.submodules.events
@@ -427,7 +426,7 @@ class Registers(wiring.Component):
         record = events.read_data
         resident_line = RegisterMap(c).by_name["s0_resident"].offset % SESSION_STRIDE // 64
         # `file.known`, `squeue` and `counted` are of this line two cycles after its index came.
-        settled, counted, come, of_queue = Signal(), Signal(), Signal(init=1), Signal()
+        settled, counted, come = Signal(), Signal(), Signal(init=1)
         m.d.comb += settled.eq(waited >= 2)
         m.d.sync += counted.eq(self.resident.known)
         with m.If(index >= SESSION_BASE // 8):
@@ -439,7 +438,7 @@ class Registers(wiring.Component):
                 m.d.comb += file.external_data.eq(
                     Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[word], 0)
                 )
-                m.d.comb += [of_queue.eq(settled), come.eq(settled & queues.read_grant)]
+                m.d.comb += [queues.read.eq(settled), come.eq(settled & queues.read_grant)]
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):
@@ -459,16 +458,10 @@ class Registers(wiring.Component):
         with m.Elif(number < events.count):
             m.d.comb += file.external_data.eq(record.time)
         assert HISTOGRAM_BINS <= 32 and EVENT_RECORDS == 16
-        return come, of_queue
+        return come
 
     def _sequencer(
-        self,
-        m: Module,
-        due: Signal,
-        refused: Signal,
-        waited: Signal,
-        come: Signal,
-        of_queue: Signal,
+        self, m: Module, due: Signal, refused: Signal, waited: Signal, come: Signal
     ) -> None:
         """The words of an access, one after another."""
         file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
@@ -511,7 +504,7 @@ class Registers(wiring.Component):
                     & queues.idle
                     & events.idle
                 )
-                m.d.sync += [word.eq(0), waited.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
+                m.d.sync += [word.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.write):
                         m.next = "WRITE"
@@ -535,10 +528,9 @@ class Registers(wiring.Component):
                     m.next = "ANSWER"
             with m.State("READ"):
                 m.d.sync += waited.eq(waited + ~waited.all())
-                m.d.comb += queues.read.eq(of_queue)
                 with m.If(come):
                     m.d.comb += first.eq(1)
-                    m.d.sync += word.eq(1)
+                    m.d.sync += [word.eq(1), waited.eq(0)]
                     m.next = "WORDS"
             with m.State("WORDS"):
                 with m.If(word != 0):

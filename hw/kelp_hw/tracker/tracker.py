@@ -66,8 +66,6 @@ class Tracker(wiring.Component):
         Free places downstream (:func:`.signatures.credits_layout`). M0 has them a cycle later.
     hold : in, Pause
         Empties the pipeline and keeps it empty.
-    quiet : in
-        Nothing enters the pipeline from the next cycle but one on.
     config_write : in, always-ready stream
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
@@ -117,7 +115,6 @@ class Tracker(wiring.Component):
                 "i_miss_free": In(stream.Signature(config.miss_bits)),
                 "credits": In(credits_layout(ids=False)),
                 "hold": In(Pause()),
-                "quiet": In(1),
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "descriptor": In(layouts.session),
                 "pool_settings": In(PoolSettings(config)),
@@ -261,7 +258,6 @@ class Tracker(wiring.Component):
         m.d.sync += hold.eq(
             ~self.ready
             | self.hold.pause
-            | self.quiet
             | (arbiter.o.valid & arbiter.o.session)
             | Cat(a.valid & a.session for a in stages).any()
         )

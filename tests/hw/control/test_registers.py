@@ -178,7 +178,7 @@ BUGS = {
         "come.eq(settled)",
         "_queue_",
     ),
-    "no cycle is asked for": ("queues.read.eq(of_queue)", "queues.read.eq(0)", "no answer"),
+    "no cycle is asked for": ("queues.read.eq(settled)", "queues.read.eq(0)", "no answer"),
     "the line before has another queue": (
         "settled.eq(waited >= 2)",
         "settled.eq(1)",
