@@ -13,7 +13,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 from kelp_spec.policy import Policy
 
-from ..pipeline import RESULT_TO_NEED
+from ..pipeline import RELEASE_TO_FREE, RESULT_TO_NEED
 from ..tracker.signatures import PoolCounts
 from .kelp_search import KelpSearch
 from .plain_search import PlainSearch
@@ -83,6 +83,7 @@ class Evictor(wiring.Component):
     """
 
     SETTLE = RESULT_TO_NEED
+    CALM = 2 * RELEASE_TO_FREE  # cycles without a need, the count of free frames ever so early
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -305,6 +306,10 @@ class Evictor(wiring.Component):
             evicts.eq(need.need.valid & self.slots.free.valid),
             self.busy.eq(1),
         ]
+        # A frame on its way back counts twice for some cycles. A need that it hides goes before a
+        # queue that is to be valued anew, so that this order does not depend on the flash.
+        hidden = Signal(range(self.CALM + 1), init=self.CALM)
+        m.d.sync += hidden.eq(Mux(need.need.valid, self.CALM, hidden - (hidden != 0)))
         with m.State("IDLE"):
             m.d.comb += [
                 self.busy.eq((evicts | policy.refresh.valid) & ~self.hold),
@@ -321,7 +326,7 @@ class Evictor(wiring.Component):
                 m.d.comb += need.begin.eq(1)
                 m.d.sync += job.eq(Job.EVICT)
                 m.next = "SETTLE"
-            with m.Elif(policy.refresh.valid):
+            with m.Elif(policy.refresh.valid & (need.need.valid | (hidden == 0))):
                 m.d.comb += policy.refreshed.eq(1)
                 m.d.sync += [
                     job.eq(Job.REFRESH),

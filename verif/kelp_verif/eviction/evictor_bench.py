@@ -38,10 +38,8 @@ async def lockstep(dut):
                 await tb.do(tb.demand(squeue, page, True))
                 await tb.check()
         op = tb.random_op(few)
-        if not max(tb.policies):
-            # Several victims at once, between which policy `kelp` may value a queue anew.
-            dut.turn__hold.value = 1
-            tb.need_frames(rng.choice((1, 2, 2, 3)))
+        dut.turn__hold.value = 1
+        tb.need_frames(rng.choice((1, 2, 2, 3)))  # several victims at once
         await tb.do(op)
         await tb.check()
     tb.check_words()
