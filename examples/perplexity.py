@@ -11,17 +11,18 @@ that `kelp quality` takes (docs/quality.md).
 """
 
 import argparse
-import math
 import sys
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, model_shape
 from kelp_sim.lab.models import load, smollm2
+from kelp_sim.quality.perplexity import difference
 from kelp_sim.quality.real import excerpts
 
 
@@ -49,22 +50,23 @@ def model_and_texts(name, count, tokens):
         return model.to(torch.float16), found
     tokenizer = AutoTokenizer.from_pretrained(name)
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16).eval()
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model, texts(tokenizer, count, tokens)
 
 
-def perplexity(model, batch, cache_of):
-    total, predicted = 0.0, 0
+def losses(model, batch, cache_of):
+    """Sum of −log p over each text: float64[texts]."""
+    found = []
     for ids in batch:
+        ids = ids.to(model.device)
         cache = cache_of()
         with torch.no_grad():
             logits = model(input_ids=ids, past_key_values=cache).logits.float()
-        total += torch.nn.functional.cross_entropy(
-            logits[0, :-1], ids[0, 1:], reduction="sum"
-        ).item()
-        predicted += ids.shape[1] - 1
+        nats = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum")
+        found.append(nats.item())
         if isinstance(cache, EndpointCache):
             cache.close()
-    return math.exp(total / predicted)
+    return np.array(found)
 
 
 def main() -> None:
@@ -83,8 +85,13 @@ def main() -> None:
         model, batch = model_and_texts(options.model, options.texts, options.tokens)
     except ValueError as error:
         sys.exit(str(error))
-    base = perplexity(model, batch, lambda: DynamicCache(config=model.config))
-    print(f"{len(batch)} texts of {options.tokens} tokens; DynamicCache: perplexity {base:.4f}")
+    base = losses(model, batch, lambda: DynamicCache(config=model.config))
+    predicted = np.full(len(batch), options.tokens - 1)
+    perplexity = np.exp(base.sum() / predicted.sum())
+    print(
+        f"{len(batch)} texts of {options.tokens} tokens; "
+        + f"DynamicCache: perplexity {perplexity:.4f}"
+    )
     shape = model_shape(model.config, torch.float16)
     half_lines = max(16, 1 << (shape.token_lines * 16 - 1).bit_length())
     pages = max(8, 1 << (-(-options.tokens // 16) - 1).bit_length())
@@ -94,14 +101,19 @@ def main() -> None:
         for label in options.formats:
             k, _, v = label.partition("/")
             formats = cxl_kv.LayerFormats(k=k, v=v or k)
-            got = perplexity(
+            got = losses(
                 model,
                 batch,
                 lambda formats=formats: EndpointCache(
                     device, model.config, formats=formats, policy=cxl_kv.Policy()
                 ),
             )
-            print(f"{label:>10}: {got:.4f} ({100 * (got / base - 1):+.3f} %)")
+            change = difference(label, 0, np.stack((got - base, predicted), axis=1))
+            print(
+                f"{label:>10}: {perplexity * (1 + change.increase):.4f} ({change.increase:+.3%}, "
+                + f"95 % of texts {change.low:+.3%} … {change.high:+.3%})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -240,13 +240,18 @@ def untypable(command):
     return None
 
 
-def test_every_command_that_a_page_says_to_type_is_there():
-    bad = [
-        f"{page}: {command}: {fault}"
+def faults(parts_of, fault_of):
+    """A line for each part of a page that has a fault."""
+    return [
+        f"{page}: {part}: {fault}"
         for page in PAGES
-        for command in commands((ROOT / page).read_text(encoding="utf-8"))
-        if (fault := untypable(command))
+        for part in parts_of((ROOT / page).read_text(encoding="utf-8"))
+        if (fault := fault_of(part))
     ]
+
+
+def test_every_command_that_a_page_says_to_type_is_there():
+    bad = faults(commands, untypable)
     assert not bad, "\n".join(bad)
 
 
@@ -310,12 +315,7 @@ def lines_of_code(text):
 
 
 def test_every_test_that_a_page_says_to_run_is_there():
-    bad = [
-        f"{page}: {line}: {fault}"
-        for page in PAGES
-        for line in lines_of_code((ROOT / page).read_text(encoding="utf-8"))
-        if (fault := no_tests(line))
-    ]
+    bad = faults(lines_of_code, no_tests)
     assert not bad, "\n".join(bad)
 
 
@@ -359,12 +359,7 @@ def unrunnable(line):
 
 
 def test_every_module_that_a_page_says_to_run_is_there():
-    bad = [
-        f"{page}: {line}: {fault}"
-        for page in PAGES
-        for line in lines_of_code((ROOT / page).read_text(encoding="utf-8"))
-        if (fault := unrunnable(line))
-    ]
+    bad = faults(lines_of_code, unrunnable)
     assert not bad, "\n".join(bad)
 
 

@@ -30,7 +30,7 @@ def load(path: Path):
 def of_transformers(model, path: Path, digest: str) -> Llama:
     """The same weights, float32."""
     config = check(model.config.to_dict(), str(path))
-    weights = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.float().cpu().numpy() for name, tensor in model.state_dict().items()}
     return Llama(Path(path), config, weights, digest)
 
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
 from pathlib import Path
 
 from kelp_fpga.flow.build import MAP_LUTS
 from kelp_hw.export import tools
+from kelp_rtl.verilator import call
 
 __all__ = ["CELLS", "expressions", "netlist"]
 
@@ -189,26 +189,7 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
                 map_luts=MAP_LUTS, macros="\n".join(f"read_verilog {path.name}" for path in macros)
             )
             (directory / "top.ys").write_text(script, encoding="utf-8")
-            with open(directory / "yosys.log", "w", encoding="utf-8") as log:
-                command = [tools.find("yosys"), "-q", "top.ys"]
-                done = subprocess.run(
-                    command,
-                    cwd=directory,
-                    env=tools.tool_env(),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                )
-            if done.returncode:
-                end = (
-                    (directory / "yosys.log")
-                    .read_text(encoding="utf-8", errors="replace")
-                    .splitlines()[-20:]
-                )
-                raise tools.ToolError(
-                    f"yosys failed ({done.returncode}), log {directory / 'yosys.log'}:\n"
-                    + "\n".join(end)
-                )
+            call(["yosys", "-q", "top.ys"], cwd=directory, log=directory / "yosys.log")
             (directory / "done").write_text(key, encoding="utf-8")
     cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["modules"]["\\top"][
         "num_cells_by_type"
