@@ -138,8 +138,9 @@ class BlockStore:
         for key, data in items:
             results.append(True)
             try:
+                _check_key(key)
                 data = _bytes_of(data, self.block_bytes)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 results[-1] = error
                 continue
             if key in self._index:
@@ -201,6 +202,7 @@ class BlockStore:
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self._lock:
             for key in keys:
+                _check_key(key)
                 results.append(None)
                 if key not in self._index:
                     continue
@@ -358,6 +360,16 @@ class BlockStore:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _check_key(key) -> None:
+    """TypeError for what cannot be one."""
+    try:
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"key = {key!r} is refused; legal: what is hashable, such as str or tuple"
+        ) from None
 
 
 def _bytes_of(data, most: int) -> np.ndarray:

@@ -154,7 +154,10 @@ def test_a_wrong_argument_is_named(device, wrong):
 def test_what_is_no_block_is_named_and_the_others_are_stored(device):
     with BlockStore(device, 100) as store:
         done = store.put_many(
-            [("a", b"1"), ("b", None), ("c", "text"), ("d", bytes(101)), ("e", b"5")]
+            [
+                *(("a", b"1"), ("b", None), ("c", "text"), ("d", bytes(101)), ("e", b"5")),
+                *((["f"], b"6"), (("g", []), b"7")),
+            ]
         )
         assert [str(r) for r in done] == [
             "True",
@@ -162,7 +165,11 @@ def test_what_is_no_block_is_named_and_the_others_are_stored(device):
             "data of type str is refused; legal: bytes-like",
             "a block of 101 bytes is refused; legal: 100 at most",
             "True",
+            "key = ['f'] is refused; legal: what is hashable, such as str or tuple",
+            "key = ('g', []) is refused; legal: what is hashable, such as str or tuple",
         ]
+        with pytest.raises(TypeError, match="key = {} is refused"):
+            store.get({})
         assert [store.get(key) for key in "bcd"] == [None] * 3
         assert bytes(store.get("a")) == b"1" and bytes(store.get("e")) == b"5"
         for wrong in ({"first": -64}, {"first": 1}, {"first": 0.0}, {"size": -1}):

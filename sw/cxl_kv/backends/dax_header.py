@@ -239,7 +239,7 @@ class Header:
             entry = self._table[session]
             self._same_node(entry)
             # Whoever had it learns of it before anything else changes.
-            generation = int(entry["generation"]) + 1
+            generation = _next(entry)
             entry["open"], entry["generation"] = 0, generation
             self.forget(session)
             entry["boot"], entry["node"], entry["step"] = self._boot, self._node, 0
@@ -262,7 +262,7 @@ class Header:
             self.forget(session)
             entry = self._table[session]
             entry["open"] = 0
-            entry["generation"] = int(entry["generation"]) + 1
+            entry["generation"] = _next(entry)
         self._generations.pop(session, None)
         if self.file >= 0:
             file_lock.free(self.file, _SESSION_LOCKS + session)
@@ -350,3 +350,8 @@ def size_of(file: int) -> int:
         except (FileNotFoundError, ValueError):
             return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _next(entry) -> int:
+    """The generation after an entry's; whatever stood there, it fits the field."""
+    return (int(entry["generation"]) + 1) % (1 << 64)

@@ -324,6 +324,23 @@ def test_a_session_of_another_node_or_an_earlier_run_of_the_kernel(path):
             assert again.open_session(SHAPE).number == number
 
 
+def test_the_last_generation_is_followed_by_the_first(path):
+    """As whoever writes to the memory may leave it."""
+    with opened(path) as device:
+        table = device.transport.core.header._table
+        table["generation"] = (1 << 64) - 1
+        session = written(device, 1)
+        assert table[session.number]["generation"] == 0
+        table["generation"] = (1 << 64) - 1
+        with pytest.raises(cxl_kv.SessionLostError):
+            session.read([0, 1], stop=32)
+        for end in (session.close, written(device, 2).close):
+            table["generation"] = (1 << 64) - 1
+            device.transport.core.header._generations.update({0: (1 << 64) - 1})
+            end()
+        assert not table["open"].any()
+
+
 # - take-overs that die or race --------------------------------------------------------------------
 def traced(at_line, *modules):
     """Call `at_line` before each line of the modules."""
