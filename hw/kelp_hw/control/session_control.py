@@ -92,7 +92,8 @@ class SessionControl(wiring.Component):
     refused (`given.refused`, an event) when the session is open or still closing, by any LD-ID but
     0, or with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become
     ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the
-    session was opened with. PEEK and APPLY of a queue that it does not use are refused.
+    session was opened with. PEEK and APPLY of a queue that it does not use are refused; of a PEEK's
+    page the bits count that a page of the configuration has.
     While the session is not open, or is closing, every command but OPEN is refused. A command ends
     when its op has passed M3; the next one is taken after that.
 

@@ -195,7 +195,6 @@ BENCHES = (
     Bench(
         "control",
         {
-            "control/session_control": ("SessionControl",),
             "control/telemetry": ("Telemetry",),
             "control/counters": ("TotalCounters", "QueueCounters"),
             "control/phase": ("PhaseDetector",),
@@ -219,7 +218,7 @@ BENCHES = (
     ),
     _source("control/register_file", "RegisterFile"),
     _source("control/faults", "FaultMonitor"),
-    _source("control/session_control", "_StoredLines"),
+    _source("control/session_control", "SessionControl", "_StoredLines"),
     _source("control/queue_config", "QueueConfig", fields=("window", "alpha"), protect=True),
     Bench(
         "datapath",

@@ -2,7 +2,7 @@
 
 """Mutants that change nothing, proved for all time: with every register, memory and block below cut
 open, each next state and each output is the same function of states and inputs with the mutant as
-without it. Bits of registers that are constant are put in as such first. Where that fails, the
+without it. Where that fails, bits of registers that are constant are put in as such; then the
 blocks below are cut open as well, which may not look at what they are told. What cannot be proved
 so, though it may need a state that is never reached, counts as alive."""
 
@@ -47,6 +47,14 @@ _CUT = (
     "splitnets",
     "autoname t:$_DFF_P_",
 )
+#: What is the same on both sides is there once.
+_MITER = (
+    "miter -equiv -flatten gold gate miter",
+    "cd miter",
+    *2 * ("opt_expr", "opt_merge"),
+    "opt_clean",
+    "cd ..",
+)
 
 
 def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[int]:
@@ -59,13 +67,16 @@ def equivalent(text: str, mutants: list[Mutant], *, seconds: int = 20) -> set[in
     """
     proved: set[int] = set()
     for module in sorted({m.module for m in mutants}):
-        mine = [m for m in mutants if m.module == module]
-        cut = _proved({"in.il": text}, _script(module, mine, seconds), _CUTS + seconds * len(mine))
-        left = [m for m in mine if m.number not in cut]
-        proved |= cut
-        if left and _has_blocks(text, module):
-            script = _script(module, left, seconds, whole=True)
-            proved |= _proved({"in.il": text}, script, _WHOLE_CUTS + seconds * len(left))
+        # Where a block has many registers, to find those that are constant takes longer than all
+        # the rest.
+        ways = [(_CUTS, {}), (_CUTS, {"constants": True})]
+        if _has_blocks(text, module):
+            ways.append((_WHOLE_CUTS, {"whole": True}))
+        for cuts, how in ways:
+            left = [m for m in mutants if m.module == module and m.number not in proved]
+            if left:
+                script = _script(module, left, seconds, **how)
+                proved |= _proved({"in.il": text}, script, cuts + seconds * len(left))
     return proved
 
 
@@ -75,7 +86,13 @@ def _has_blocks(text: str, module: str) -> bool:
     return body is not None and "\n  cell \\" in body[0]
 
 
-def _script(module: str, mine: list[Mutant], seconds: int, *, whole: bool = False) -> list[str]:
+def _cut(constants: bool) -> list[str]:
+    return [command for command in _CUT if constants or command != _CONSTANTS]
+
+
+def _script(
+    module: str, mine: list[Mutant], seconds: int, *, constants: bool = False, whole: bool = False
+) -> list[str]:
     """Compares `module` with each of `mine` in it. The blocks below are cut off, so that what they
     are told of counts as an output; or, `whole`, they are cut open, too."""
     proc = "proc; opt_clean" if whole else f"proc \\{module}; opt_clean \\{module}"
@@ -86,9 +103,7 @@ def _script(module: str, mine: list[Mutant], seconds: int, *, whole: bool = Fals
     script += [f"hierarchy -top \\{module}"]
     # Blocks below become ports, where none of them differs.
     script += ["chformal -remove", "flatten"] if whole else [f"blackbox =* =\\{module} %d"]
-    # Of many registers, proofs that some are constant take too long.
-    cut = [command for command in _CUT if not (whole and command == _CONSTANTS)]
-    script += [*cut, "rename -top both", "expose -evert both/c:*"]
+    script += [*_cut(constants), "rename -top both", "expose -evert both/c:*"]
     for m in mine:
         script += ["design -save cut", "copy both gold", "copy both gate"]
         for name, number in (("gold", 0), ("gate", m.number)):
@@ -98,10 +113,8 @@ def _script(module: str, mine: list[Mutant], seconds: int, *, whole: bool = Fals
                 f"connect -set {SELECT} 16'd{number}",
                 "cd ..",
             ]
-        script += ["miter -equiv -flatten gold gate miter"]
-        if whole:  # what is the same on both sides is there once
-            script += ["cd miter", *2 * ["opt_expr", "opt_merge"], "opt_clean", "cd .."]
         script += [
+            *_MITER,
             f"log mutant {m.number}",
             f"sat -timeout {seconds} -prove trigger 0 miter",
             "design -load cut",
@@ -137,21 +150,26 @@ def equivalent_source(
     for m in mutants:
         with mutated(block, m):
             gate = to_rtlil(block(**arguments), name="gate")
-        script = []
-        for name in ("gold", "gate"):
-            script += [f"read_rtlil {name}.il", f"hierarchy -top {name}", "flatten", *_CUT]
-            script += ["expose -evert c:*", f"design -stash {name}"]
-        script += [f"design -copy-from {name} -as {name} {name}" for name in ("gold", "gate")]
-        script += [
-            "miter -equiv -flatten gold gate miter",
-            f"log mutant {m.number}",
-            f"sat -timeout {seconds} -prove trigger 0 miter",
-        ]
-        try:
-            proved |= _proved({"gold.il": gold, "gate.il": gate}, script, _CUTS + seconds)
-        except tools.ToolError as error:
-            if "No matching port" not in str(error):
-                raise
+        for constants in (False, True):
+            script = []
+            for name in ("gold", "gate"):
+                script += [f"read_rtlil {name}.il", f"hierarchy -top {name}", "flatten"]
+                script += [*_cut(constants), "expose -evert c:*", f"design -stash {name}"]
+            script += [f"design -copy-from {name} -as {name} {name}" for name in ("gold", "gate")]
+            script += [
+                *_MITER,
+                f"log mutant {m.number}",
+                f"sat -timeout {seconds} -prove trigger 0 miter",
+            ]
+            try:
+                found = _proved({"gold.il": gold, "gate.il": gate}, script, _CUTS + seconds)
+            except tools.ToolError as error:
+                if "No matching port" not in str(error):
+                    raise
+                continue  # other registers, of which some may be constants
+            proved |= found
+            if found:
+                break
     return proved
 
 
