@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What CXL.io and its blocks take of an ECP5, each synthesised alone:
-`python -m kelp_verif.cxlio.area`. Some minutes, once for the same sources."""
+`python -m kelp_verif.cxlio.area`. Some minutes, once for the same sources; many with `--routed`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from kelp_fpga.flow.build import LAYOUT, SYNTHESIS
 from kelp_fpga.flow.cells import cells_of
+from kelp_fpga.flow.pnr import Flow, place_and_route
 from kelp_hw.cxlio.chmu import Chmu
 from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_hw.cxlio.cxl_io import CxlIo
@@ -53,14 +55,21 @@ BLOCKS = {
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kelp_verif.cxlio.area")
     parser.add_argument("--config", default="unit_cxl", help="one that has cxlio")
+    parser.add_argument(
+        "--routed", action="store_true", help="placed and routed, too: clock at speed grade 6"
+    )
     parser.add_argument("blocks", nargs="*", metavar="BLOCK", help=", ".join(BLOCKS))
     args = parser.parse_args(argv)
     if unknown := set(args.blocks) - set(BLOCKS):
         parser.error(f"{', '.join(sorted(unknown))} is no block; there are {', '.join(BLOCKS)}")
     config = named(args.config)
     for name in args.blocks or BLOCKS:
-        cells = cells_of(BLOCKS[name](config), f"cxlio-{config.name}-{name}")
+        kept_as = f"cxlio-{config.name}-{name}"
+        cells = cells_of(BLOCKS[name](config), kept_as)
         print(f"| `{name}` | {' | '.join(map(str, cells.values()))} |", flush=True)
+        if args.routed:
+            flow = Flow(script=SYNTHESIS, layout=LAYOUT)
+            print(place_and_route(BLOCKS[name](config), name=kept_as, speed=6, flow=flow))
     return 0
 
 
