@@ -68,6 +68,12 @@ async def random_ops(dut):
             engines.p[name] = rng.choice(busy.get(name, (0.05, 0.3, 1.0)))
         for name in engines.credits:
             engines.credits[name] = rng.choice((0.5, 0.95, 1.0, 1.0))
+        if phase % 4 == 2:
+            # Ids come one by one, so that ops behind each other are after the same one; every other
+            # time nobody else wants anything.
+            engines.credits |= dict.fromkeys(engines.credits, 1.0) | {"free": 0.03}
+            if phase % 8 == 2:
+                engines.p |= dict.fromkeys(("hint", "evict", "prefetch", "control"), 0.02)
         if phase % 3 == 0:
             engines.p["request"] = 1.0
         for _ in range(400):

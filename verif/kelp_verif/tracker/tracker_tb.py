@@ -85,6 +85,8 @@ class TB:
         self.cycle = 0
         self.miss_ids = deque(range(config.misses))
         self.id_waits = False
+        self.at_hand = 0  # ids that the tracker has and no entry has got
+        self.stalled = 0  # cycles in which a request waits and nobody can say for what
         self.want_request = lambda: None  # → (Op, fields of the request) or None
         self.want = {name: lambda: None for name in BACKGROUND}
         self.after = lambda op, result, before: None
@@ -160,6 +162,14 @@ class TB:
         self.dut.config_write__valid.value = 0
 
     # - packing ------------------------------------------------------------------------------------
+    @staticmethod
+    def origin(op: Op) -> dict[str, int]:
+        """All of an origin hangs on its tag, so that every bit of it is compared."""
+        tag = op.origin or 0
+        start, missed = tag * 0x2545F & 0xFFFFF, tag.bit_count() & 1
+        of = {"tag": tag, "ld_id": op.ld_id, "start": start, "missed": missed}
+        return {f"origin.{name}": value for name, value in of.items()}
+
     def pack_request(self, op: Op, queue: int | None = None) -> int:
         if queue is None:
             queue = op.squeue - op.session * self.config.queues
@@ -176,7 +186,7 @@ class TB:
             kv_line=op.kv_line,
             refused=op.refused,
             no_memory=op.no_memory,
-            **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0},
+            **self.origin(op),
         )
 
     def _show_ahead(self, op: Op):
@@ -222,7 +232,7 @@ class TB:
         )
         return self.op_packing.pack(
             **{n: getattr(op, n) for n in names},
-            **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0},
+            **self.origin(op),
         )
 
     def pack_session(self, s: Session) -> int:
@@ -323,6 +333,7 @@ class TB:
         if self.id_waits and self.dut.i_miss_free__ready.value:
             self.miss_ids.popleft()
             self.id_waits = False
+            self.at_hand += 1
 
     def _observe(self):
         now = self.cycle
@@ -347,8 +358,19 @@ class TB:
                 # whoever entered meanwhile has been decided.
                 self.stays, had = Tracker.LATENCY + 1, had | {"miss": 1}
             self.entered.append((now, request, op, had))
+        self._check_stall(bool(op))
         self._check_m3(now)
         self._check_results(now)
+
+    def _check_stall(self, busy):
+        """A request that has all credits, and an id, enters an empty pipeline."""
+        assert not self.dut.fault.value, "no memory has a flipped bit"
+        has = all(self.has.values()) and all(self.had.values()) and self.at_hand
+        closing = any(s.closing for s in self.golden.sessions)
+        empty = not (busy or self.entered or self.expected or self.pausing or self.fatal)
+        waits = "request" in self.held and has and empty and not closing
+        self.stalled = self.stalled + 1 if waits else 0
+        assert self.stalled < 8, f"cycle {self.cycle}: {self.held['request']} waits for nothing"
 
     def _check_m3(self, now):
         dut = self.dut
@@ -424,6 +446,7 @@ class TB:
                     bits = tuple(self.rng.sample(self.flippable, self.rng.choice((1, 1, 2))))
                     self.flip_at[self.cycle + 1] = sum(1 << b for b in bits)
                 self.planted[key] = (entered + APART, bits)
+        self.at_hand -= op.kind != K.GRANT and result.outcome == Outcome.MISSED
         name = (K(op.kind).name, Outcome(result.outcome).name)
         self.seen["outcomes"][name] = self.seen["outcomes"].get(name, 0) + 1
         self.after(op, result, before)
@@ -459,11 +482,7 @@ class TB:
         if op.kind == K.FILL:
             want["miss"] = op.miss
         if demand:
-            want |= {
-                "write_slot": op.write_slot,
-                "origin.tag": op.origin or 0,
-                "origin.ld_id": op.ld_id,
-            }
+            want |= {"write_slot": op.write_slot} | self.origin(op)
             if r.use:
                 want |= {
                     "kv_line": op.kv_line,
@@ -529,6 +548,7 @@ class TB:
                 "op.write": op.write,
                 "op.has_write": op.has_write,
                 "op.write_slot": op.write_slot,
+                **{f"op.{name}": value for name, value in self.origin(op).items()},
             }
         if r.outcome in (Outcome.MISSED, Outcome.PARKED) or op.kind in (
             K.GRANT,
