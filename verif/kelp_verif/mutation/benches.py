@@ -164,7 +164,6 @@ BENCHES = (
             "eviction/priority": ("PriorityUnit",),
             "eviction/eviction": ("Eviction",),
             "eviction/evictor": ("Evictor",),
-            "eviction/sweep": ("Sweep",),
         },
         (
             "tests/hw/eviction/test_priority.py",
@@ -172,7 +171,6 @@ BENCHES = (
             "tests/hw/eviction/test_evictor.py",
             "tests/hw/eviction/test_closer.py",
             "tests/hw/eviction/test_eviction.py",
-            "tests/hw/eviction/test_sweep.py",
         ),
     ),
     Bench(
@@ -186,6 +184,12 @@ BENCHES = (
         "eviction.closer",
         {"eviction/closer": ("Closer",)},
         ("tests/hw/eviction/test_closer.py::test_every_page_is_scrubbed_and_waited_for",),
+        "source",
+    ),
+    Bench(
+        "eviction.sweep",
+        {"eviction/sweep": ("Sweep",)},
+        ("tests/hw/eviction/test_sweep.py::test_the_list_is_the_models",),
         "source",
     ),
     _source("eviction/pool_need", "PoolNeed"),
