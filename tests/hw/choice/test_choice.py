@@ -19,13 +19,18 @@ def made(seed, pages):
     return masses, present | always, always
 
 
+def named(page):
+    """The id of a page: some have the highest bit."""
+    return 6 * page + 3
+
+
 def chosen(lists, *, target, most, depth=8, offer=1.0, take=1.0, wants=False):
     """(id, mass, none, missing, wanted) of all that comes out, and all transfers."""
     dut, sends = Choice(depth=depth, mass_bits=18, id_bits=8, wants=wants), []
     for masses, present, always in lists:
         sends += [
             {
-                "id": page,
+                "id": named(page),
                 "mass": int(mass),
                 "always": int(always[page]),
                 "present": int(present[page]),
@@ -71,10 +76,10 @@ def expected(lists, *, target, most, wants=False):
             most=most,
         )
         pairs = zip(found.pages, found.masses, strict=True)
-        out += [(int(page), int(mass), 0, 0, 0) for page, mass in pairs]
+        out += [(named(int(page)), int(mass), 0, 0, 0) for page, mass in pairs]
         if wants:
             needed = zip(found.wanted, found.needed, strict=True)
-            out += [(int(page), int(mass), 0, 0, 1) for page, mass in needed]
+            out += [(named(int(page)), int(mass), 0, 0, 1) for page, mass in needed]
         out.append((0, 0, 1, found.missing, 0))
     return out
 
