@@ -326,6 +326,22 @@ def test_a_bench_on_verilator_forks_for_each_mutant():
     assert figures["mutants"] == 12 and score(figures) > 0.8, figures
 
 
+def test_no_test_is_ended_while_it_has_mutants(monkeypatch, tmp_path):
+    """Neither by its own limit nor by that on native code."""
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    asked = []
+
+    def run(command, **_):
+        asked.extend(command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        hunt(INCREMENT, count=1, seed=1, jobs=1)
+    assert asked[asked.index("--timeout") + 1] == "0"
+    assert asked[asked.index("-o") + 1] == "faulthandler_timeout=0"
+
+
 def test_what_was_recorded_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("KELP_BUILD", str(tmp_path))
     monkeypatch.setattr("kelp_verif.mutation.hunt.hunt", one_for_each)

@@ -62,7 +62,8 @@ def hunt(
         env.pop("KELP_SEED", None)  # a seed draws mutants; benches keep theirs
         command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "kelp_verif.mutation.plugin"]
         command += ["-p", "no:cacheprovider", "-m", "not slow", "-k", "not planted"]
-        command += ["--timeout", "0", *bench.tests]
+        # A test goes on until its last mutant has ended, however long each of them takes.
+        command += ["--timeout", "0", "-o", "faulthandler_timeout=0", *bench.tests]
         log = root / f"{bench.name}.log"
         with open(log, "w", encoding="utf-8") as handle, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
