@@ -176,7 +176,7 @@ class Engines:
         return Session(
             ld_id=rng.randrange(16),
             host_type=rng.getrandbits(1),
-            used_queues=used(c.queues),
+            used_queues=1 if rng.random() < 0.12 else used(c.queues),
             used_lines=used(c.half_lines),
             k_only=int(rng.random() < 0.2),
             used_pages=used(c.pages),
