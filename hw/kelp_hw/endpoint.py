@@ -436,6 +436,8 @@ class Endpoint(wiring.Component):
         # Of memory's errors the engines learn after the frame table, in one cycle with the data
         # path.
         connect(m, s.data_path.o_error, error_lines.i)
+        # Registers pause the pipeline, too, and ask nobody whether it is empty: one that is empty
+        # already when an error comes stays so.
         m.d.comb += [
             s.tracker.hold.pause.eq(error_lines.hold.pause | s.registers.quiet),
             error_lines.hold.paused.eq(s.tracker.hold.paused),

@@ -144,14 +144,16 @@ class QueueCounters(wiring.Component):
         The counters of `wipe_squeue` become 0; held until a cycle with `wipe_ready`.
     wipe_ready : out
         The wipe is taken: what came before it is gone, what comes in this cycle or later counts.
-    read, read_squeue : in
-        A read is waited for; held until a cycle with `read_grant`. What is read without `read` is
-        as true, but asks for no cycle.
+    read : in
+        Somebody waits for the row of `read_squeue`: `quiet` may ask for a cycle. Held until a cycle
+        with `read_grant`; without it that row is read in every such cycle as well.
+    read_squeue : in
     read_grant : out
         The read is done in this cycle.
     read_data : out
     quiet : out
-        Until a read or wipe is done, nothing may begin that would be an event.
+        A read or a wipe has waited for `PATIENCE` cycles: until it is done, no op may begin whose
+        result would be an event here.
     idle : out
         No event is being counted.
     """

@@ -24,6 +24,7 @@ from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, QUEUE_C
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
+from .registers_tb import ON_ITS_WAY
 
 
 class Bench:
@@ -135,10 +136,6 @@ async def totals(dut):
     record(totals=dict(tb.seen))
 
 
-#: Cycles from `quiet` until no event comes any more.
-_ON_ITS_WAY = 8
-
-
 class QueueRows:
     """The queue counters as they should be: rows that count two streams of events, a wipe that
     waits for a cycle without, a read that was granted."""
@@ -158,7 +155,7 @@ class QueueRows:
         # What came in the last three cycles, which a read does not see.
         self.counting = deque([()] * 3)
         self.reading, self.waited = False, 0
-        self.quiet = deque([False] * _ON_ITS_WAY)
+        self.quiet = deque([False] * ON_ITS_WAY)
 
     def bump(self, squeue, bits):
         if bits is None:  # a wipe

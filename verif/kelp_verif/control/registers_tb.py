@@ -38,6 +38,8 @@ FULL = (1 << 64) - 1
 #: Cycles from a control op's intake until its decision shows in the session registers, at most:
 #: what the block is told of the pipeline is one more (docs/design.md §1).
 TO_M3 = DECIDED - 1
+#: Cycles from `quiet` until nothing is counted any more.
+ON_ITS_WAY = 8
 LINE_LIMIT = 1500
 #: Cycles until a queue's resident lines are counted; the last is more than a read waits.
 COUNTING = (0, 0, 1, 2, 30, 100, 400)
@@ -80,7 +82,7 @@ class TB:
         # Cycles in a row, at most, in which everything is counted that can be, then one without. So
         # are those that came some cycles behind one in which the block was `quiet`.
         self.storm = self.storm_left = 0
-        self.quiet = deque([0] * 8)
+        self.quiet = deque([0] * ON_ITS_WAY)
         # Whose resident lines are asked for, the cycles until they are counted, and those left; the
         # former two at the last answer.
         self.counted, self.counting, self.asked = (None, 0), 0, (None, 0)
