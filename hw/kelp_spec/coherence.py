@@ -181,6 +181,7 @@ SIZES: dict[str, Coherence] = {
     "unit_cxl_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "unit_flit": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
     "unit_select": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16),
+    "unit_select_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "trace_select": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),
     "unit_coherent": Coherence(sets=4, ways=2, sector=4, recalls=2, pending=16, eager=False),
     "trace": Coherence(sets=128, ways=4, sector=16, recalls=4, pending=128),

@@ -407,6 +407,22 @@ _UNIT = Config(
     candidates=4,
 )
 
+_UNIT_SELECT = _UNIT.with_(
+    name="unit_select",
+    pages=64,
+    frames=(32, 16, 16, 16),
+    select=8,
+    select_heads=2,
+    select_lines=2,
+    select_quota=4,
+    select_lanes=8,
+    select_groups=2,
+    select_looks=16,
+    select_estimates=True,
+    select_tables=True,
+    select_port=True,
+)
+
 _LLAMA70B = Config(
     name="llama70b",
     sessions=1,
@@ -419,12 +435,13 @@ _LLAMA70B = Config(
 #: Named configurations. `unit` is for proofs, `unit_select` for those of the choice near memory,
 #: `trace_select` fits the small model that chooses, every page of which has a frame,
 #: `unit_coherent` for a host that caches, `unit_cxl` with CXL.io before it, `unit_cxl_coherent`
-#: with both, `unit_flit` with a front for a link of flits, `trace` fits the
-#: recordings of the small model, `smollm2` those of SmolLM2-135M, every page of which has a frame
-#: in each pool, `ulx3s` an ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B,
-#: `llama70b_select` that with the choice near memory; `64x64` and `640x8192` are the two ends of
-#: the scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between its block
-#: RAMs and the registers behind them, where its clock has no room for them.
+#: with both, `unit_select_coherent` for a host that caches and lets its device choose, `unit_flit`
+#: with a front for a link of flits, `trace` fits the recordings of the small model, `smollm2` those
+#: of SmolLM2-135M, every page of which has a frame in each pool, `ulx3s` an ECP5-85F, `llama70b`
+#: one 128K-token sequence of Llama-3-70B, `llama70b_select` that with the choice near memory;
+#: `64x64` and `640x8192` are the two ends of the scaling benchmark. `ulx3s` leaves out `protect`:
+#: encoders and decoders lie between its block RAMs and the registers behind them, where its clock
+#: has no room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -449,21 +466,8 @@ NAMED: dict[str, Config] = {
             codec_lanes=8,
         ),
         _UNIT.with_(name="unit_flit", flits=16),
-        _UNIT.with_(
-            name="unit_select",
-            pages=64,
-            frames=(32, 16, 16, 16),
-            select=8,
-            select_heads=2,
-            select_lines=2,
-            select_quota=4,
-            select_lanes=8,
-            select_groups=2,
-            select_looks=16,
-            select_estimates=True,
-            select_tables=True,
-            select_port=True,
-        ),
+        _UNIT_SELECT,
+        _UNIT_SELECT.with_(name="unit_select_coherent", coherence=True, codec_lanes=8),
         Config(
             name="trace_select",
             queues=12,

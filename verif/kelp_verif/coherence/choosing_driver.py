@@ -31,7 +31,7 @@ from .endpoint_bench import OPEN, CachingDriver, each_weather, weather
 __all__ = ["CONFIG", "ChoosingDriver", "choosing_weather", "main"]
 
 #: An endpoint with both, and so many pages of each queue that some are resident.
-CONFIG, PAGES = named("unit_select").with_(coherence=True, codec_lanes=8), 12
+CONFIG, PAGES = named("unit_select_coherent"), 12
 _NXM, _POISON = 2, 3
 _LOOKS = 4000  #: reads of an answer until it counts as missing
 _ROUNDS = 12  #: times that the lines of a choice's slots are read
