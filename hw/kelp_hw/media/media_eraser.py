@@ -18,10 +18,10 @@ __all__ = ["MediaEraser"]
 
 class MediaEraser(wiring.Component):
     """Between the endpoint and what holds its data. While `go` is on, with the endpoint at rest,
-    each line of DRAM is written with zeros, once, and the tier gets one ERASE
-    (docs/cold_tier.md), whose id is none of the endpoint's. When memory has confirmed every line
-    and the tier has completed, `done` is on until `go` is off. There is no time limit: an erasure
-    of the tier takes what it takes.
+    each line of DRAM is written with zeros, once, AW and W beside each other, so that memory may
+    take either first; and the tier gets one ERASE (docs/cold_tier.md), whose id is none of the
+    endpoint's. When memory has confirmed every line and the tier has completed, `done` is on until
+    `go` is off. There is no time limit: an erasure of the tier takes what it takes.
 
     Latency: `LATENCY` of the endpoint's messages, which pass combinationally, and of `go` to the
     first line. Interval: `INTERVAL`, a line a cycle. Errors: `failed`.
@@ -89,7 +89,8 @@ class MediaEraser(wiring.Component):
             outer.aw.valid.eq(Mux(self.go, asked != lines, inner.aw.valid)),
             outer.aw.p.eq(inner.aw.p),
             inner.aw.ready.eq(outer.aw.ready & ~self.go),
-            outer.w.valid.eq(Mux(self.go, given != asked, inner.w.valid)),
+            # Not behind AW: memory may wait for both before it takes either.
+            outer.w.valid.eq(Mux(self.go, given != lines, inner.w.valid)),
             outer.w.p.eq(inner.w.p),
             inner.w.ready.eq(outer.w.ready & ~self.go),
             inner.b.valid.eq(outer.b.valid & ~self.go),
@@ -118,7 +119,10 @@ class MediaEraser(wiring.Component):
             m.d.sync += [asked.eq(0), given.eq(0), confirmed.eq(0)]
         m.d.sync += [
             Assert(~(self.go & (inner.aw.valid | inner.w.valid)), "the endpoint is not at rest"),
-            Assert(~(self.go & outer.b.valid) | (confirmed != given), "confirmed and not given"),
+            Assert(
+                ~(self.go & outer.b.valid) | ((confirmed != given) & (confirmed != asked)),
+                "confirmed and not given",
+            ),
         ]
         self._show(m, all_of_them)
         return all_of_them

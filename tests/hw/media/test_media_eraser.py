@@ -124,6 +124,33 @@ def test_every_line_is_zero_and_the_tier_forgets(config, bad, status, failed):
     simulate(bench.dut, run)
 
 
+@pytest.mark.parametrize("first", ["both", "w", "aw"])
+def test_memory_may_take_address_and_data_in_any_order(first):
+    """Both in one cycle, as the boards' memories do, or all that there is of one before the other:
+    neither waits for the other to be taken."""
+    dut, lines = eraser(), UNIT.dram_lines
+    taken = {"aw": 0, "w": 0}
+
+    async def run(ctx):
+        axi, confirmed = dut.outer_axi, 0
+        ctx.set(dut.go, 1)
+        for _ in range(3 * lines):
+            answers = confirmed < min(taken.values())
+            ctx.set(axi.b.valid, answers)
+            confirmed += answers
+            await ctx.delay(1e-9)
+            offers = {name: ctx.get(getattr(axi, name).valid) for name in taken}
+            for name in taken:
+                later = first not in (name, "both") and taken[first] < lines
+                ready = all(offers.values()) if first == "both" else offers[name] and not later
+                ctx.set(getattr(axi, name).ready, ready)
+                taken[name] += ready
+            await ctx.tick()
+        assert taken == {"aw": lines, "w": lines} and confirmed == lines
+
+    simulate(dut, run)
+
+
 def test_it_waits_for_the_tier_and_for_memory():
     for held in ("tier", "memory"):
         bench = Bench(2, ready=1)
