@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import re
 import shutil
 import signal
 import threading
@@ -23,6 +24,8 @@ import numba
 import kelp_spec
 
 __all__ = ["njit"]
+
+_OURS = re.compile(r"kelp-[0-9a-f]{16}")
 
 
 def njit(function: Callable) -> Callable:
@@ -64,7 +67,8 @@ def _undisturbed() -> Iterator[None]:
 @functools.cache
 def _folder(given: str) -> Path:
     """Where code for today's sources is kept, beside this file or where NUMBA_CACHE_DIR says. What
-    is there for others goes. Where nothing can be written numba finds a place of its own."""
+    is there for others goes, and nothing else: that may be anybody's folder. Where nothing can be
+    written numba finds a place of its own."""
     state = hashlib.sha256()
     for package in (Path(kelp_spec.__file__).parent, Path(__file__).parent):
         for path in sorted(package.rglob("*.py")):
@@ -72,6 +76,6 @@ def _folder(given: str) -> Path:
     root = Path(given) if given else Path(__file__).parent / "__pycache__"
     folder = root / f"kelp-{state.hexdigest()[:16]}"
     for other in root.glob("kelp-*"):
-        if other != folder:
+        if other != folder and _OURS.fullmatch(other.name):
             shutil.rmtree(other, ignore_errors=True)
     return folder

@@ -146,19 +146,27 @@ class Worker:
 
     def stop(self) -> None:
         """After what was submitted."""
-        self._queue.put(None)
+        self.let_go()
         self._thread.join()
+
+    def let_go(self) -> None:
+        """As :meth:`stop`, without waiting."""
+        self._queue.put(None)
 
     def _run(self):
         while (item := self._queue.get()) is not None:
-            calls, completion = item
-            completion.state, completion.started = State.RUNNING, time.monotonic()
-            try:
-                for call in calls:
-                    completion.results.append(call())
-                    completion.completed += 1
-                completion.state = State.DONE
-            except BaseException as error:
-                completion.error, completion.state = error, State.FAILED
-            completion.finished = time.monotonic()
-            completion._event.set()
+            _carry_out(*item)
+            del item  # what a batch is of does not live until the next one comes
+
+
+def _carry_out(calls, completion: Completion) -> None:
+    completion.state, completion.started = State.RUNNING, time.monotonic()
+    try:
+        for call in calls:
+            completion.results.append(call())
+            completion.completed += 1
+        completion.state = State.DONE
+    except BaseException as error:
+        completion.error, completion.state = error, State.FAILED
+    completion.finished = time.monotonic()
+    completion._event.set()

@@ -109,7 +109,7 @@ class BlockStore:
         stored, when every block is pinned.
 
         Raises ValueError for more than `block_bytes`, DeviceFullError when the device had no frame:
-        the block is then not there.
+        the block is then not there. SessionClosedError once the store is closed.
         """
         done = self.put_many([(key, data)])[0]
         if isinstance(done, Exception):
@@ -123,6 +123,7 @@ class BlockStore:
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
         with self._lock:
+            self.session._usable()  # else its number, and so these lines, may be another's
             try:
                 self._put_many(items, placed, results)
             except BaseException:
@@ -183,7 +184,8 @@ class BlockStore:
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is
-        lost, another CxlKvError when the device cannot be asked: the block is then dropped."""
+        lost, another CxlKvError when the device cannot be asked: the block is then dropped.
+        SessionClosedError once the store is closed."""
         got = self.get_many([key])[0]
         if isinstance(got, Exception):
             raise got
@@ -201,6 +203,7 @@ class BlockStore:
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self._lock:
+            self.session._usable()
             for key in keys:
                 _check_key(key)
                 results.append(None)
@@ -311,6 +314,7 @@ class BlockStore:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
         c = self.device.config
         with self._lock:
+            self.session._usable()
             wanted = [
                 self._addresses(*self._index[key])[:: c.page_lines]
                 for key in keys
@@ -350,7 +354,7 @@ class BlockStore:
             return self._index[key][1] if key in self._index else 0
 
     def close(self) -> None:
-        """Forget every block and close the session."""
+        """Forget every block and close the session: nothing is put or found from then on."""
         with self._lock:
             self._index.clear()
             self.session.close()

@@ -316,6 +316,8 @@ class Device:
                 raise TransportError("the device was closed; open it again")
             if self._worker is None:
                 self._worker = Worker()
+                # Of a device that nobody closed: the thread ends with it.
+                weakref.finalize(self, self._worker.let_go).atexit = False
             return self._worker
 
     def close(self) -> None:

@@ -31,11 +31,13 @@ def bf16_to_float32(bits) -> np.ndarray:
 def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
     """Elements as uint16 bit patterns; ValueError for what is not the session's type.
 
-    Taken as they are: any two-byte type (uint16, bfloat16 of another package), float16 only where
-    the session is fp16. What has the other byte order is turned round.
+    Taken as they are: two-byte integers, and other types of two bytes; but float16 only where the
+    session is fp16, and another package's bfloat16 only where it is bf16. What has the other byte
+    order is turned round.
     """
     array = np.asarray(array)
-    if array.dtype.itemsize != 2 or array.dtype == np.float16 and host_type != HostType.FP16:
+    other = "bfloat16" if host_type == HostType.FP16 else "float16"
+    if array.dtype.itemsize != 2 or array.dtype.type.__name__ == other:
         legal = (
             "float16 or uint16 bit patterns"
             if host_type == HostType.FP16

@@ -166,7 +166,8 @@ class Session:
         try:
             self.device.transport.store(addresses, lines)
         except BusError as error:
-            raise BusError(error.message, **self.layout.place(error.address)) from None
+            place = {} if error.address is None else self.layout.place(error.address)
+            raise BusError(error.message, **place) from None
         except (NotMappedError, TransportError) as error:
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         self._check_written()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from urllib.parse import parse_qsl
 
@@ -13,7 +14,7 @@ from .arguments import instance, integer, short, switch, whole
 from .core import Core
 from .errors import UnsupportedError
 
-__all__ = ["config_of", "make_core", "split"]
+__all__ = ["config_of", "is_port", "make_core", "split"]
 
 DEFAULT_CONFIG = "trace"
 _LEGAL = (
@@ -27,7 +28,7 @@ def split(url: str) -> tuple[str, str, dict[str, str]]:
     scheme, colon, rest = instance("device", url, str, _LEGAL).partition(":")
     rest, _, query = rest.partition("?")
     pathless = scheme.lower() in ("dax", "cxl", "serial") and not rest
-    if not colon or not scheme or pathless or "\0" in url:
+    if not colon or not scheme or pathless or "\0" in url or not _is_encodable(url):
         raise ValueError(f"device {short(url)} is refused; legal: {_LEGAL}")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
@@ -39,6 +40,20 @@ def split(url: str) -> tuple[str, str, dict[str, str]]:
     if len(options) < len(pairs):
         raise ValueError(f"options {query!r} of {url!r} are refused; legal: each name once")
     return scheme.lower(), rest, options
+
+
+def is_port(text: str) -> bool:
+    """Whether it is a TCP port's number, 0 for any among them."""
+    return text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 65536
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a path may be named so."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def config_of(name: str, options: dict[str, str]) -> Config:

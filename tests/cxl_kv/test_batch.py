@@ -3,7 +3,9 @@
 """Many threads on one device: plain calls, hints, telemetry and batches at once; each session keeps
 what it was given."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +13,22 @@ import pytest
 import cxl_kv
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+
+
+def test_a_device_that_nobody_closed_leaves_no_thread():
+    def use():
+        device = cxl_kv.open("golden:unit")
+        batch = device.batch()
+        batch.advance(device.open_session(SHAPE))
+        batch.submit().result(30)
+        return weakref.ref(device), weakref.ref(device.worker._thread)
+
+    device, thread = use()
+    gc.collect()
+    assert device() is None
+    if (left := thread()) is not None:
+        left.join(30)
+        assert not left.is_alive()
 
 
 @pytest.mark.parametrize(

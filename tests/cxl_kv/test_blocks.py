@@ -123,6 +123,29 @@ def test_a_block_behind_a_server_that_has_gone_is_not_there(tmp_path):
         assert 1 not in store
 
 
+def test_a_closed_store_touches_nothing(device):
+    """Its number is the next session's, whose lines it would write."""
+    store = BlockStore(device, 4096)
+    assert store.put("mine", block(1, 4096))
+    store.close()
+    store.close()
+    shape = cxl_kv.ModelShape(layers=1, kv_heads=2, head_dim=32)
+    with device.open_session(shape, max_tokens=4) as successor:
+        assert successor.number == store.session.number
+        ones = np.ones((2, 4, 32), np.float16)
+        successor.write(0, ones, ones)
+        for late in (
+            lambda: store.put("late", block(2, 4096)),
+            lambda: store.put_many([("late", block(2, 4096))]),
+            lambda: store.get("mine"),
+            lambda: store.prefetch(["mine"]),
+        ):
+            with pytest.raises(cxl_kv.SessionClosedError):
+                late()
+        assert len(store) == 0
+        assert all((half == 1).all() for half in successor.read(0, stop=4))
+
+
 def test_blocks_can_be_fetched_ahead():
     with cxl_kv.open("golden:unit") as device, BlockStore(device, 512) as store:
         device.configure(prefetch=["spec_read"], low_water=1, high_water=2)

@@ -3,6 +3,7 @@
 """The optional C library: built from nothing, it stores lines by every way that this CPU has,
 survives memory that is gone, and changes no answer."""
 
+import errno
 import os
 import platform
 import shutil
@@ -160,6 +161,44 @@ def test_dax_answers_alike_with_and_without(built, tmp_path, monkeypatch):
                 session.read([0, 1], stop=24)
             answers.append((seen, str(caught.value)))
     assert answers[0] == answers[1]
+
+
+def test_where_no_library_may_be_looked_for_all_goes_on_without(tmp_path, monkeypatch):
+    """A user without a home, as in a container, and one who may not look into it."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    for cache, spoil in (
+        ("", lambda m: m.setattr(native.Path, "home", homeless)),
+        (str(tmp_path), lambda m: m.setattr(os, "stat", refused)),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        native.library.cache_clear()
+        with monkeypatch.context() as patched:
+            spoil(patched)
+            assert native.library() is None
+            if not cache:
+                with pytest.raises(native.BuildError, match="home directory"):
+                    native.build()
+    # A relative folder would be another one wherever the process is: whoever lays a library there.
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert native.path().is_absolute()
+    native.library.cache_clear()
+
+
+def test_a_compiler_that_takes_arguments_or_finds_no_room(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CC", "false --first")
+    with pytest.raises(native.BuildError, match="file.*: Not a directory"):
+        native.build()
+    (tmp_path / "file").unlink()
+    with pytest.raises(native.BuildError, match="^false --first -x c"):
+        native.build()
 
 
 def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ and both back ends answer alike."""
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from narrow_unit import RTL
@@ -154,6 +155,19 @@ def test_the_other_byte_order_is_turned_round(dtype):
         assert (got_k == k).all() and (got_v == v).all()
         with pytest.raises(ValueError, match="in this machine's order"):
             session.read(0, stop=8, dtype=">u2")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [("bf16", np.float16), ("bf16", ">f2"), ("fp16", ml_dtypes.bfloat16)],
+)
+def test_the_bits_of_another_type_are_not_taken_for_ours(dtype, other):
+    with cxl_kv.open("golden:unit") as device:
+        session = device.open_session(small(formats="raw16", dtype=dtype))
+        ones = np.ones((2, 4, 32), other)
+        with pytest.raises(ValueError, match="k of dtype .* is refused; this session takes"):
+            session.write(0, ones, ones)
+        assert not session.read(0, stop=4, dtype=np.uint16)[0].any()
 
 
 @pytest.mark.timeout(1800)

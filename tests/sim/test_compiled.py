@@ -10,6 +10,8 @@ import textwrap
 
 from paths import ROOT
 
+from kelp_sim.compiled import _folder
+
 SCRIPT = "from kelp_sim.select.memory import _guess_place; print(_guess_place(65535, 65535))"
 
 
@@ -49,6 +51,17 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path):
     assert first == 143 and files
     assert place(12) == (143, files)
     assert place(10)[0] == 99
+
+
+def test_nothing_of_others_is_removed(tmp_path):
+    """NUMBA_CACHE_DIR may be a home folder."""
+    outdated = tmp_path / "kelp-0123456789abcdef"
+    others = [tmp_path / name for name in ("kelp-notes", "kelp-2", "kelp-0123456789abcdef0")]
+    for folder in (outdated, *others):
+        folder.mkdir()
+        (folder / "a file").write_text("kept")
+    assert _folder(str(tmp_path)).parent == tmp_path
+    assert not outdated.exists() and all((folder / "a file").exists() for folder in others)
 
 
 def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch):

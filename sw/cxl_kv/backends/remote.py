@@ -27,7 +27,7 @@ from ..process import Home, let_go_in_children
 from ..serving.tokens import read_token
 from ..serving.wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
 from ..transport import Transport, as_addresses, as_lines
-from ..url import split
+from ..url import is_port, split
 
 __all__ = ["RemoteTransport", "connect"]
 
@@ -38,7 +38,7 @@ def connect(url: str, timeout: float) -> socket.socket:
     """A connected socket for a `unix:` or `tcp:` URL; ConnectionLostError when nobody listens."""
     scheme, rest, _ = split(url)
     host, _, port = rest.removeprefix("//").rpartition(":")
-    if scheme == "tcp" and not (host and port.isdecimal() and int(port) < 65536):
+    if scheme == "tcp" and not (host and is_port(port)):
         raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
     if scheme == "unix" and not rest:
         raise ValueError(f"{url!r} is refused; legal: unix:/path")
@@ -51,11 +51,12 @@ def connect(url: str, timeout: float) -> socket.socket:
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(timeout)
             connection.connect(rest)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of what no host can be called
         if connection is not None:
             connection.close()
+        reason = getattr(error, "strerror", None) or error
         raise errors.ConnectionLostError(
-            f"{url}: nobody serves there ({error.strerror or error}); start one with: kelp "
+            f"{url}: nobody serves there ({reason}); start one with: kelp "
             + f"serve golden:trace --listen {url.partition('?')[0]}"
         ) from None
     return connection
@@ -131,7 +132,10 @@ class RemoteTransport(Transport):
         kind = getattr(errors, reply["error"], errors.TransportError)
         if not (isinstance(kind, type) and issubclass(kind, errors.CxlKvError)):
             kind = errors.TransportError
-        raise kind(reply["message"])
+        error = kind(reply["message"])
+        if isinstance(error, errors.BusError):
+            error.address = reply.get("address")  # an older server tells none
+        raise error
 
     def _break(self, why):
         self._broken = why

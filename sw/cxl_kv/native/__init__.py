@@ -13,6 +13,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -48,36 +49,46 @@ class BuildError(Exception):
 
 
 def path() -> Path:
-    """Where this source's library is or would be."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Where this source's library is or would be. RuntimeError for a user without a home."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # by its specification, no such value counts
+        cache = Path.home() / ".cache"
     digest = hashlib.sha256(SOURCE.read_bytes() + os.uname().machine.encode()).hexdigest()[:16]
     return cache / "kelp" / f"lines-{digest}.so"
 
 
 def build() -> Path:
     """Compile the library unless it is there; its path. BuildError names what is missing."""
-    target = path()
-    if target.is_file():
+    try:
+        target = path()
+    except RuntimeError as error:
+        raise BuildError(f"XDG_CACHE_HOME names no folder, and: {error}") from None
+    if os.path.isfile(target):
         return target
-    compiler = os.environ.get("CC") or next(
-        (c for c in ("cc", "gcc", "clang", "g++") if shutil.which(c)), None
+    compiler = (
+        shlex.split(os.environ.get("CC", ""))
+        or [c for c in ("cc", "gcc", "clang", "g++") if shutil.which(c)][:1]
     )
-    if compiler is None:
+    if not compiler:
         raise BuildError(
             "there is no C compiler on PATH (cc, gcc or clang); on Debian or Ubuntu: apt-get "
             + "install gcc"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        command = [compiler, "-x", "c", "-O2", "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        except OSError as error:
-            raise BuildError(f"{compiler}: {error.strerror}") from None
-        if done.returncode:
-            raise BuildError(f"{' '.join(command)}:\n{done.stderr.strip()}")
-        os.replace(made, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            command = [*compiler, "-x", "c", "-O2", "-fPIC", "-shared", "-o", made, SOURCE]
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=120
+            )
+            if done.returncode:
+                raise BuildError(f"{' '.join(map(str, command))}:\n{done.stderr.strip()}")
+            os.replace(made, target)
+    except OSError as error:
+        raise BuildError(f"{error.filename}: {error.strerror}") from None
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler[0]} did not end within {error.timeout} s") from None
     library.cache_clear()
     return target
 
@@ -85,12 +96,14 @@ def build() -> Path:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library where it was built, else None."""
-    if os.environ.get("KELP_NATIVE") == "0" or not path().is_file():
+    if os.environ.get("KELP_NATIVE") == "0":
         return None
     try:
         found = ctypes.CDLL(str(path()))
-    except OSError:
-        return None  # built for another machine that shares this folder
+    except (OSError, RuntimeError):
+        # Not built; or for another machine that shares this folder; or this user may not look, or
+        # has no home, as in a container.
+        return None
     found.kelp_store.restype = found.kelp_load.restype = ctypes.c_long
     found.kelp_load_spans.restype = ctypes.c_long
     found.kelp_load.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]

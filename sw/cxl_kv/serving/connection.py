@@ -193,7 +193,11 @@ class Connection(Stream):
         except StopIteration as end:
             self._finish(Reply.OK, end.value or [])
         except (CxlKvError, ValueError) as error:
-            self._fail(type(error).__name__, getattr(error, "message", str(error)))
+            self._fail(
+                type(error).__name__,
+                getattr(error, "message", str(error)),
+                address=getattr(error, "address", None),
+            )
         except Exception as error:
             # A bug of ours: this client ends, the others go on.
             self.server.journal.error(
@@ -245,10 +249,13 @@ class Connection(Stream):
         self.write(frame(code, self._reply_number, *parts))
         self._lock_wait()
 
-    def _fail(self, kind: str, message: str) -> None:
+    def _fail(self, kind: str, message: str, *, address: int | None = None) -> None:
         if self.transport is None:
             self.closing = True
-        self._finish(Reply.FAILED, [to_json({"error": kind, "message": message[:2000]})])
+        what = {"error": kind, "message": message[:2000]}
+        if address is not None:
+            what["address"] = address
+        self._finish(Reply.FAILED, [to_json(what)])
 
     # - the lock's time ----------------------------------------------------------------------------
     def _lock_wait(self) -> None:

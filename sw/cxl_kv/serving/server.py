@@ -27,7 +27,7 @@ from logging import getLogger
 
 from ..core import Core
 from ..errors import DeviceFullError, UnsupportedError
-from ..url import split
+from ..url import is_port, split
 from .connection import Connection, Departure, Hangup, Next, Stream
 from .fair import FairQueue, Pace, Share
 from .journal import Journal, where
@@ -234,7 +234,7 @@ class Server:
 
     def _bind(self, url, exposed):
         host, _, port = split(url)[1].removeprefix("//").rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
+        if not host or not is_port(port):
             raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
         listener = socket.create_server(
             (host.strip("[]"), int(port)),

@@ -79,7 +79,8 @@ class Op(IntEnum):
 
 
 class Reply(IntEnum):
-    """How a request went. The payload of FAILED is JSON {"error": class name, "message": …}."""
+    """How a request went. The payload of FAILED is JSON {"error": class name, "message": …}, of a
+    BusError with the line's "address"."""
 
     OK = 0x80
     FAILED = 0x81

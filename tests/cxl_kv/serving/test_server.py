@@ -361,6 +361,19 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
             cxl_kv.open(url)
 
 
+def test_memory_that_goes_away_behind_a_server_is_named(tmp_path):
+    path = tmp_path / "memory"
+    with Server(make_core(f"dax:{path}?config=unit&create=1")) as server:
+        with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+            session = device.open_session(SHAPE)
+            k, v = tensors()
+            session.write([0, 1], k, v)
+            os.truncate(path, 2 << 20)  # the header is left
+            with pytest.raises(cxl_kv.BusError, match="session 0, layer 1, head 0, page 2") as lost:
+                session.write(1, k[1, :, 8:12], v[1, :, 8:12], start=8)
+            assert (lost.value.session, lost.value.layer, lost.value.page) == (0, 1, 2)
+
+
 def test_an_error_is_not_hidden_by_the_end_of_its_session(tmp_path):
     """With the connection the server closes the session, so that closing it has nothing to say."""
     shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
