@@ -6,6 +6,7 @@ and that no session outlives its request."""
 import contextlib
 import copy
 import gc
+import itertools
 import pickle
 
 import numpy as np
@@ -295,6 +296,67 @@ def test_rows_stay_as_they_are_where_a_copy_finds_no_session(device):
         cache.batch_select_indices(torch.tensor([1, 1, 1]))
         assert all(np.array_equal(row.read([0, 1], stop=12)[0], before[1]) for row in cache.rows)
         others[1].close()
+
+
+@pytest.mark.parametrize(
+    "rows", [[-1, 3], [-1, -1, 0], [3], [True, False, True, False], [2, 2, 2, 1]]
+)
+def test_rows_are_chosen_as_a_dynamic_cache_does(device, rows):
+    model, logits = model_of("llama"), []
+    for cache in (DynamicCache(config=model.config), EndpointCache(device, model.config)):
+        with torch.no_grad():
+            model(**prompt(batch=4), past_key_values=cache)
+            cache.batch_select_indices(torch.tensor(rows))
+            batch = sum(rows) if rows[0] is True else len(rows)
+            # The second pass sees what the first one has stored.
+            for first in (7, 17):
+                more = torch.arange(first, first + batch)[:, None]
+                logits.append(model(input_ids=more, past_key_values=cache).logits)
+    assert torch.equal(logits[0], logits[2]) and torch.equal(logits[1], logits[3])
+    cache.close()
+
+
+def test_rows_that_are_not_there_are_refused(device):
+    model = model_of("llama")
+    with EndpointCache(device, model.config) as cache, torch.no_grad():
+        model(**prompt(batch=3), past_key_values=cache)
+        before = list(cache.rows)
+        for wrong, problem in (
+            ([3], "row 3 is refused; legal: 0 … 2"),
+            ([0, -4], "row -4"),
+            ([True, False], "a mask of 2 for 3 rows"),
+        ):
+            with pytest.raises(IndexError, match=problem):
+                cache.batch_select_indices(torch.tensor(wrong))
+        assert cache.rows == before
+        cache.batch_select_indices(torch.tensor([], dtype=torch.int64))
+        with pytest.raises(ValueError, match="a batch of 1 rows for a cache of 0"):
+            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
+        cache.reset()
+        model(**prompt(batch=1), past_key_values=cache)
+
+
+@pytest.mark.parametrize("failing", ["read", "write"])
+def test_rows_that_a_failed_copy_has_spoiled_are_not_used(device, monkeypatch, failing):
+    """Rows 2 and 3 give way, and the second copy fails: row 2 holds what row 0 does by then."""
+    model = model_of("llama")
+    with EndpointCache(device, model.config) as cache:
+        with torch.no_grad():
+            model(**prompt(batch=4), past_key_values=cache)
+        plain, calls = getattr(cxl_kv.Session, failing), itertools.count(1)
+
+        def fails(session, *arguments, **named):
+            if next(calls) == 2:
+                raise cxl_kv.PoisonError("planted")
+            return plain(session, *arguments, **named)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cxl_kv.Session, failing, fails)
+            with pytest.raises(cxl_kv.PoisonError, match="planted"):
+                cache.reorder_cache(torch.tensor([0, 0, 1, 1]))
+        with pytest.raises(cxl_kv.SessionClosedError), torch.no_grad():
+            model(input_ids=torch.tensor([[7]] * 4), past_key_values=cache)
+    assert open_sessions(device) == 0
 
 
 def test_a_closed_cache_says_so(device):

@@ -389,7 +389,7 @@ class EndpointCache(Cache):
         batch = states.shape[0]
         if len(self.rows) == batch:
             return
-        if self.rows:
+        if self.rows or self.get_seq_length():  # where none was selected, none is begun amid it
             raise ValueError(f"a batch of {batch} rows for a cache of {len(self.rows)} is refused")
         rows: list[Session] = []
         try:
@@ -425,21 +425,28 @@ class EndpointCache(Cache):
         self._choose([row for row in range(len(self.rows)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._choose(
-            indices.nonzero().flatten().tolist()
-            if indices.dtype == torch.bool
-            else indices.tolist()
-        )
+        if indices.dtype != torch.bool:
+            self._choose(indices.tolist())
+            return
+        if len(indices) != len(self.rows):
+            raise IndexError(f"a mask of {len(indices)} for {len(self.rows)} rows is refused")
+        self._choose(indices.nonzero().flatten().tolist())
 
     def _choose(self, sources: Sequence[int]) -> None:
         """Sessions move to their new rows; a row that is wanted more than once is copied on the
         device's side of this library, as it reads.
 
-        A copy of raw16, fp8 or int8 is exact; int4 may round once more.
+        A copy of raw16, fp8 or int8 is exact; int4 may round once more. Where a copy fails that
+        has begun to take an old row's place the cache is closed, since the rows can be neither what
+        they were nor what they were to be.
         """
         old, length = self.rows, self.layers[0].length
         if not old:
             return
+        last = len(old) - 1
+        if outside := [row for row in sources if not -len(old) <= row <= last]:
+            raise IndexError(f"row {outside[0]} is refused; legal: 0 … {last}")
+        sources = [row % len(old) for row in sources]  # -1 is the last one
         taken: dict[int, Session] = {}
         rows: list[Session | None] = []
         for source in sources:
@@ -448,16 +455,21 @@ class EndpointCache(Cache):
         copies = [(i, source) for i, source in enumerate(sources) if rows[i] is None]
         dropped = [session for row, session in enumerate(old) if row not in taken]
         more: list[Session] = []
+        spoiled = False
         try:
             # All that are missing first: where the device is full, the rows stay as they are.
             while len(more) + len(dropped) < len(copies):
                 more.append(self._session())
             targets = more + dropped
             for (i, source), target in zip(copies, targets, strict=False):
-                _copy(old[source], target, list(range(self.stored)), length)
+                content = _content(old[source], self.stored, length)
+                spoiled |= target in dropped
+                _fill(target, content)
                 rows[i] = target
         except BaseException:
             self._spare += more
+            if spoiled:
+                self.close()
             raise
         self._spare += targets[len(copies) :]
         self.rows = rows
@@ -481,7 +493,7 @@ class EndpointCache(Cache):
                 copied.dtype, copied.device = mine.dtype, mine.device
         for row in self.rows:
             other.rows.append(other._session())
-            _copy(row, other.rows[-1], list(range(self.stored)), self.get_seq_length())
+            _fill(other.rows[-1], _content(row, self.stored, self.get_seq_length()))
         return other
 
     def __copy__(self):
@@ -608,11 +620,22 @@ def _to_torch(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return tensor if like.is_cpu else tensor.to(like.device)
 
 
-def _copy(source: Session, target: Session, layers: list[int], length: int) -> None:
-    """The first `length` positions, as they read, and how they are summarised."""
-    target.plans = dict(source.plans)
-    if length:
-        target.write(layers, *source.read(layers, stop=length, dtype=np.uint16))
+class _Content(NamedTuple):
+    """Of a session: some layers' first positions, as they read, and how they are summarised."""
+
+    plans: dict[int, np.ndarray]
+    halves: tuple[np.ndarray, np.ndarray] | None  #: of no position, None
+
+
+def _content(source: Session, layers: int, length: int) -> _Content:
+    halves = source.read(list(range(layers)), stop=length, dtype=np.uint16) if length else None
+    return _Content(dict(source.plans), halves)
+
+
+def _fill(target: Session, content: _Content) -> None:
+    target.plans = content.plans
+    if content.halves is not None:
+        target.write(list(range(len(content.halves[0]))), *content.halves)
 
 
 # - generate, which is to say how much is to come --------------------------------------------------
