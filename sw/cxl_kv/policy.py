@@ -111,5 +111,5 @@ class Policy:
 
     @property
     def budget_lines(self) -> int:
-        """The register `budget`: DRAM lines."""
-        return self.budget_bytes // LINE_BYTES
+        """The register `budget`: DRAM lines; of less than one, one, since 0 is no budget."""
+        return max(int(self.budget_bytes > 0), self.budget_bytes // LINE_BYTES)

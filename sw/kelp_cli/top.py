@@ -30,14 +30,15 @@ def register(app: typer.Typer) -> None:
         """Hit rate, residency per layer and head, prefetch usefulness, pools, sessions and events
         of a served device."""
         import cxl_kv
+        from cxl_kv.url import split
 
         if not 0 < interval < math.inf:
             raise UserError(f"interval = {interval} is refused; legal: above 0")
         try:
+            scheme, _, options = split(url)
+            ours = scheme == "unix" and "admin" not in options
             with cxl_kv.open(
-                url
-                if "admin=" in url or not url.startswith("unix:")
-                else url + ("&" if "?" in url else "?") + "admin=1"
+                url + ("&" if "?" in url else "?") + "admin=1" if ours else url
             ) as device:
                 before, events = device.counters(), []
                 if once:

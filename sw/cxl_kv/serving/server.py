@@ -102,6 +102,7 @@ class _Listener:
         listener.setblocking(False)
         self.server, self.socket, self.make, self.path = server, listener, make, path
         self.fileno, self.share, self.gone = listener.fileno(), server.unknown, False
+        self._file = _identity(path) if path else None
 
     def step(self) -> Next:
         try:
@@ -117,10 +118,10 @@ class _Listener:
         return Next.READ
 
     def close(self) -> None:
-        self.socket.close()
-        if self.path:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if self.path and _identity(self.path) == self._file:  # and not a successor's
                 os.unlink(self.path)
+        self.socket.close()
 
 
 class Server:
@@ -187,7 +188,9 @@ class Server:
         """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A
         dead server's socket file is replaced. Over TCP, clients need tokens, and the address is one
         of the loopback unless `exposed`."""
-        scheme, rest, _ = split(url) if ":" in url else ("", "", {})
+        scheme, rest, options = split(url) if ":" in url else ("", "", {})
+        if options:
+            raise ValueError(f"{url!r} is refused: its options are for those who connect")
         if scheme == "unix":
             if not rest or "\0" in rest:
                 # The kernel would give it a name of its own, which every user may connect to.
@@ -236,11 +239,14 @@ class Server:
         host, _, port = split(url)[1].removeprefix("//").rpartition(":")
         if not host or not is_port(port):
             raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
-        listener = socket.create_server(
-            (host.strip("[]"), int(port)),
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=256,
-        )
+        try:
+            listener = socket.create_server(
+                (host.strip("[]"), int(port)),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                backlog=256,
+            )
+        except UnicodeError as error:  # of what no host can be called
+            raise ValueError(f"{url!r} is refused: {error}") from None
         bound, port = listener.getsockname()[:2]
         if not exposed and not ipaddress.ip_address(bound).is_loopback:
             listener.close()
@@ -531,6 +537,11 @@ class Server:
             self._queue.add(item.share, item)
 
 
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 def _remove_dead(path: str) -> None:
     """Remove a socket file that nobody listens on; anything else there is left, and binding
     fails."""
@@ -540,6 +551,7 @@ def _remove_dead(path: str) -> None:
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)  # of one that is stopped, the queue may be full
         try:
             probe.connect(path)
         except ConnectionRefusedError:

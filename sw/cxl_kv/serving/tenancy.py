@@ -38,7 +38,8 @@ class Pins:
     """
 
     def __init__(self, budget_bytes: int):
-        self.lines = budget_bytes // LINE_BYTES
+        # A register holds so many; and 0 of them would be no budget at all.
+        self.lines = min(max(1, budget_bytes // LINE_BYTES), (1 << 32) - 1)
         # session → pages of each queue that its budget holds
         self.most: dict[int, list[int]] = {}
         self.pinned: dict[tuple[int, int], set[int]] = {}  # (session, queue) → pages

@@ -39,6 +39,8 @@ __all__ = ["METRICS", "Grant", "TokenError", "Tokens", "add", "read_token"]
 METRICS = "metrics"  #: name of the grant that reads every metric and is no tenant
 TENANTS = 15  #: LD-IDs that are not the control plane's
 _SHORTEST, _LONGEST = 32, 256
+_YEAR = 31_536_000  #: seconds
+_LARGEST = 1 << 20  #: characters of a file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
@@ -102,7 +104,7 @@ class Tokens:
         text = _private(path)
         try:
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # of what is nested, or a number of any length, too
             raise TokenError(f"{path} is no TOML") from None
         if not set(content) <= {METRICS, "tenants"} or not content:
             raise TokenError(f"{path} is refused; legal: [{METRICS}] and [tenants.NAME]")
@@ -121,8 +123,9 @@ class Tokens:
 
 def _put(grants, path, name, ld_id, entry):
     limits = {"clients": int, "sessions": int, "budget_bytes": int, "idle_seconds": int}
-    if not isinstance(entry, dict) or not set(entry) <= {"token", *(limits if ld_id else ())}:
-        raise TokenError(f"{name} of {path} is refused; legal: token, {', '.join(limits)}")
+    legal = ("token", *(limits if ld_id else ()))
+    if not isinstance(entry, dict) or not set(entry) <= set(legal):
+        raise TokenError(f"{name} of {path} is refused; legal: {', '.join(legal)}")
     token = entry.pop("token", None)
     if not isinstance(token, str) or not _is_token(token) or token in grants:
         raise TokenError(
@@ -130,9 +133,11 @@ def _put(grants, path, name, ld_id, entry):
             + "ASCII characters, each token once (kelp token makes them)"
         )
     for limit, value in entry.items():
-        if type(value) is not int or value < 1:
+        most = _YEAR if limit == "idle_seconds" else None
+        if type(value) is not int or value < 1 or most is not None and value > most:
+            legal = f"1 … {most}" if most else "1 and up"
             raise TokenError(
-                f"{limit} = {short(value)} of {name} in {path} is refused; legal: 1 and up"
+                f"{limit} = {short(value)} of {name} in {path} is refused; legal: {legal}"
             )
     grants[token] = Grant(name, ld_id, **entry)
 
@@ -150,7 +155,8 @@ def add(
 ) -> Grant:
     """Add a tenant (or METRICS) with a fresh token to the server's file, which is made where it is
     not there, and write its token into a new file. TokenError when either is refused."""
-    tokens, token_file = Path(tokens), Path(token_file)
+    # Of a link, what it points to is written anew, and not the link.
+    tokens, token_file = Path(os.path.realpath(tokens)), Path(token_file)
     table = METRICS if name == METRICS else f"tenants.{name}"
     if not _is_name(name):
         raise TokenError(f"tenant {name!r} is refused; legal: {_NAME.pattern}")
@@ -182,7 +188,11 @@ def _add(tokens, name, table, token_file, limits) -> Grant:
         _write_new(draft, after)
         grant = next(g for g in Tokens.load(draft).grants if g.name == name)
         _write_new(token_file, token + "\n")
-        os.replace(draft, tokens)
+        try:
+            os.replace(draft, tokens)
+        except OSError:
+            token_file.unlink()
+            raise
     except TokenError as error:
         raise TokenError(str(error).replace(str(draft), str(tokens))) from None
     except FileExistsError:
@@ -193,8 +203,14 @@ def _add(tokens, name, table, token_file, limits) -> Grant:
 
 
 def _write_new(path, text):
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    """A file that was not there, whole or not at all."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except BaseException:  # as on a full disk
+        os.unlink(path)
+        raise
 
 
 def _private(path) -> str:
@@ -210,7 +226,10 @@ def _private(path) -> str:
                 raise TokenError(
                     f"{path} may be read by others than you; make it yours alone: chmod 600 {path}"
                 )
-            return file.read(1 << 20)
+            text = file.read(_LARGEST + 1)
+            if len(text) > _LARGEST:
+                raise TokenError(f"{path} is no token file: it has over {_LARGEST} characters")
+            return text
     except OSError as error:
         raise TokenError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -4,6 +4,8 @@
 others do not notice."""
 
 import contextlib
+import errno
+import itertools
 import json
 import logging
 import os
@@ -622,6 +624,62 @@ def test_token_files_that_others_may_read_are_refused(tmp_path):
         with pytest.raises(TokenError) as caught:
             Tokens.load(tmp_path / "tokens.toml")
         assert "x" * 40 not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a = " + "[" * 100_000, "is no TOML"),
+        (f"a = {'9' * 5000}", "is no TOML"),
+        (f'[tenants.a]\ntoken = "{"x" * 40}"\nidle_seconds = {10**400}', "legal: 1 … 31536000"),
+        (f'[metrics]\ntoken = "{"x" * 40}"\nclients = 1', "legal: token$"),
+        ("#" * (1 << 20) + f'\n[tenants.a]\ntoken = "{"x" * 40}"', "over 1048576 characters"),
+    ],
+    ids=["nested", "digits", "idle", "limit", "long"],
+)
+def test_a_token_file_that_is_meant_to_hurt(tmp_path, text, problem):
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    for use in (Tokens.load, lambda path: add(path, "bob", tmp_path / "bob.token")):
+        with pytest.raises(TokenError, match=problem):
+            use(path)
+    assert os.listdir(tmp_path) == ["tokens.toml"]
+
+
+def test_a_link_to_the_tokens_stays_one(tmp_path):
+    """Else a server that reads what it points to never hears of the tenant."""
+    (tmp_path / "etc").mkdir()
+    real, link = tmp_path / "etc" / "tokens.toml", tmp_path / "tokens.toml"
+    link.symlink_to(real)
+    for name in ("alice", "bob"):
+        add(link, name, tmp_path / name)
+        assert link.is_symlink()
+    assert [grant.name for grant in Tokens.load(real).grants] == ["alice", "bob"]
+
+
+@pytest.mark.parametrize("failing", ["the tenant's file", "the end"])
+def test_no_half_of_a_token_is_left(tmp_path, monkeypatch, failing):
+    add(tmp_path / "tokens.toml", "alice", tmp_path / "alice")
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    plain, calls = os.fdopen, itertools.count(1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fdopen(descriptor, mode):
+        file = plain(descriptor, mode)
+        if next(calls) == 2:
+            file.write = full
+        return file
+
+    if failing == "the end":
+        monkeypatch.setattr(os, "replace", full)
+    else:
+        monkeypatch.setattr(os, "fdopen", fdopen)
+    with pytest.raises(OSError, match="No space left"):
+        add(tmp_path / "tokens.toml", "bob", tmp_path / "bob")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_tokens_that_are_made_at_once_are_all_there(tmp_path):

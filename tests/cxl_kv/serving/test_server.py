@@ -374,6 +374,44 @@ def test_memory_that_goes_away_behind_a_server_is_named(tmp_path):
             assert (lost.value.session, lost.value.layer, lost.value.page) == (0, 1, 2)
 
 
+def test_a_server_leaves_its_successors_socket_alone(tmp_path):
+    path = tmp_path / "kelp.sock"
+    with Server(make_core(DEVICE)) as server:
+        url = server.listen(f"unix:{path}")
+        path.unlink()  # as some clean-up of temporary files
+        with Server(make_core(DEVICE)) as successor:
+            successor.listen(url)
+            server.close()
+            with cxl_kv.open(url) as device:
+                assert device.ld_id
+        assert not path.exists()
+
+
+def test_a_stopped_server_with_a_full_queue_keeps_no_other_waiting(tmp_path):
+    url = f"unix:{tmp_path}/kelp.sock"
+    with socket.socket(socket.AF_UNIX) as stopped, contextlib.ExitStack() as waiting:
+        stopped.bind(f"{tmp_path}/kelp.sock")
+        stopped.listen(0)
+        for _ in range(2):
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(f"{tmp_path}/kelp.sock")
+        with Server(make_core(DEVICE)) as server:
+            with pytest.raises(OSError, match="Address already in use"):
+                server.listen(url)
+
+
+@pytest.mark.parametrize("budget", [1, 63, 1 << 38, 10**30])
+def test_a_budget_of_any_size_is_one(tmp_path, budget):
+    """More than a register holds is as much as it holds; less than a line is not none."""
+    with Server(make_core(DEVICE), budget_bytes=budget) as server:
+        with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+            session = device.open_session(SHAPE)
+            lines = server.core.window.values[f"s{session.number}_budget"]
+            assert lines == min(max(1, budget // 64), (1 << 32) - 1)
+
+
 def test_an_error_is_not_hidden_by_the_end_of_its_session(tmp_path):
     """With the connection the server closes the session, so that closing it has nothing to say."""
     shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
@@ -404,6 +442,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
         (["golden:nonsense"], "unknown configuration"),
         (["golden:unit", "--listen", "udp:x"], "kelp: 'udp:x' is refused"),
         (["golden:unit", "--listen", "unix:"], "'unix:' is refused; legal: unix:/path"),
+        (["golden:unit", "--listen", "unix:/tmp/x?admin=1"], "options are for those who connect"),
         (["golden:unit", "--listen", "tcp://127.0.0.1:0"], "kelp: tcp://127.0.0.1:0 is refused"),
         (["golden:unit", "--listen", f"unix:{__file__}"], "end what is there, or name another"),
         (["golden:unit", "--idle", "nan"], "idle = nan is refused"),
