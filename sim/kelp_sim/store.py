@@ -33,7 +33,7 @@ def entries(store: Path | None) -> list[dict]:
         lines = (head + file.read()).decode(errors="replace").splitlines()
     found = []
     for line in lines:
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(line))
     return [entry for entry in found if isinstance(entry, dict) and "key" in entry]
 

@@ -259,12 +259,12 @@ def test_batches_complete_in_order(device):
         batch.read(session, 0, stop=1)
 
 
-@pytest.mark.timeout(1800)
 def test_a_budget_of_less_than_a_line_is_one():
     lines = [cxl_kv.Policy(budget_bytes=size).budget_lines for size in (0, 1, 64, 127, 128)]
     assert lines == [0, 1, 1, 1, 2]  # 0 is no budget
 
 
+@pytest.mark.timeout(1800)
 def test_policy_changes_reach_the_queues(device):
     """With a budget of one page, a queue gives way to the others."""
     session = device.open_session(small(), policy=cxl_kv.Policy(budget_bytes=1 << 20))

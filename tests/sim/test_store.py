@@ -10,7 +10,11 @@ import pytest
 from kelp_sim.store import StoreError, append, entries
 
 
-@pytest.mark.parametrize("cut", [b"", b'{"key": "b", "ro', b'{"key": "b"}'])
+@pytest.mark.parametrize(
+    "cut",
+    [b"", b'{"key": "b", "ro', b'{"key": "b"}', b'{"key": ' + b"[" * 100_000, b"9" * 5000],
+    ids=["nothing", "half", "line", "nested", "digits"],
+)
 def test_what_is_appended_is_found_again_behind_a_line_that_was_cut(tmp_path, cut):
     store = tmp_path / "new" / "rows.jsonl"
     append(store, {"key": "a", "row": 1})

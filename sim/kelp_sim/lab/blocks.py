@@ -11,7 +11,6 @@ wrong with a file is a :class:`~kelp_sim.trace.trace.TraceError` of one line.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ import numpy as np
 
 from kelp_spec.files import whole_file
 
-from ..trace.trace import TraceError
+from ..trace.trace import TraceError, parsed, printable, read_arrays, read_meta
 
 __all__ = ["FORMAT", "IMPORTERS", "BlockTrace", "read_blocks"]
 
 FORMAT = "kelp-blocks-1"
 _COLUMNS = ("time_ms", "request", "block")
+_LATEST = 1e15  #: of a timestamp, in whatever unit: as milliseconds it is an int64
 #: libCacheSim's oracleGeneral record: seconds, object, bytes, next access.
 _ORACLE = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
 
@@ -71,26 +71,9 @@ class BlockTrace:
 
 def read_blocks(path: Path) -> BlockTrace:
     """The block trace at ``path``, checked."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [c for c in ("meta", *_COLUMNS) if c not in archive.files]
-            if missing:
-                raise TraceError(f"{path}: has no {', '.join(missing)}")
-            meta, columns = json.loads(str(archive["meta"])), {c: archive[c] for c in _COLUMNS}
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such trace") from None
-    except TraceError:
-        raise
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise TraceError(
-            f"{path}: is damaged or no .npz: {str(error).splitlines()[0][:120]}"
-        ) from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise TraceError(
-            f"{path}: meta.format is "
-            + f"{meta.get('format') if isinstance(meta, dict) else meta!r}, not {FORMAT!r}"
-        )
-    count = len(columns["block"])
+    columns = read_arrays(path, ("meta", *_COLUMNS))
+    meta = read_meta(path, columns.pop("meta"), FORMAT)
+    count = columns["block"].size
     for name, column in columns.items():
         if column.dtype != np.int64 or column.shape != (count,) or not count:
             raise TraceError(
@@ -109,7 +92,15 @@ def read_blocks(path: Path) -> BlockTrace:
             f"{path}: meta states {meta.get('references')} references to {meta.get('blocks')} "
             + f"blocks; there are {count} to {int(firsts[-1]) + 1}"
         )
-    return BlockTrace(str(meta.get("source")), int(meta.get("block_tokens", 0)), **columns)
+    block_tokens = _tokens(meta.get("block_tokens", 0), f"{path}: meta.block_tokens")
+    return BlockTrace(str(meta.get("source")), block_tokens, **columns)
+
+
+def _tokens(value, name: str) -> int:
+    """A count of a block's tokens, 0 where it is not known."""
+    if type(value) is not int or not 0 <= value < 1 << 24:
+        raise TraceError(f"{name} is {printable(repr(value))}; legal: 0 … {(1 << 24) - 1}")
+    return value
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict]]:
@@ -119,8 +110,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    entry = json.loads(line.decode())
-                except ValueError as error:  # nor UTF-8, maybe
+                    entry = parsed(line)
+                except ValueError as error:
                     raise TraceError(f"{path}: line {number} is not JSON: {error}") from None
                 if not isinstance(entry, dict):
                     raise TraceError(f"{path}: line {number} is no JSON object")
@@ -138,10 +129,12 @@ def _requests(
     times, requests, names = [], [], []
     for index, (number, entry) in enumerate(_lines(path)):
         blocks, at = entry.get(hashes), entry.get("timestamp")
-        if not isinstance(blocks, list) or not isinstance(at, int | float) or isinstance(at, bool):
+        timed = isinstance(at, int | float) and not isinstance(at, bool) and abs(at) < _LATEST
+        if not isinstance(blocks, list) or not timed:
             raise TraceError(f"{path}: line {number} has no timestamp or no list {hashes}")
         if tokens is not None:
-            block_tokens = int(entry.get(tokens, block_tokens))
+            said = entry.get(tokens, block_tokens)
+            block_tokens = _tokens(said, f"{path}: line {number}: {tokens}")
         names += [str(b) for b in blocks]
         times += [round(at * 1000 / per_second)] * len(blocks)
         requests += [index] * len(blocks)

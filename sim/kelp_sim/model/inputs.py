@@ -8,7 +8,6 @@ The dataclasses below are the schema. Numbers are above 0 unless :func:`_zero` (
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 from kelp_spec.files import read_text
+
+from ..trace.trace import parsed
 
 __all__ = [
     "DEFAULTS",
@@ -296,8 +297,10 @@ def load(path: Path = DEFAULTS) -> Inputs:
         table = tomllib.loads(read_text(path))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # nor UTF-8, or a number without end, maybe
         raise InputError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path} is not TOML: it is nested too deeply") from None
     try:
         inputs = _record(Inputs, table, "")
         _check(inputs)
@@ -309,7 +312,7 @@ def load(path: Path = DEFAULTS) -> Inputs:
 def with_bench(inputs: Inputs, path: Path) -> Inputs:
     """``inputs`` with the figures of [rtl] that a file of `kelp bench` holds."""
     try:
-        rows = {row["name"]: float(row["value"]) for row in json.loads(read_text(path))}
+        rows = {row["name"]: float(row["value"]) for row in parsed(read_text(path))}
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):
@@ -327,6 +330,11 @@ def with_bench(inputs: Inputs, path: Path) -> Inputs:
             f"{path} has none of the rows that [rtl] names, such as "
             + f"{inputs.rtl.hit_latency_cycles.row!r}"
         )
+    for figure in found.values():
+        if not 0 < figure.value < math.inf:
+            raise InputError(
+                f"{path}: {figure.row} = {figure.value} is refused; legal: numbers above 0"
+            )
     return replace(inputs, rtl=replace(inputs.rtl, **found))
 
 

@@ -11,12 +11,13 @@ with a host that reads everything from the device.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from ..trace.trace import parsed, printable
 
 __all__ = ["Llama", "ModelError", "attend", "check", "load"]
 
@@ -31,6 +32,8 @@ _SHAPE = (
     "rope_theta",
     "rms_norm_eps",
 )
+
+_MOST = 1 << 32  #: of any number of a configuration
 
 Store = Callable[[int, np.ndarray], np.ndarray]
 Attention = Callable[[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -82,10 +85,7 @@ class Llama:
 
     @property
     def head_dim(self) -> int:
-        return (
-            self.config.get("head_dim")
-            or self.config["hidden_size"] // self.config["num_attention_heads"]
-        )
+        return _head_dim(self.config)
 
     def losses(
         self, tokens: np.ndarray, store: Store | None = None, attention: Attention | None = None
@@ -189,7 +189,10 @@ def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 def check(config: dict, where: str) -> dict:
     """The configuration with what :class:`Llama` reads; ModelError where it runs no such model."""
     # transformers 5 keeps the base of RoPE in a table of its own.
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(rope, dict | None):
+        raise ModelError(f"{where} is no configuration of a model")
+    rope = rope or {}
     config = config | {"rope_theta": config.get("rope_theta") or rope.get("rope_theta")}
     missing = [key for key in _SHAPE if config.get(key) is None]
     if config.get("model_type") != "llama" or missing:
@@ -208,14 +211,59 @@ def check(config: dict, where: str) -> dict:
             f"{where} has rope_scaling, biases or another activation than silu, "
             + "which this model does not run"
         )
+    _check_sizes(config, where)
     return config
+
+
+def _check_sizes(config: dict, where: str) -> None:
+    for key in (*_SHAPE, *(["head_dim"] if config.get("head_dim") is not None else [])):
+        value, whole = config[key], key not in ("rope_theta", "rms_norm_eps")
+        is_number = isinstance(value, int if whole else int | float) and value is not True
+        if not is_number or not 0 < value < _MOST:
+            raise ModelError(f"{where}: {key} = {printable(repr(value))} is refused")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = _head_dim(config)
+    if heads % kv_heads or not head_dim or head_dim % 2:
+        raise ModelError(
+            f"{where}: {heads} heads of {head_dim} for {kv_heads} KV heads are refused; legal: a "
+            + "multiple, of an even size"
+        )
+
+
+def _head_dim(config: dict) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def _shapes(config: dict, width: int) -> dict[str, tuple[int, ...]]:
+    """Of every weight that :class:`Llama` reads, with feed-forward layers of ``width``."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"] * _head_dim(config)
+    kv_heads = config["num_key_value_heads"] * _head_dim(config)
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (heads, hidden),
+        "self_attn.k_proj": (kv_heads, hidden),
+        "self_attn.v_proj": (kv_heads, hidden),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
+    return {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    } | {
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(config["num_hidden_layers"])
+        for name, shape in layer.items()
+    }
 
 
 def load(folder: Path) -> Llama:
     """The model of a folder."""
     folder = Path(folder)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = parsed((folder / "config.json").read_text(encoding="utf-8"))
         data = (folder / "model.safetensors").read_bytes()
     except OSError as error:
         ours = folder.parts[:2] == ("data", "model")
@@ -229,20 +277,25 @@ def load(folder: Path) -> Llama:
     config = check(config, f"{folder}/config.json")
     try:
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + size])
+        header = parsed(data[8 : 8 + size])
         header.pop("__metadata__", None)
         weights = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end:
+                raise ValueError(f"{name} lies at {begin} … {end}")
             flat = np.frombuffer(data[8 + size + begin : 8 + size + end], _TYPES[entry["dtype"]])
             weights[name] = flat.reshape(entry["shape"]).astype(np.float32)
-        model = Llama(folder, config, weights, hashlib.sha256(data).hexdigest()[:16])
-        if any(
-            f"model.layers.{n}.mlp.down_proj.weight" not in weights for n in range(model.layers)
-        ):
-            raise KeyError("a layer's weights")
-    except (ValueError, KeyError, TypeError) as error:
+        width = len(weights["model.layers.0.mlp.gate_proj.weight"])
+        expected = _shapes(config, width)
+        if "lm_head.weight" in weights:
+            expected["lm_head.weight"] = expected["model.embed_tokens.weight"]
+        for name, shape in expected.items():
+            if weights[name].shape != shape:
+                raise ValueError(f"{name} is {list(weights[name].shape)}, not {list(shape)}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{folder}/model.safetensors cannot be used: {error}; fp16 or fp32 weights are expected"
+            f"{folder}/model.safetensors cannot be used: {printable(str(error))}; fp16 or fp32 "
+            + "weights are expected"
         ) from None
-    return model
+    return Llama(folder, config, weights, hashlib.sha256(data).hexdigest()[:16])

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import re
 import sysconfig
 from pathlib import Path
 
 import numpy as np
+
+from ..trace.trace import parsed, printable
 
 __all__ = ["Tokenizer", "TokenizerError", "texts"]
 
@@ -43,7 +44,7 @@ class Tokenizer:
 
     def __init__(self, path: Path):
         try:
-            table = json.loads(Path(path).read_text(encoding="utf-8"))
+            table = parsed(Path(path).read_text(encoding="utf-8"))
             model = table["model"]
             if model["type"] != "BPE" or table["pre_tokenizer"]["type"] != "ByteLevel":
                 raise TokenizerError(f"{path}: a byte-level BPE tokenizer is expected")
@@ -51,10 +52,18 @@ class Tokenizer:
                 tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]
             ]
             self._ids: dict[str, int] = model["vocab"]
+            tokens = {*_letters(), *("".join(merge) for merge in merges)}
+            if lacks := sorted(tokens - self._ids.keys()):
+                raise TokenizerError(f"{path}: its vocabulary lacks {printable(repr(lacks[0]))}")
+            if any(type(self._ids[token]) is not int for token in tokens):
+                raise TokenizerError(f"{path}: its vocabulary has other ids than numbers")
         except OSError as error:
             raise TokenizerError(f"{path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise TokenizerError(f"{path} is no tokenizer: {error}") from None
+        except TokenizerError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            said = printable(str(error))
+            raise TokenizerError(f"{path} is no tokenizer: {said}") from None
         self._rank = {pair: rank for rank, pair in enumerate(merges)}
         self._piece = functools.lru_cache(maxsize=65536)(self._merged)
 

@@ -18,7 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["FORMAT", "LINE_BYTES", "Trace", "TraceError", "read"]
+__all__ = [
+    "FORMAT",
+    "LINE_BYTES",
+    "Trace",
+    "TraceError",
+    "parsed",
+    "printable",
+    "read",
+    "read_arrays",
+    "read_meta",
+]
 
 FORMAT = "kelp-attention-1"
 LINE_BYTES = 64
@@ -154,7 +164,7 @@ class Trace:
 def read(path: str | Path) -> Trace:
     """The recording at ``path``, checked; :class:`TraceError` otherwise."""
     path = Path(path)
-    arrays = _arrays(path)
+    arrays = read_arrays(path, _ALWAYS, ("k", "v", "q"))
     numbers = _numbers(path, arrays["meta"])
     trace = Trace(
         path=path,
@@ -173,7 +183,11 @@ def read(path: str | Path) -> Trace:
     return trace
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: Path, always: tuple[str, ...], also: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
+    """Arrays of the .npz at ``path``: all of ``always``, and those of ``also`` that it has;
+    :class:`TraceError` otherwise."""
     if not path.exists():
         ours = path.parts[:2] == ("data", "traces")
         where = "; recordings are no part of the package: they lie in a checkout of KELP"
@@ -195,13 +209,13 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
                 raise TraceError(f"{path}: {fault}")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                missing = [key for key in _ALWAYS if key not in archive.files]
+                missing = [key for key in always if key not in archive.files]
                 if missing:
-                    found = _printable(", ".join(archive.files)) or "nothing"
+                    found = printable(", ".join(archive.files)) or "nothing"
                     raise TraceError(f"{path}: has no {', '.join(missing)}; found {found}")
                 return {
                     key: _load(path, archive, key)
-                    for key in (*_ALWAYS, "k", "v", "q")
+                    for key in (*always, *also)
                     if key in archive.files
                 }
     except PermissionError:
@@ -210,7 +224,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         raise
     except _DAMAGE as error:
         raise TraceError(
-            f"{path}: is damaged: {_printable(str(error)) or type(error).__name__}"
+            f"{path}: is damaged: {printable(str(error)) or type(error).__name__}"
         ) from error
 
 
@@ -219,31 +233,49 @@ def _load(path: Path, archive, key: str) -> np.ndarray:
         return archive[key]
     except _DAMAGE as error:
         raise TraceError(
-            f"{path}: {key} is damaged: {_printable(str(error)) or type(error).__name__}"
+            f"{path}: {key} is damaged: {printable(str(error)) or type(error).__name__}"
         ) from error
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a damaged file says may be of any length and hold any character; an error is one
     line."""
     return "".join(c if c.isprintable() else " " for c in text)[:120]
 
 
-def _numbers(path: Path, meta: np.ndarray) -> dict[str, int]:
-    """The sizes that ``meta`` states, each checked by itself and with the others."""
+def parsed(text: str | bytes):
+    """What JSON says; ValueError of one line, also where it is nested beyond what Python reads."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:  # nor UTF-8, or a number without end, maybe
+        raise ValueError(printable(str(error))) from None
+
+
+def read_meta(path: Path, meta: np.ndarray, format_: str) -> dict:
+    """What an array ``meta`` states, which is of ``format_``; :class:`TraceError` otherwise."""
     if meta.shape != () or meta.dtype.kind != "U":
         raise TraceError(f"{path}: meta is {meta.dtype}{list(meta.shape)}, not a string")
     try:
-        stated = json.loads(str(meta))
-    except json.JSONDecodeError as error:
+        stated = parsed(str(meta))
+    except ValueError as error:
         raise TraceError(f"{path}: meta is not JSON: {error}") from None
-    if not isinstance(stated, dict) or stated.get("format") != FORMAT:
+    if not isinstance(stated, dict) or stated.get("format") != format_:
         found = repr(stated.get("format")) if isinstance(stated, dict) else type(stated).__name__
-        raise TraceError(f"{path}: meta.format is {found}, not {FORMAT!r}")
+        raise TraceError(f"{path}: meta.format is {printable(found)}, not {format_!r}")
+    return stated
+
+
+def _numbers(path: Path, meta: np.ndarray) -> dict[str, int]:
+    """The sizes that ``meta`` states, each checked by itself and with the others."""
+    stated = read_meta(path, meta, FORMAT)
     for field in _NUMBERS:
         value = stated.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
-            raise TraceError(f"{path}: meta.{field} is {value!r}; legal: 1 … {(1 << 24) - 1}")
+            raise TraceError(
+                f"{path}: meta.{field} is {printable(repr(value))}; legal: 1 … {(1 << 24) - 1}"
+            )
     numbers = {field: stated[field] for field in _NUMBERS}
     if numbers["prefill_tokens"] % numbers["page_tokens"]:
         raise TraceError(

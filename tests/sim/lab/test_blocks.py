@@ -110,6 +110,69 @@ def test_a_faulty_block_trace_is_refused(tmp_path, change, fault):
         read_blocks(tmp_path / "t.npz")
 
 
+def test_a_damaged_block_trace_is_one_line(tmp_path):
+    """Any byte of it, cut anywhere; and an .npy, which is an array and no archive."""
+    path = tmp_path / "t.npz"
+    BlockTrace.of("test", 4, [0, 1, 1, 2], [0, 0, 1, 1], ["a", "b", "a", "c"]).write(path)
+    sound, random = path.read_bytes(), np.random.default_rng(1)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(sound)
+        damaged[random.integers(len(sound))] = random.integers(256)
+        path.write_bytes(damaged[: random.choice([len(sound), random.integers(len(sound))])])
+        try:
+            read_blocks(path)
+        except TraceError as error:
+            refused += "\n" not in str(error) and str(path) in str(error)
+    assert refused > 250
+    np.save(tmp_path / "t.npy", np.arange(4))
+    with pytest.raises(TraceError, match="is not an .npz"):
+        read_blocks(tmp_path / "t.npy")
+
+
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (dict(meta="[" * 100_000), "meta is not JSON: it is nested"),
+        (dict(meta=f'{{"a": {"9" * 5000}}}'), "meta is not JSON: Exceeds"),
+        (dict(block_tokens=None), "meta.block_tokens is None"),
+        (dict(block_tokens=float("nan")), "meta.block_tokens is nan"),
+        (dict(format="x" * 100_000), "meta.format is 'x{119}, not"),
+        (dict(block=np.int64(0)), r"block is int64\[\]; the format asks for int64\[1\]"),
+    ],
+)
+def test_a_senseless_block_trace_is_one_line(tmp_path, change, fault):
+    meta = dict(format="kelp-blocks-1", source="test", block_tokens=4, references=1, blocks=1)
+    meta |= {key: value for key, value in change.items() if key in meta}
+    columns = {name: np.zeros(1, np.int64) for name in ("block", "time_ms", "request")}
+    columns["meta"] = np.array(json.dumps(meta))
+    np.savez(
+        tmp_path / "t.npz",
+        **columns | {key: np.array(v) for key, v in change.items() if key in columns},
+    )
+    with pytest.raises(TraceError, match=fault):
+        read_blocks(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize(
+    "line,fault",
+    [
+        ("[" * 100_000, "line 2 is not JSON: it is nested"),
+        ('{"timestamp": NaN, "chunk_hashes": [1]}', "line 2 has no timestamp"),
+        ('{"timestamp": 1e999, "chunk_hashes": [1]}', "line 2 has no timestamp"),
+        (f'{{"timestamp": {10**30}, "chunk_hashes": [1]}}', "line 2 has no timestamp"),
+        ('{"timestamp": 1, "chunk_hashes": [1], "chunk_size": "a"}', "line 2: chunk_size is 'a'"),
+        ('{"timestamp": 1, "chunk_hashes": [1], "chunk_size": null}', "chunk_size is None"),
+        ('{"timestamp": 1, "chunk_hashes": [1], "chunk_size": 1e999}', "chunk_size is inf"),
+    ],
+)
+def test_a_senseless_line_is_named(tmp_path, line, fault):
+    path = tmp_path / "lookups.jsonl"
+    path.write_text('{"timestamp": 1, "chunk_hashes": [1], "chunk_size": 4}\n' + line)
+    with pytest.raises(TraceError, match=fault):
+        IMPORTERS["lmcache"](path)
+
+
 def test_the_command(tmp_path):
     done = kelp("import", "mooncake", mooncake(tmp_path / "m.jsonl"), "-o", tmp_path / "m.npz")
     assert done.exit_code == 0, done.output

@@ -305,6 +305,8 @@ TEXT = DEFAULTS.read_text(encoding="utf-8")
             "[rtl.hit_latency_cycles] has an unknown key 'values'",
         ),
         ("[gpu]\n", "[gpu\n", "is not TOML"),
+        ("[gpu]\n", f"[gpu]\na = {'[' * 100_000}", "is not TOML: it is nested too deeply"),
+        ("[gpu]\n", f"[gpu]\na = {'9' * 5000}\n", "is not TOML: Exceeds the limit"),
     ],
 )
 def test_bad_inputs_are_one_line(tmp_path, old, new, fault):
@@ -345,6 +347,9 @@ def test_a_run_of_bench_replaces_figures(inputs, tmp_path):
         ("[]", "none of the rows"),
         ("{", "no file of `kelp bench`"),
         ('[{"name": 3}]', "no file of `kelp bench`"),
+        ("[" * 100_000, "no file of `kelp bench`"),
+        ('[{"name": "endpoint.hit_latency_cycles", "value": NaN}]', "_cycles = nan is refused"),
+        ('[{"name": "endpoint.hit_latency_cycles", "value": 0}]', "_cycles = 0.0 is refused"),
     ):
         file.write_text(text)
         with pytest.raises(InputError, match=fault):

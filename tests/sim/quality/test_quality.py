@@ -269,6 +269,48 @@ def test_texts_are_the_same_ones_for_more():
     )
 
 
+def with_config(**changes):
+    def change(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def with_header(change):
+    """Of the weights' file."""
+
+    def write(folder):
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (lambda model: model.update(vocab=None), "is no tokenizer"),
+        (lambda model: model["vocab"].pop("h"), "its vocabulary lacks 'h'"),
+        (lambda model: model["vocab"].update(h=None), "other ids than numbers"),
+        (lambda model: model.update(merges=[["h", "h", "h", "q"]]), "lacks 'hhhq'"),
+        (lambda model: model.update(merges=[1]), "is no tokenizer"),
+        (lambda model: model.update(merges=[[[], []]]), "is no tokenizer"),
+    ],
+)
+def test_bad_tokenizers_are_one_line(tmp_path, change, fault):
+    table = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    change(table["model"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(tokens.TokenizerError, match=fault):
+        tokens.Tokenizer(tmp_path / "tokenizer.json")
+
+
 @pytest.mark.parametrize(
     "change,fault",
     [
@@ -282,6 +324,25 @@ def test_texts_are_the_same_ones_for_more():
             lambda folder: (folder / "model.safetensors").write_bytes(b"\x10" + bytes(40)),
             "cannot be used",
         ),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "is no configuration"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "nested too deeply"),
+        (with_config(rope_parameters=[1]), "is no configuration"),
+        (with_config(num_attention_heads=0), "num_attention_heads = 0 is refused"),
+        (with_config(rms_norm_eps="x"), "rms_norm_eps = 'x' is refused"),
+        (with_config(rope_theta=float("nan")), "rope_theta = nan is refused"),
+        (with_config(num_key_value_heads=3), "for 3 KV heads are refused"),
+        (with_config(vocab_size=8192), "model.embed_tokens.weight is [4096, "),
+        (with_config(num_hidden_layers=7), "model.layers.6."),
+        (with_header(lambda header: header.pop("model.norm.weight")), "model.norm.weight"),
+        (
+            with_header(lambda header: header["model.embed_tokens.weight"].update(shape=None)),
+            "model.embed_tokens.weight is [",
+        ),
+        (
+            with_header(lambda header: header["model.norm.weight"].update(data_offsets=[-8, 0])),
+            "model.norm.weight lies at -8 … 0",
+        ),
+        (with_header(lambda header: header.update(x=1)), "cannot be used"),
     ],
 )
 def test_bad_models_are_one_line(tmp_path, change, fault):

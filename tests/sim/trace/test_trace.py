@@ -96,6 +96,9 @@ def read_padding(bits):
         ),
         (changed(meta=np.array(7)), "meta is int64[], not a string"),
         (changed(meta=np.array("{layers: 2}")), "meta is not JSON"),
+        (changed(meta=np.array("[" * 100_000)), "meta is not JSON: it is nested too deeply"),
+        (changed(meta=np.array("9" * 5000)), "meta is not JSON: Exceeds the limit"),
+        (meta(steps="x" * 100_000), f"meta.steps is '{'x' * 119}; legal"),
         (changed(meta=np.array("[1]")), "meta.format is list, not 'kelp-attention-1'"),
         (
             meta(format="kelp-attention-2"),
