@@ -7,7 +7,6 @@ A hint is advice: it never changes data, and one that is lost costs hit rate alo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -54,7 +53,6 @@ class Hints:
         self._session = session
         self._base = AddressMap(session.device.config).hint_base
         self._sequence = 0
-        self._lock = threading.Lock()
 
     def push_mass(
         self, layer: int, head: int, masses, *, first_page: int = 0, advance: bool = False
@@ -159,7 +157,9 @@ class Hints:
                 "this back end is plain memory and takes no hints; golden:, rtl: and a KELP "
                 + "device do"
             )
-        with self._lock:
+        session.device.transport.home.check()  # a child's lock may be a lost thread's
+        with session._calls:
+            session._usable()  # else its number may be another's by now
             try:
                 lines: list[HintLine] = list(make(self._sequence))
                 rows = b"".join(pack(line, session.device.config) for line in lines)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Iterable
@@ -42,9 +43,23 @@ _SERIALS = itertools.count(1)
 _SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
 
 
+def _while_open(method):
+    """A method whose calls are carried out one by one, and none on a session that is closed: once
+    it is, its number may be another's, whose lines a call under way would read or write."""
+
+    @functools.wraps(method)
+    def call(self, *args, **named):
+        self.device.transport.home.check()  # a child's lock may be a lost thread's
+        with self._calls:
+            self._usable()
+            return method(self, *args, **named)
+
+    return call
+
+
 class Session:
     """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context
-    manager that closes it.
+    manager that closes it. Thread-safe: its calls are carried out one after the other.
 
     Arrays are [kv_heads, positions, head_dim] for one layer and [layers, kv_heads, positions,
     head_dim] for several. In a session of fp16 they are float16; in one of bf16, uint16 bit
@@ -93,13 +108,15 @@ class Session:
         self.serial = next(_SERIALS)
         self.closed = False
         self._sequence = 0
-        self._choosing = threading.Lock()
+        # Of the call under way: close waits for it, and the device has one place for queries.
+        self._calls = threading.RLock()
         # What is told up to here is of the sessions that had this number before.
         device.poll()
         self._polled = device.polled
         self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # - data ---------------------------------------------------------------------------------------
+    @_while_open
     def write(
         self,
         layer,
@@ -132,7 +149,6 @@ class Session:
             A page got no frame; what was written to it is lost. It names the page.
         SessionClosedError, SessionLostError, TransportError
         """
-        self._usable()
         layers, one = self._layers(layer)
         heads = self._heads(heads)
         if (v is None) != self.shape.k_only:
@@ -172,6 +188,7 @@ class Session:
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         self._check_written()
 
+    @_while_open
     def read(
         self,
         layer,
@@ -206,7 +223,6 @@ class Session:
             A line's content is lost; it names the page. Nothing is returned.
         NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
-        self._usable()
         layers, one = self._layers(layer)
         heads = self._heads(heads)
         dtype = self._element_type(dtype)
@@ -260,14 +276,15 @@ class Session:
             self._fail(addresses, status)
         return lines
 
+    @_while_open
     def view(self, layer: int, head: int, page: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The device's own memory of one page, without a copy: (k, v), uint16[page_tokens,
         head_dim], live and writable.
 
         Only where the device is mapped plain memory (`dax:`). Unlike :meth:`read`, touching a view
-        of memory that is gone ends the process with SIGBUS.
+        of memory that is gone ends the process with SIGBUS; and once the session is closed, what
+        lies there may be another's.
         """
-        self._usable()
         integer("page", page, 0, self.pages - 1)
         c, tokens = self.device.config, self.page_tokens
         first = int(
@@ -288,6 +305,7 @@ class Session:
         return halves[0], halves[1] if len(halves) == 2 else None
 
     # - choice near memory -------------------------------------------------------------------------
+    @_while_open
     def select(
         self,
         layer: int,
@@ -340,20 +358,18 @@ class Session:
         TransportError
             The doorbell or the plan did not arrive as it was written.
         """
-        self._usable()
-        self.device.transport.home.check()  # a child's lock may be a lost thread's
-        with self._choosing:  # the device has one place for queries and answers
-            return select(
-                self,
-                layer,
-                queries,
-                tokens=tokens,
-                pages=pages,
-                mass=mass,
-                scale=scale,
-                flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
-            )
+        return select(
+            self,
+            layer,
+            queries,
+            tokens=tokens,
+            pages=pages,
+            mass=mass,
+            scale=scale,
+            flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
+        )
 
+    @_while_open
     def plan(self, layer: int, keys, queries) -> None:
         """Name what a layer's pages are summarised by, from keys and queries at hand: better than
         what the first :meth:`select` reads and is given.
@@ -379,13 +395,12 @@ class Session:
         ValueError
             Shape or dtype does not fit, or a query has a NaN.
         """
-        self._usable()
         plan(self, layer, keys, queries)
 
+    @_while_open
     def sample(self, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys of a layer at some positions, float32 [kv_heads, n, head_dim]; and which of them
         could be read, bool [kv_heads, n]."""
-        self._usable()
         shape = self.shape
         layer, heads = integer("layer", layer, 0, shape.layers - 1), slice(0, shape.kv_heads)
         positions = self._positions(positions, None, 0)
@@ -397,6 +412,7 @@ class Session:
         known = (status.reshape(addresses.shape) == Status.DATA).all(axis=-1)
         return to_float32(rows, shape.dtype), known
 
+    @_while_open
     def gather(self, chosen: Chosen, *, dtype=None):
         """The keys and values of the pages that :meth:`select` chose.
 
@@ -413,7 +429,6 @@ class Session:
             A slot was given back meanwhile: select again.
         PoisonError, FlashError, DeviceFullError, SessionClosedError, TransportError
         """
-        self._usable()
         dtype = self._element_type(dtype)
         addresses, own, positions = gather(self, chosen)
         lines, status = self.device.transport.load(addresses.reshape(-1))
@@ -431,9 +446,9 @@ class Session:
         return self._sequence
 
     # - steps and policy ---------------------------------------------------------------------------
+    @_while_open
     def advance(self, steps: int = 1) -> None:
         """The session's step advances: one decode step is over."""
-        self._usable()
         integer("steps", steps, 0, (1 << 24) - 1)
         self.device.registers.write(
             self._name("command"), command=SessionCommand.ADVANCE, argument=steps
@@ -444,17 +459,17 @@ class Session:
         """The device's step counter of this session, modulo 2^24."""
         return self.state()["step"]
 
+    @_while_open
     def state(self) -> dict[str, int]:
         """Fields of the register `state`: open, busy, refused, decode, step."""
-        self._usable()  # once it is closed, the register is its successor's
         return self.device.registers.fields(self._name("state"))
 
+    @_while_open
     def set_policy(
         self, policy: Policy, *, layer: int | None = None, head: int | None = None
     ) -> None:
         """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the
         control plane's (LD-ID 0)."""
-        self._usable()
         instance("policy", policy, Policy, "a Policy")
         if policy.budget_bytes != self.policy.budget_bytes and self.device.ld_id:
             raise UnsupportedError(
@@ -505,6 +520,7 @@ class Session:
             r.write_many(writes)
 
     # - telemetry ----------------------------------------------------------------------------------
+    @_while_open
     def telemetry(self, by: str = "head") -> dict[str, np.ndarray]:
         """`hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the
         configuration keeps them `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`;
@@ -516,7 +532,6 @@ class Session:
             ``"head"``: of each queue, int64[layers, kv_heads]; ``"layer"``: int64[layers];
             ``"session"``: int64[].
         """
-        self._usable()
         if not isinstance(by, str) or by not in _SUMMED:
             raise ValueError(f"by = {short(by)} is refused; legal: {', '.join(_SUMMED)}")
         counts = {
@@ -547,10 +562,10 @@ class Session:
                     out[column].flat[queue] = value * 64 if column == "resident_bytes" else value
         return out
 
+    @_while_open
     def page_state(self, layer: int, head: int, page: int) -> dict:
         """A page's word: `state` (PageState), `pinned`, `last_step`, `format_k`, `format_v`,
         `place`."""
-        self._usable()
         layer = integer("layer", layer, 0, self.shape.layers - 1)
         head = integer("head", head, 0, self.shape.kv_heads - 1)
         integer("page", page, 0, self.pages - 1)
@@ -577,15 +592,17 @@ class Session:
 
     # - end ----------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Close the session; its pages are scrubbed and its frames free when this returns. Harmless
-        a second time, in a child of the process that opened it, and where the connection to the
-        server is lost: with that the server closes it, in its own time."""
+        """Close the session; its pages are scrubbed and its frames free when this returns. Waits
+        for other threads' calls that are under way. Harmless a second time, in a child of the
+        process that opened it, and where the connection to the server is lost: with that the server
+        closes it, in its own time."""
         if not self.closed:
-            self.closed = True
-            self.plans.clear()
+            self.closed = True  # from now on, no call begins
             if self.device.transport.home.left() or self.device.closed:
+                self.plans.clear()
                 return  # a device that was closed has closed its sessions
-            with contextlib.suppress(ConnectionLostError):
+            with self._calls, contextlib.suppress(ConnectionLostError):
+                self.plans.clear()
                 self.device.transport.close_session(self.number)
 
     def __enter__(self) -> Session:

@@ -3,14 +3,18 @@
 """Many threads on one device: plain calls, hints, telemetry and batches at once; each session keeps
 what it was given."""
 
+import contextlib
 import gc
 import threading
+import time
 import weakref
 
 import numpy as np
 import pytest
 
 import cxl_kv
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 
@@ -29,6 +33,39 @@ def test_a_device_that_nobody_closed_leaves_no_thread():
     if (left := thread()) is not None:
         left.join(30)
         assert not left.is_alive()
+
+
+@pytest.mark.parametrize("way", ["dax:{}/memory?config=trace&create=1", "unix:{}/kelp.sock"])
+def test_a_call_under_way_does_not_reach_the_sessions_successor(way, tmp_path):
+    """It is closed by one thread while another writes: the next session gets its number."""
+    shape = cxl_kv.ModelShape(layers=6, kv_heads=2, head_dim=32)
+    layers, k = list(range(6)), np.full((6, 2, 512, 32), 9, np.float16)
+    with contextlib.ExitStack() as stack:
+        if way.startswith("unix"):
+            server = stack.enter_context(Server(make_core("golden:trace")))
+            server.listen(way.format(tmp_path))
+        device = stack.enter_context(cxl_kv.open(way.format(tmp_path)))
+        for attempt in range(5):
+            closed, begun, ended = device.open_session(shape), threading.Event(), []
+
+            def write(session=closed, begun=begun, ended=ended):
+                try:
+                    while True:
+                        begun.set()
+                        session.write(layers, k, k)
+                except cxl_kv.SessionClosedError as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=write)
+            thread.start()
+            assert begun.wait(30)
+            time.sleep(0.008 * attempt)  # a write takes 20 ms and more
+            closed.close()
+            with device.open_session(shape) as successor:
+                assert successor.number == closed.number
+                thread.join(60)
+                assert not any(half.any() for half in successor.read(layers, stop=512))
+            assert len(ended) == 1
 
 
 @pytest.mark.parametrize(
