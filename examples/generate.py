@@ -105,25 +105,22 @@ def main() -> None:
     )
     options = parser.parse_args()
     k, _, v = options.formats.partition("/")
-    formats = cxl_kv.LayerFormats(k=k, v=v or k)
     try:
+        formats = cxl_kv.LayerFormats(k=k, v=v or k)
         model, tokenizer, inputs = (
             real(options.model, options.prompt) if options.model else stand_in()
         )
-    except ValueError as error:
+        most = inputs["input_ids"].shape[1] + options.tokens
+        with cxl_kv.open(options.device or fitting(model, most, options.resident)) as device:
+            compare(device, model, tokenizer, inputs, formats, options)
+    except (ValueError, cxl_kv.CxlKvError) as error:
         sys.exit(str(error))
-
-    most = inputs["input_ids"].shape[1] + options.tokens
-    with cxl_kv.open(options.device or fitting(model, most, options.resident)) as device:
-        compare(device, model, tokenizer, inputs, formats, options)
 
 
 def compare(device, model, tokenizer, inputs, formats, options) -> None:
     """Generate with DynamicCache and on the device, and print what came of it."""
     how = dict(max_new_tokens=options.tokens, do_sample=False)
-    plain = (options.device or "").startswith(
-        "dax:"
-    )  # memory that takes no hints and counts nothing
+    plain = not device.transport.hints  # memory that takes none and counts nothing
     policy = cxl_kv.Policy() if plain else cxl_kv.Policy(score="pushed", mass_gain=4)
     if not plain:
         use_probe(model)

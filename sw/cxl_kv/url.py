@@ -130,6 +130,8 @@ def make_core(url: str) -> Core:
 
         name = options.pop("config", "")
         core = CxlCore.open(rest, config_of(name, options) if name else None)
+    elif scheme in ("unix", "tcp"):
+        raise ValueError(f"{url!r} is refused here: it names a server, and no device of its own")
     else:
         raise ValueError(
             f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, cxl, unix, tcp, "

@@ -71,7 +71,7 @@ def register(app: typer.Typer) -> None:
             real("idle", idle, 0.001, 31_536_000)
             if budget is not None:
                 integer("budget", budget, 1)
-            known = Tokens.load(tokens) if tokens else None
+            known = None if tokens is None else Tokens.load(tokens)
             core = make_core(device)
         except (ValueError, CxlKvError) as error:
             raise UserError(str(error)) from None

@@ -23,6 +23,7 @@ _MEASURED = (
     (0.50, 98.12, 99.47, 99.89),
     (1.0, 100.0, 100.0, 100.0),
 )
+_MOST = 10**18  #: tokens, or users
 _POLICIES = ("LRU per queue", "LRU pooled", "Belady pooled (bound)")
 
 
@@ -51,6 +52,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """DRAM and flash for a model's users, and the hit rate that recordings had at that share of
         DRAM."""
+        from cxl_kv.arguments import short
         from cxl_kv.shape import LayerFormats, preset
         from kelp_spec.formats import LINE_BYTES, formats_of
         from kelp_spec.geometry import smallest_pool, stored_lines
@@ -61,10 +63,10 @@ def register(app: typer.Typer) -> None:
             pool_formats = Config(name="size", pool_formats=tuple(pools.split(","))).pool_formats
         except ValueError as error:
             raise UserError(str(error)) from None
-        if context < 1 or users < 1 or not 0 < dram < math.inf:
+        if not (0 < context < _MOST and 0 < users < _MOST and 0 < dram < math.inf):
             raise UserError(
-                f"context = {context}, users = {users}, dram = {dram} is refused; legal: "
-                + "positive numbers"
+                f"context = {short(context)}, users = {short(users)}, dram = {dram} is refused; "
+                + "legal: positive numbers, of tokens and users below 10^18"
             )
         pages = -(-context // 16) * shape.queues * users
         lines = 16 * shape.token_lines

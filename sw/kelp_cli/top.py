@@ -2,7 +2,6 @@
 
 """``kelp top``: a served device, live."""
 
-import math
 import time
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from .output import UserError, console, show
 
 __all__ = ["register"]
 
+_LONGEST = 86400  #: seconds between two looks
 _SHADES = " ░▒▓█"
 
 
@@ -32,8 +32,8 @@ def register(app: typer.Typer) -> None:
         import cxl_kv
         from cxl_kv.url import split
 
-        if not 0 < interval < math.inf:
-            raise UserError(f"interval = {interval} is refused; legal: above 0")
+        if not 0 < interval <= _LONGEST:
+            raise UserError(f"interval = {interval} is refused; legal: above 0, to {_LONGEST}")
         try:
             scheme, _, options = split(url)
             ours = scheme == "unix" and "admin" not in options

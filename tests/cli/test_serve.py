@@ -77,11 +77,14 @@ def test_bad_sizes_are_refused():
         (["--model", "llama-9"], "llama-9"),
         (["--formats", "int5"], "int5"),
         (["--users", "0"], "users = 0"),
+        (["--users", f"1{'0' * 400}"], "users = an object of int"),
+        (["--context", f"{10**18}"], "context = 1000000000000000000,"),
     ):
         assert problem in kelp("size", *arguments, code=1)
     told = kelp("top", "unix:/nowhere.sock", "--once", code=1)
     assert "nobody serves there" in told and "?" not in told.partition("--listen")[2]
     assert "interval = 0" in kelp("top", "--interval", "0", code=1)
+    assert "interval = 1e+300" in kelp("top", "--interval", "1e300", code=1)
 
 
 def test_a_bench_that_needs_another_environment_says_which():
@@ -221,6 +224,7 @@ def test_tokens_are_made_and_never_shown(tmp_path):
         ("carol", "a", "is there already"),
         ("car/ol", "c", "is refused"),
         ("admin", "c", "is refused"),
+        ("carol", "tokens.toml", "legal: another file than the server's"),
     ):
         assert problem in kelp("token", name, *arguments, f"{tmp_path}/{to}", code=1)
     assert (tmp_path / "tokens.toml").read_text() == before

@@ -3,6 +3,10 @@
 """transformers' generate() with its keys and values on a device: the very tokens of DynamicCache,
 and nothing kept on the host."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +24,8 @@ from transformers import (
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, model_shape, use_probe
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
 
 torch.set_num_threads(1)  # these models are too small to gain by more
 
@@ -239,3 +245,28 @@ def test_what_cannot_be_stored_is_refused_by_name(device):
     with pytest.raises(cxl_kv.DeviceFullError, match="8 sessions"):
         generate(model_of("llama"), cache_of(device, model_of("llama")), prompt(batch=9))
     assert model_shape(model.config, torch.float16, formats="int8").queues == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["SERVED"], 0, "20 of 20 tokens as with DynamicCache"),
+        (["SERVED", "--formats", "int8"], 1, "format int8 is not to be had"),
+        (["unix:/nowhere"], 1, "nobody serves there"),
+        (["golden:nonsense"], 1, "unknown configuration 'nonsense'"),
+    ],
+)
+def test_the_example_on_plain_memory_behind_a_server(tmp_path, arguments, code, said):
+    """It takes no hints, as its URL does not say."""
+    example = Path(__file__).resolve().parents[2] / "examples" / "generate.py"
+    with Server(make_core(f"dax:{tmp_path}/memory?config=trace&create=1")) as server:
+        served = server.listen(f"unix:{tmp_path}/kelp.sock")
+        arguments = [served if argument == "SERVED" else argument for argument in arguments]
+        done = subprocess.run(
+            [sys.executable, str(example), *arguments, "--tokens", "4"],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    assert done.returncode == code and said in done.stdout + done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

@@ -160,6 +160,8 @@ def add(
     table = METRICS if name == METRICS else f"tenants.{name}"
     if not _is_name(name):
         raise TokenError(f"tenant {name!r} is refused; legal: {_NAME.pattern}")
+    if token_file.resolve() == tokens:
+        raise TokenError(f"{token_file} is refused; legal: another file than the server's")
     with _alone(tokens.parent):
         return _add(tokens, name, table, token_file, limits)
 
@@ -231,7 +233,7 @@ def _private(path) -> str:
                 raise TokenError(f"{path} is no token file: it has over {_LARGEST} characters")
             return text
     except OSError as error:
-        raise TokenError(f"{path}: {error.strerror}") from None
+        raise TokenError(f"{path or repr('')}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TokenError(f"{path} is no text") from None
 

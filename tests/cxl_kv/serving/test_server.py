@@ -446,6 +446,8 @@ def test_the_command_says_what_is_wrong(tmp_path):
         (["golden:unit", "--listen", "tcp://127.0.0.1:0"], "kelp: tcp://127.0.0.1:0 is refused"),
         (["golden:unit", "--listen", f"unix:{__file__}"], "end what is there, or name another"),
         (["golden:unit", "--idle", "nan"], "idle = nan is refused"),
+        (["golden:unit", "--tokens", ""], "kelp: '': No such file or directory"),
+        (["unix:/tmp/kelp.sock"], "'unix:/tmp/kelp.sock' is refused here: it names a server"),
         (["golden:unit", "--budget", "-3"], "budget = -3 is refused"),
         ([f"dax:{tmp_path}/nothing?config=unit"], "create=1"),
     ):
