@@ -6,9 +6,15 @@ import dataclasses
 
 from kelp_hw.eviction.eviction import Eviction
 from kelp_spec.config import named
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
-__all__ = ["SMALL", "run"]
+__all__ = ["MEMORIES", "SMALL", "run"]
+
+#: Where bits flip.
+MEMORIES = {
+    "queues": ("queues.settings.rows.rows.memory", ("top.queues.settings*", "memory")),
+    "slots": ("slots.releases.fifo.storage", ("top.slots*", "storage")),
+}
 
 #: One design for as many benches as can be: it is built once, and mutants are in no other. Sessions
 #: and queues are no powers of two, and the first pool holds a page of each queue and one more.
@@ -22,6 +28,7 @@ def run(config, test, engine=None, **params):
         engine or made(Eviction, config=config),
         bench="kelp_verif.eviction.evictor_bench",
         test=test,
+        model=Model(public=[public for _, public in MEMORIES.values()]),
         params=params,
         timeout_s=200,
     )

@@ -3,7 +3,7 @@
 """The eviction engine: sweeps that run freely pass the audit."""
 
 import pytest
-from eviction_runs import SMALL, run
+from eviction_runs import MEMORIES, SMALL, run
 
 from kelp_hw.eviction import eviction, evictor
 from kelp_hw.eviction.eviction import Eviction
@@ -24,6 +24,11 @@ def test_free_running_sweeps_pass_the_audit():
 def test_free_running_choices_under_kelp_follow_the_offers():
     records = run(SMALL, "free_running", cycles=12_000, policies=[Policy.KELP]).records
     assert records["victims"] > 40 and records["sweeps"] > records["victims"]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_flipped_bits_are_told_of(memory):
+    run(SMALL, "flipped_bits", path=MEMORIES[memory][0])
 
 
 #: Queues of both policies in one pool: policies in turn, budgets in frames, pages of each queue.

@@ -32,7 +32,7 @@ def test_every_claim_is_the_golden_evictors(pools, budgets):
 )
 def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, policies):
     records = run(config, "lockstep", ops=500, policies=policies, pools=pools).records
-    assert records["victims"] > 100 and records["refreshed"] > 50
+    assert records["victims"] > 80 and records["refreshed"] > 50
     assert records["sweeps"] > records["victims"] + records["refreshed"] // 4
     assert not records["events"]
 
@@ -57,5 +57,6 @@ def test_a_choice_waits_until_all_is_absorbed():
     run(SMALL, "absorbs_without_end")
 
 
-def test_nothing_to_evict_is_an_event_and_a_rest():
-    run(SMALL, "nothing_to_evict")
+@pytest.mark.parametrize("pools", [[0, 0, 1], [3, 3, 1]], ids=["pool_0", "pool_3"])
+def test_nothing_to_evict_is_an_event_and_a_rest(pools):
+    run(SMALL, "nothing_to_evict", pools=pools)

@@ -6,16 +6,18 @@ after random times.
 `lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under
 traffic, cancellations and flash errors; `sweep_cycles` measures; `closes`, `recovers`
 and `loses_many` end sessions and lost words; `nothing_to_evict` pins everything;
-`absorbs_without_end` keeps a choice waiting.
+`absorbs_without_end` keeps a choice waiting; `flipped_bits` flips bits in memories.
 """
 
 import cocotb
 
 from kelp_hw.eviction.signatures import event_count_bits
+from kelp_hw.pipeline import RESULT_TO_NEED
 from kelp_spec.config import POOLS
 from kelp_spec.metadata import Event, Op, PageState
 from kelp_spec.policy import Policy
 
+from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
 from .evictor_tb import RESIDENT, TB, LockStepTB, TrackerOp
 
@@ -30,6 +32,7 @@ async def lockstep(dut):
     for n in range(bench_params()["ops"]):
         if n % 40 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([4, 20, 64])))
+            tb.change()
         if n % 25 == 24 and bench_params().get("closes"):
             # Mostly the session of the queue whose list stands, which its next life is not to have.
             squeue = tb.evictor.squeue
@@ -76,7 +79,12 @@ async def free_running(dut):
             and sum(p.waiting for p in tb.tracker.pools) < c.misses - 1
             and len(tb.tracker.free_misses) > 2
         ):
-            op = next(decoding) if calm else tb.random_op(few)
+            if calm:
+                op = next(decoding)
+            elif tb.releases and rng.random() < 0.1:
+                op = tb.wanted_again()
+            else:
+                op = tb.random_op(few)
             if op:
                 tb.demands.append(op)
         await tb.tick()
@@ -148,10 +156,17 @@ async def recovers(dut):
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
     pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
     lost = 0
-    for _ in range(bench_params()["cycles"]):
+    for n in range(bench_params()["cycles"]):
+        if n % 1000 == 0:  # a search may be over before an eviction, or long after
+            tb.flash_time = rng.choice([(20, 200), (800, 1500)])
         if rng.random() < 0.0012:
-            # Mostly pages that have a frame.
-            tb.faults[rng.choice([*tb.owners.values(), rng.choice(pages)])] = 2
+            # Mostly pages that have a frame, often on their way to the flash.
+            leaving = tb.leaving()
+            some = leaving if leaving and rng.random() < 0.5 else tb.owners.values()
+            page = rng.choice([*some, rng.choice(pages)])
+            tb.faults[page] = 2
+            if page in leaving:  # so that it is found to be lost before its RELEASE
+                tb.demands.append(tb.demand(*page, False))
             lost += 1
         if len(tb.demands) < 3 and rng.random() < 0.1 and len(tb.tracker.free_misses) > 2:
             op = tb.random_op(pages)
@@ -231,14 +246,14 @@ async def nothing_to_evict(dut):
     """All frames pinned: one event, then a rest, until a pin goes."""
     tb = TB(dut)
     await tb.start()
-    c = tb.config
+    c, pool = tb.config, bench_params()["pools"][0]
     other = c.squeues - 1
     tb.configure(other, 1, 0)
     await tb.tick()
     dut.config_write__valid.value = 0
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
-    queues = [q for q in range(c.squeues) if tb.pool[q] == 0]
-    *pages, last = [(q, p) for q in queues for p in range(c.pages)][: c.frames[0]]
+    queues = [q for q in range(c.squeues) if tb.pool[q] == pool]
+    *pages, last = [(q, p) for q in queues for p in range(c.pages)][: c.frames[pool]]
     tb.tracker.reserve = 0
     tb.dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
 
@@ -253,7 +268,8 @@ async def nothing_to_evict(dut):
     await tb.rest()
     # The page may have gone before it was pinned.
     if not tb.victims:
-        assert [e["code"] for e in tb.events] == [Event.NO_VICTIM] and tb.events[0]["argument"] == 0
+        told = [(e["code"], e["argument"], e["squeue"]) for e in tb.events]
+        assert told == [(Event.NO_VICTIM, pool, tb.first_tried(pool))]
         before = tb.sweeps
         # A page of another pool, which might be anyone's: searched again, and not told again.
         await tb.do(tb.demand(other, 0, True))
@@ -302,7 +318,8 @@ async def one_queue_after_another(dut):
     while tb.demands or tb.pipe:
         await tb.tick()
     await tb.rest()
-    assert [(e["code"], e["argument"]) for e in tb.events] == [(Event.NO_VICTIM, 0)]
+    told = [(e["code"], e["argument"], e["squeue"]) for e in tb.events]
+    assert told == [(Event.NO_VICTIM, 0, tb.first_tried(0))]
     assert len(tb.log) == len(queues), "a pinned page was taken"
     await tb.do(op(Op.UNPIN, queues[-1], 0))
     await tb.rest()
@@ -341,6 +358,59 @@ async def absorbs_without_end(dut):
     dut.config_write__valid.value = 0
     await tb.rest()
     assert sorted(tb.log) == [(*page, True) for page in pages]
+    # Each bit of the low-water mark counts: a page too many goes.
+    for bit in range(2, 16):
+        dut.low_water.value = 0
+        many = max(1, c.frames[tb.pool[0]] - (1 << bit) + 1)
+        await tb.do(*(tb.demand(0, page, True) for page in range(many)))
+        await tb.rest()
+        tb.log.clear()
+        dut.low_water.value = 1 << bit
+        for _ in range(RESULT_TO_NEED + 1):
+            await tb.tick()
+        await tb.rest()
+        assert len(tb.log) == 1, f"low-water mark {1 << bit}: {tb.log}"
+        await tb.reopen(0)
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def flipped_bits(dut):
+    """One bit flips in each row of a memory of the queue state, or of the slots while a RELEASE
+    waits there: it is told of, and nothing else happens. Two bits are beyond repair."""
+    tb = TB(dut)
+    await tb.start()
+    c, path = tb.config, bench_params()["path"]
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+
+    async def traffic(bits):
+        for squeue in range(c.squeues):  # its row is written anew
+            tb.configure(squeue, squeue % len(POOLS), 0)
+            await tb.tick()
+        dut.config_write__valid.value = 0
+        if path.startswith("queues"):
+            tb.flips.flip(path, bits)
+        dut.low_water.value = 0
+        await tb.do(*(tb.demand(0, page, True) for page in range(c.pages - 2)))
+        await tb.rest()
+        dut.low_water.value = max(c.frames)
+        if path.startswith("slots"):
+            while not tb.written_backs:
+                await tb.tick()
+            tb.stall = 1
+            while tb.written_backs:
+                await tb.tick()
+            tb.flips.flip(path, bits)
+            tb.stall = 0
+        await tb.rest()
+
+    await traffic(1)
+    assert tb.flips.told["corrected"] and not tb.flips.told["fatal"], tb.flips.told
+    tb.flips.clear()
+    try:
+        await traffic(2)
+    except Fenced:
+        return
+    raise AssertionError(f"{path}: two bits have flipped in each row, and nobody told")
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")

@@ -19,15 +19,18 @@ from kelp_golden.tracker import Tracker
 from kelp_hw.eviction.signatures import EvictionLayouts
 from kelp_hw.export.packing import Packing
 from kelp_hw.tracker.signatures import count_bits, spare_shape
-from kelp_spec.config import Config
-from kelp_spec.metadata import MissKind, Op, Outcome, PageState
+from kelp_spec.config import POOLS, Config
+from kelp_spec.metadata import Event, MissKind, Op, Outcome, PageState
 from kelp_spec.policy import Policy
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
 
 from ..harness.clocking import start_clock
+from ..harness.flips import Faults
 from ..harness.runner import bench_params
 
 RESIDENT = PageState.RESIDENT
+#: What the engine says.
+OWN = (Op.RELEASE, Op.FREE, Op.CLAIM, Op.SCAN, Op.PEEK, Op.RECOVER, Op.SCRUB, Op.CLOSED)
 ACCESSED = Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED
 
 
@@ -88,7 +91,7 @@ class TB:
         config = bench_params()["config"]
         self.config = c = Config.of_json(config)
         self.rng = random.Random(cocotb.RANDOM_SEED)
-        layouts = EvictionLayouts(c)
+        layouts = self.layouts = EvictionLayouts(c)
         self.op, self.result, self.write = (
             Packing(layouts.op),
             Packing(layouts.result),
@@ -139,7 +142,12 @@ class TB:
             (20, 200),
             0.2,
         )
+        self.flips = Faults(dut, self.rng)
         self.under_way = {}  # slot → cycle of its CLAIM
+        # slot → its RELEASE's fields, as far as they are known; flushes that are to become FREEs
+        self.releases, self.frees = {}, deque()
+        self.recovered = deque()  # pages whose frames were recovered and not told of
+        self.lost_pages = set()
         self.standing = None  # the flush that is offered and not taken
         self.victims = self.cancelled = self.failed = self.void = self.sweeps = self.write_backs = 0
         self.results = 0
@@ -185,7 +193,7 @@ class TB:
         dut.config_write__valid.value = 0
 
     def configure(self, squeue, pool, budget):
-        tau = recency_constants(self.rng.choice([1, 4, 64, 1000]))
+        tau = recency_constants(2 ** self.rng.uniform(0, 12))
         policy = self.policies[squeue % len(self.policies)]
         tables, policy = policy == 2, min(policy, Policy.KELP)
         self.tau[squeue], self.pool[squeue], self.policy[squeue] = tau, pool, policy
@@ -261,7 +269,7 @@ class TB:
 
     def decide(self, op):
         """M3: one op, with everything that follows from it here."""
-        t, c, kind = self.tracker, self.config, op.kind
+        t, kind = self.tracker, op.kind
         fault = (
             self.faults.pop((op.squeue, op.page), 0)
             if kind in (Op.READ, Op.SCAN, Op.CLAIM, Op.RELEASE, Op.SCRUB)
@@ -272,6 +280,8 @@ class TB:
             excess = self.queues.excess[op.squeue]
             asks = self.queues.requester[self.queues.pool[op.squeue]]
             self.within += excess is not None and excess <= 0 and op.squeue != asks
+        if result.uncorrected:
+            self.lost_pages.add((op.squeue, op.page))
         self.keep_word(result)
         self.learn(result)
         if kind == Op.CLOSE:
@@ -283,16 +293,18 @@ class TB:
             wrong = self.claim_page(result)
         elif kind == Op.RELEASE:
             wrong = self.audit.release(op.squeue, op.page)
-            del self.under_way[op.slot]
+            del self.under_way[op.slot], self.releases[op.slot]
             self.cancelled += result.outcome == Outcome.VOID
             self.failed += result.outcome == Outcome.DONE and bool(op.failed)
             if result.outcome == Outcome.DONE and not op.failed:
                 self.owners.pop(op.frame)
-            assert op.session == op.squeue // c.queues
         elif kind == Op.PEEK:
             self.peek(op)
+        elif kind == Op.RECOVER and result.outcome == Outcome.ORPHAN:
+            leaving = [each["frame"] for each in self.releases.values()]
+            assert op.frame not in leaving, f"frame {op.frame} is recovered amid its eviction"
+            self.recovered.append((op.squeue, op.page))
         elif kind == Op.FREE:
-            assert op.pool == max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
             assert op.frame not in self.owners, "a frame was freed with its owner's entry in use"
         self.keep_frame(result)
         assert wrong is None, f"cycle {self.cycle}: {wrong}"
@@ -363,7 +375,17 @@ class TB:
         self.log.append((op.squeue, op.page, done))
         if done:
             self.victims += 1
+            assert op.slot not in self.under_way, f"slot {op.slot} is taken"
             self.under_way[op.slot] = self.cycle
+            self.releases[op.slot] = {
+                "squeue": op.squeue,
+                "page": op.page,
+                "pool": result.pool,
+                "frame": result.frame,
+                "session": op.squeue // self.config.queues,
+                "written": int(result.frame in self.dirty),
+                "failed": 0,
+            }
             claimed = {
                 "slot": op.slot,
                 "frame": result.frame,
@@ -456,14 +478,17 @@ class TB:
         asked = self.asks_worth()
         if self.standing and dut.i_flushed__ready.value == 1:
             self.flushes.remove(self.standing)
+            if self.standing[1]["token"] >= self.config.write_backs:
+                self.frees.append(self.standing[1])
             self.standing = None
         # It waits while a clean page's flush ends, which needs the same way to its RELEASE.
         if done and dut.i_written_back__ready.value == 1:
             self.written_backs.remove(done)
+            self.releases[done[1]["token"]]["failed"] = done[1]["failed"]
         if write_ready and dut.o_write_back__valid.value == 1:
             self.take_write_back()
         if dut.o_event__valid.value == 1:
-            self.events.append(self.event.unpack(dut.o_event__payload.value))
+            self.hear(self.event.unpack(dut.o_event__payload.value))
         self.sweeps += int(dut.swept.value)
         self.queue_ready = int(dut.queue_ready.value)
         self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)
@@ -476,11 +501,18 @@ class TB:
     def check_state(self):
         """What the engine says of itself beside its ops."""
         dut, where = self.dut, f"cycle {self.cycle}"
-        assert dut.fault.value == 0, f"{where}: a fault, and no bit has flipped"
+        self.flips.hear()
         evicting, learning = int(dut.turn__evicting.value), int(dut.turn__learning.value)
         assert not (self.idle and (evicting or learning)), f"{where}: idle"
         claimed = [slot for slot, cycle in self.under_way.items() if self.cycle - cycle > self.M3]
         assert evicting or not claimed, f"{where}: evictions {claimed} are under way"
+        if self.quiet:
+            evictions = [f for _, f in self.flushes if f["token"] < self.config.write_backs]
+            ours = [op for _, op in self.pipe if op.kind in OWN]
+            at_work = (ours, self.scans, self.claims, self.peeks, self.frees, evictions)
+            assert not any(at_work), f"{where}: quiet, and {at_work} are under way"
+            assert not any(s.closing for s in self.tracker.sessions), f"{where}: quiet"
+        assert not (self.idle and self.under_way), f"{where}: idle"
 
     def admitted(self):
         """A demand that goes to M3 in this cycle, or None. A retry that waits lets others pass."""
@@ -562,10 +594,63 @@ class TB:
         return done
 
     def taken_op(self):
-        """The engine's op that is taken in this cycle."""
+        """The engine's op that is taken in this cycle; what is not its own is zero in it."""
         fields = self.op.unpack(self.dut.o_op__payload.value)
+        want = self.expected_op(fields)
+        wrong = {name: value for name, value in fields.items() if value != want.get(name, 0)}
+        where = f"cycle {self.cycle}: {Op(fields['kind']).name}"
+        # Two flips are told a cycle after the op.
+        assert not wrong or self.flips.flipped > 1, f"{where} {wrong}, expected {want}"
         names = ("session", "squeue", "page", "pool", "frame", "failed", "slot", "delta")
         return TrackerOp(fields["kind"], **{name: fields[name] for name in names})
+
+    def expected_op(self, op):
+        """What an op of the engine must be, field by field; what it chooses is as it says."""
+        kind, layouts = op["kind"], self.layouts
+        chosen = ("kind", "squeue", "page")
+        if kind == Op.RELEASE:
+            return {"kind": kind, "slot": op["slot"]} | self.releases[op["slot"]]
+        if kind == Op.FREE:
+            free = self.frees.popleft()
+            pool = self.pool_of(free["frame"])
+            return {"kind": kind, "frame": free["frame"], "slot": free["token"], "pool": pool}
+        want = {name: op[name] for name in chosen}
+        if kind == Op.CLAIM:
+            return want | {"slot": op["slot"], "delta": op["delta"]}
+        if kind in (Op.PEEK, Op.RECOVER):
+            frame = {"frame": op["frame"], "pool": self.pool_of(op["frame"])}
+            return want | frame | {"slot": layouts.recover_token}
+        session = op["squeue"] // self.config.queues
+        if kind == Op.SCAN:
+            return want | {"session": session, "slot": op["slot"]}
+        if kind == Op.CLOSED:  # nobody looks at its page
+            session = op["session"]
+            assert self.tracker.sessions[session].closing, f"session {session} is not closing"
+        else:
+            assert kind == Op.SCRUB, f"an op of kind {kind}"
+        return want | {"session": session, "slot": layouts.scrub_token}
+
+    def pool_of(self, frame):
+        return max(p for p in range(len(POOLS)) if frame >= self.config.pool_first_frame[p])
+
+    def first_tried(self, pool):
+        """Of a search that found nothing: the queue with which its last round began."""
+        excess, root = self.queues.root(pool)
+        return self.queues.requester[pool] if excess is None else root
+
+    def hear(self, event):
+        """An event says whom it is about, and nothing else."""
+        self.events.append(event)
+        code, page = event["code"], (event["squeue"], event["page"])
+        want = {"code": code, "squeue": page[0], "argument": 0, "page": 0, "ld_id": 0}
+        if code == Event.NO_VICTIM:
+            want["argument"] = event["argument"]
+        elif code == Event.FRAME_RECOVERED:
+            want |= dict(zip(("squeue", "page"), self.recovered.popleft(), strict=True))
+        else:
+            assert code == Event.FRAME_SWEEP and page in self.lost_pages, f"{event}"
+            want["page"] = page[1]
+        assert event == want, f"cycle {self.cycle}: {event}, expected {want}"
 
     def take_write_back(self):
         """A page goes to flash, which may fail."""
@@ -648,6 +733,14 @@ class TB:
             )
         return self.demand(squeue, page, rng.random() < 0.5)
 
+    def leaving(self):
+        """Pages whose evictions are under way."""
+        return [(each["squeue"], each["page"]) for each in self.releases.values()]
+
+    def wanted_again(self):
+        """An access that cancels an eviction, if it comes in time."""
+        return self.demand(*self.rng.choice(self.leaving()), self.rng.random() < 0.5)
+
     def decoding(self, pages):
         """Ops of open sessions that decode without end: in each step every queue in turn, two of
         its resident pages and now and then another one of its first `pages`."""
@@ -692,14 +785,23 @@ class LockStepTB(TB):
         self.expected, self.expected_events = [], 0
         self.predicted = False
         self.refreshed = 0
+        self.near, self.bit = None, 0
         # A frame is always free in time: policy `kelp` values a queue anew when the access is
         # over, and this bench predicts once for each.
         if max(self.policies):
             self.pins = 0
 
     def draw_score(self):
-        """Some are small, which policy `kelp` may take for none."""
+        """Some are small, which policy `kelp` may take for none; for a while they differ in one
+        bit."""
+        if self.near is not None:
+            return self.near ^ self.rng.choice((0, self.bit))
         return self.rng.getrandbits(self.rng.choice((16, 16, 11)))
+
+    def change(self):
+        """From now on scores are any, or one of two that differ in a bit."""
+        self.near = self.rng.choice((None, self.rng.getrandbits(16)))
+        self.bit = 1 << self.rng.randrange(16)
 
     def need_frames(self, low_water):
         """From now on so many frames of each pool are kept free: several pools may ask at once."""

@@ -11,6 +11,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
+from kelp_hw.pipeline import RESERVE
 from kelp_hw.tracker.signatures import count_bits
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
@@ -49,6 +50,8 @@ class Miss:
         self.frame = None
         self.fetching = self.landed = self.filled = self.starved = self.dropped = False
         self.failed = False
+        self.replays = 0
+        self.retried = False
         self.line_mask = (0, 0)
 
 
@@ -92,6 +95,8 @@ class TB:
         self.answers = deque()
         self.offered = None
         self.served = self.parked = 0
+        self.drains = False
+        self.drained = -DEPTH  #: the cycle of the latest FLIP that ended a drain
         self.stood = 0  #: cycles without an op on offer while an entry is alive that could be home
         self.starve_limit = starve_limit
         dut.starve_limit.value = starve_limit
@@ -248,15 +253,19 @@ class TB:
         assert {name: op[name] for name in REQUEST_FIELDS} == want and op["origin.missed"] == 1
         assert op["failed"] == entry.starved and (entry.starved or op["frame"] == entry.frame)
         entry.dropped |= bool(entry.starved and want["write"])
+        entry.replays += 1
         self.served += 1
         return {}
 
     def flip(self, op, entry):
         if entry.parked:
             self.seen["FLIP retry"] += 1
+            entry.retried = True
             return {"outcome": Outcome.RETRY}
         assert op["failed"] == entry.starved and (entry.filled or entry.starved)
         del self.misses[op["miss"]]
+        if entry.retried or entry.replays >= self.config.page_lines:
+            self.drained = self.cycles
         state, place = self.pages[entry.page]
         if state != PageState.FETCHING or place != op["miss"]:
             self.seen["orphan"] += 1
@@ -382,6 +391,7 @@ class TB:
             and len(self.ids) > taking
         )
         self.pipe.append(request if admitted else entering)
+        self.check_ready()
         if dut.idle.value == 1:
             assert not self.misses, "idle with misses alive"
         if dut.quiet.value == 1:
@@ -404,6 +414,25 @@ class TB:
         self.cycles += 1
         self.now += 1
         return admitted
+
+    def check_ready(self):
+        """`ready` is low while an entry is drained or fewer places than its margin are free, and at
+        no other time. A place counts as free between the REPLAY's handshake and its decision."""
+        lines, margin = self.config.page_lines, RESERVE
+        free = self.config.parked - (self.parked - self.served)
+        leaving = sum(1 for op in self.pipe if op and op["kind"] == Op.REPLAY)
+        ready = self.dut.ready.value == 1
+        drains = any(entry.retried or entry.replays >= lines for entry in self.misses.values())
+        may_drain = self.cycles - self.drained < DEPTH or any(
+            entry.retried or entry.replays + len(entry.parked) >= lines
+            for entry in self.misses.values()
+        )
+        # An append is counted two cycles later; a REPLAY is in a register before it is offered.
+        assert not ready or free + leaving + 3 >= margin, f"ready, {free} + {leaving} places free"
+        assert ready or free < margin or may_drain, f"not ready, {free} places free"
+        if drains and self.drains:
+            assert not ready, "ready while an entry is drained"
+        self.drains = drains
 
     def check_fetch(self, op, decided):
         """`o_fetch` and `o_raise` are there in the cycle of the result that causes them, and only

@@ -170,6 +170,7 @@ BENCHES = (
             "tests/hw/eviction/test_queue_state.py",
             "tests/hw/eviction/test_evictor.py",
             "tests/hw/eviction/test_closer.py",
+            "tests/hw/eviction/test_orphans.py",
             "tests/hw/eviction/test_eviction.py",
         ),
     ),
