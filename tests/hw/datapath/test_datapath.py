@@ -14,10 +14,18 @@ from kelp_hw.datapath.datapath import DataPath
 from kelp_hw.datapath.slot_table import SlotTable
 from kelp_hw.lib.axi import AxiSignature
 from kelp_spec.config import named
-from kelp_spec.formats import ELEMENTS, Format, HostType
+from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer
-from kelp_verif.datapath.datapath_bench import ROUGH, Flips, Memory, Traffic, random_lines, run
+from kelp_verif.datapath.datapath_bench import (
+    ROUGH,
+    Flips,
+    Memory,
+    Traffic,
+    code_words,
+    random_lines,
+    run,
+)
 
 #: Eight codec lanes: a line takes the codec four cycles, and the model a third of the time.
 NARROW = named("unit").with_(
@@ -49,6 +57,7 @@ def each(*configs):
 everywhere = each(NARROW, UNIT, ULX3S, BLOCKS)
 rated = each(NARROW, LARGE)
 QUICK = Memory(read_latency=6, write_latency=6)
+STALLED = dataclasses.replace(ROUGH, stall=300)
 TURN = 15 + 1  # cycles in which a due line is taken, whatever the reads do (`LineBuffer`)
 
 
@@ -83,20 +92,26 @@ def scattered(t, formats, count, host_types=(HostType.FP16,)):
     ]
 
 
-def mixture(config, seed, formats, *, count=2500, pages=6, hot=8):
-    """Everything the frame stage may send, on few lines, so that each op meets the ones before
-    it."""
+def mixture(config, seed, formats, *, count=2500, pages=9, hot=8):
+    """Everything the frame stage may send, on few lines of each page, anywhere in it, so that each
+    op meets the ones before it."""
     t = Traffic(config, seed)
     rng = t.rng
     frames = scattered(t, formats, pages, list(HostType))
     for page in frames:
         if rng.random() < 0.7:
             t.load(page)
+    starts = rng.integers(0, max(1, config.half_lines - hot + 1), pages)
     for _ in range(count):
-        page, kv = frames[rng.integers(0, pages)], int(rng.integers(0, 2))
-        line = int(rng.integers(0, min(hot, page.stored.used_lines)))
+        which, kv = rng.integers(0, pages), int(rng.integers(0, 2))
+        page = frames[which]
+        line = int(starts[which] + rng.integers(0, min(hot, page.stored.used_lines)))
         choice = rng.random()
-        if choice < 0.01:
+        if choice < 0.002:
+            t.wait_idle()
+            for each in frames:
+                t.check_memory(each)
+        elif choice < 0.014:
             t.flush(page, int(rng.integers(0, 16)))
             # else the eviction is cancelled: ops on the frame follow at once
             if rng.random() < 0.5:
@@ -138,11 +153,13 @@ def mixture(config, seed, formats, *, count=2500, pages=6, hot=8):
     return t
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("memory", [QUICK, ROUGH], ids=["quick", "rough"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("memory", [QUICK, ROUGH, STALLED], ids=["quick", "rough", "stalled"])
 @everywhere
 def test_mixture_of_every_format(config, seed, memory):
-    run(mixture(config, seed, list(Format)), memory)
+    figures = run(mixture(config, seed, list(Format)), memory).figures
+    # While no op comes for long, writes take all slots that there are.
+    assert not memory.stall or figures["most_slots"] == config.write_slots
 
 
 @pytest.mark.parametrize("fmt", Format)
@@ -257,6 +274,19 @@ def test_refused_writes_give_their_slots_back(config):
 
 
 @everywhere
+def test_every_write_slot_is_handed_out(config):
+    """Also where some come back before the last one has been given for the first time."""
+    t = Traffic(config, 1)
+    page = t.page(0, Format.RAW16)
+    for n in range(4 * config.write_slots):
+        if n < 2 * config.write_slots:
+            t.wait_answered()
+        t.write(page, 0, n % 4, random_lines(t.rng, 1)[0])
+    slow = dataclasses.replace(QUICK, i_valid=8)
+    assert run(t, slow).figures["most_slots"] == config.write_slots
+
+
+@everywhere
 def test_dirty_lines_reach_memory_when_nothing_else_is_to_do(config):
     """`idle` comes without a flush, soon, and means that memory has everything."""
     t = Traffic(config, 1)
@@ -272,15 +302,127 @@ def test_dirty_lines_reach_memory_when_nothing_else_is_to_do(config):
 
 
 @everywhere
-def test_dirty_line_grows_old_under_other_traffic(config):
+def test_idle_waits_for_flushes(config):
     t = Traffic(config, 1)
-    alone, other = t.page(0, Format.INT4), t.page(1, Format.RAW16)
-    t.load(other)
-    t.write(alone, 0, 1, random_lines(t.rng, 1)[0])
+    pages = [t.page(n, Format.INT4) for n in range(4)]
+    for turn in range(60):
+        page = pages[turn % 4]
+        if t.rng.random() < 0.5:
+            t.write(page, 0, 1, random_lines(t.rng, 1)[0])
+        t.flush(page, turn % 16)
+        t.wait_idle()
+        t.check_memory(page)
+    run(t, dataclasses.replace(QUICK, flushed_ready=40))
+
+
+@pytest.mark.parametrize("before", [0, 8, 16, 24])
+@everywhere
+def test_dirty_lines_grow_old_under_other_traffic(config, before):
+    """Whichever slots they are in: of lines of payload and of scales one each, behind others."""
+    t = Traffic(config, 1)
+    other, *pages = (t.page(n, Format.INT4 if n else Format.RAW16) for n in range(7 + before))
+    alone, filling = pages[:6], pages[6:]
+    for page in (other, *filling):
+        t.load(page)
+    for page in filling:
+        t.read(page, 0, 0)
+    for page in alone:
+        t.write(page, 0, 1, random_lines(t.rng, 1)[0])
     for n in range(1500):
         t.read(other, 0, n % 4)
-    t.check_memory(alone)
-    assert run(t, QUICK).figures["writes"] == 2
+    for page in alone:
+        t.check_memory(page)
+    assert run(t, QUICK).figures["writes"] == 2 * len(alone)
+
+
+def hits(t, page, count=16):
+    """Reads of a line that is there: time passes, and nothing is written for want of ops."""
+    for _ in range(count):
+        t.read(page, 0, 0)
+    t.wait_answered()
+
+
+def test_lines_are_written_as_soon_as_they_are_complete():
+    """In whatever slot: nothing else is to be done with them."""
+    t = Traffic(NARROW, 1)
+    there, *pages = (t.page(n, Format.INT4 if n else Format.RAW16) for n in range(40))
+    t.load(there)
+    for page in pages:
+        for _, kv, line in lines_of(page):
+            t.write(page, kv, line, random_lines(t.rng, 1)[0])
+        hits(t, there)
+        t.check_memory(page)
+    run(t, QUICK)
+
+
+def test_lines_are_written_before_their_slots_are_needed():
+    """They are not complete, and in whatever slots; as many reads come behind each that its own
+    will be next but for half of them."""
+    t = Traffic(NARROW, 1)
+    most = NARROW.line_slots // 2 + 1
+    there, *pages = (t.page(n, Format.INT8 if n else Format.RAW16) for n in range(80))
+    others, alone = itertools.cycle(pages[:40]), pages[40:]
+    for page in (there, *pages[:40]):
+        t.load(page)
+    for page in alone:
+        t.write(page, 0, 1, random_lines(t.rng, 1)[0])
+        for other in itertools.islice(others, most):
+            t.read(other, 0, 0)
+        hits(t, there)
+        t.check_memory(page)
+    run(t, QUICK)
+
+
+def test_lines_are_written_once_where_writes_follow_each_other():
+    """In whatever slots: of a line of payload, of scales those of a few lines."""
+    t = Traffic(NARROW, 1)
+    pages = [t.page(n, Format.INT8) for n in range(40)]
+    for page in pages:
+        for line in range(4):
+            t.write(page, 0, line, random_lines(t.rng, 1)[0])
+            t.pause(16)
+    t.wait_idle()
+    for page in pages:
+        t.check_memory(page)
+    assert run(t, QUICK).figures["writes"] == len(pages) * (2 + 1)
+
+
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.FP8_E4M3])
+@everywhere
+def test_lines_that_are_stored_whole_are_not_read(config, fmt):
+    """In whatever slots: ops behind do not wait for what those ahead store."""
+    t = Traffic(config, 1)
+    parts = 2 if fmt is Format.FP8_E4M3 else 1
+    for page in (t.page(n, fmt) for n in range(8)):
+        for kv in range(2):
+            for first in range(0, config.half_lines, parts):
+                lines = range(first, first + parts)
+                for line in lines:
+                    t.write(page, kv, line, random_lines(t.rng, 1)[0])
+                for line in lines:
+                    t.read(page, kv, line)
+    assert run(t, QUICK).figures["reads"] == 0
+
+
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8])
+@everywhere
+def test_partial_writes_to_lines_never_written(config, fmt):
+    """What they leave out is zero, whatever was in slots and write slots before."""
+    t = Traffic(config, 1)
+    *pages, there = (t.page(n, fmt) for n in range(5))
+    t.load(there)
+    for _ in range(12):
+        for page in pages:
+            for _, kv, line in lines_of(page)[:16]:
+                if t.rng.random() < 0.3:
+                    t.read(there, kv, line)
+                enable = int(t.rng.integers(0, 1 << 64, dtype=np.uint64))
+                t.write_partial(page, kv, line, random_lines(t.rng, 1)[0], enable)
+            for _, kv, line in lines_of(page)[:16]:
+                t.read(page, kv, line)
+            t.flush(page, 3)
+            t.forget(page)
+    run(t, QUICK)
 
 
 @everywhere
@@ -463,7 +605,9 @@ def erring(config, seed, formats, *, reads, writes, pages=5, hot=99, count=1500)
 def test_nothing_is_silently_wrong_while_memory_errs(config, seed, chances):
     """Errors of reads and of writes, so many of 256, under every manner of memory."""
     reads, writes = chances
-    traffic = erring(config, seed, list(Format), reads=reads, writes=writes)
+    # Of few pages most lines are there when they are wanted, of many hardly any.
+    pages = (5, 12, 12)[seed]
+    traffic = erring(config, seed, list(Format), reads=reads, writes=writes, pages=pages)
     found = run(traffic, (QUICK, ROUGH)[seed % 2])
     assert found.figures["reports"] > 20
     table, alone = found.poisoned
@@ -491,11 +635,21 @@ def test_one_flipped_bit_of_a_word_changes_nothing(config):
     assert min(calm.figures["corrected"], found.figures["corrected"]) > 500
 
 
+@pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
 @everywhere
-def test_two_flipped_bits_of_a_word_are_fatal_before_they_are_wrong(config):
+def test_flipped_bits_of_each_code_word_are_told(config, bits, told):
+    """In a run for each of them, as soon as the word is used: one is corrected, two are fatal
+    before they are wrong."""
     if not config.protect:
         pytest.skip("no check bits")
-    t = erring(config, 7, list(Format), reads=40, writes=40, pages=3, count=250)
-    last = run(t, ROUGH).figures["memories"]
-    for memory in range(last):
-        assert run(t, ROUGH, flips=Flips(2, memory, period=1)).figures["fatal"], f"memory {memory}"
+    # With int4 a page's scales take as many bytes as they can.
+    scaled, mixed = (
+        erring(config, 7, formats, reads=40, writes=40, pages=3, count=250)
+        for formats in ([Format.INT4], list(Format))
+    )
+    scale_bytes = min(LINE_BYTES, 2 * config.half_lines * Format.INT4.scale_bytes)
+    for memory, words in code_words(config).items():
+        traffic = scaled if memory.startswith("scales.") else mixed
+        for word in range(scale_bytes if memory == "scales.store" else len(words)):
+            found = run(traffic, ROUGH, flips=Flips(bits, memory, word, period=1))
+            assert found.figures[told], f"word {word} of {memory}"

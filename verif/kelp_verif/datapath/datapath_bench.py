@@ -14,26 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from amaranth.hdl import Shape
 
+import kelp_rtl
 from kelp_golden.codec import decode, encode
 from kelp_hw.datapath.datapath import DataPath, axi_signature
 from kelp_hw.export.packing import Packing
 from kelp_hw.export.verilog import to_verilog
 from kelp_hw.layouts import Layouts
-from kelp_hw.lib.protected import CheckedWord
 from kelp_rtl.library import reachable
 from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
+from kelp_verif.endpoint.inventory import inventory
 
-__all__ = ["ROUGH", "Flips", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
+__all__ = [
+    "ROUGH",
+    "Flips",
+    "Memory",
+    "Page",
+    "Run",
+    "Traffic",
+    "build",
+    "code_words",
+    "random_lines",
+    "run",
+]
 
 _OP, _WAIT_FLUSHED, _WRITE_MEMORY, _READ_MEMORY, _PAUSE, _WAIT_ANSWERED, _WAIT_IDLE, _ERRORS = (
     range(8)
 )
-_ALL = (1 << 32) - 1  # memories
+_ALL = (1 << 32) - 1  # memories, or code words of a row
 _STEP = np.dtype(
     [
         ("kind", "<u4"),
@@ -67,9 +80,11 @@ _OPTIONS = (
     "b_valid",
     "write_delay",
     "error_every",
+    "stall",
     "flips",
     "flip_period",
     "flip_memory",
+    "flip_word",
     "kind_first",
     "frame_first",
     "frame_bits",
@@ -82,6 +97,8 @@ _OPTIONS = (
     "partial_first",
     "fresh_first",
     "poison_first",
+    "stored_first",
+    "stored_bits",
 )
 _FIGURES = (
     "cycles",
@@ -90,15 +107,16 @@ _FIGURES = (
     "reads",
     "writes",
     "most_reads",
+    "most_slots",
     "reports",
     "first_accepted",
     "last_answered",
     "code",
     "where",
-    "memories",
     "looks",
     "corrected",
     "fatal",
+    "ended",
 )
 
 
@@ -135,15 +153,18 @@ class Memory:
     b_valid: int = 256
     write_delay: int = 0  #: cycles, at most, that an op follows its write data beyond four
     error_every: int = 0  #: lines whose number is a multiple of it are read with an error
+    #: Every now and then a channel stands still for up to so many cycles.
+    stall: int = 0
 
 
 @dataclass(frozen=True)
 class Flips:
-    """Bits that flip in the block's memories, every `period` cycles: one of each row that was
-    written meanwhile, or of each part of it that was, or two neighbours."""
+    """Bits that flip in the block's memories, every `period` cycles: one of each code word that was
+    written meanwhile, or two neighbours."""
 
     bits: int
-    memory: int | None = None  #: by number, in the order of their names; else all of them
+    memory: str | None = None  #: by name, as in `code_words`; else all of them
+    word: int | None = None  #: of each row; else all of them
     period: int = 40
 
 
@@ -317,6 +338,7 @@ class Traffic:
             "stored.used_lines": page.stored.used_lines,
             "stored.format_k": page.stored.format_k,
             "stored.format_v": page.stored.format_v,
+            "stored.k_only": page.frame & 1,  # is not looked at, and comes back with an error
             "host_type": page.host_type,
         }
 
@@ -483,14 +505,28 @@ class Traffic:
         return lines
 
 
+@functools.cache
+def code_words(config: Config) -> dict[str, tuple[range, ...]]:
+    """Memory of the data path → the code words of its rows. Of the two memories of a byte mask,
+    which are one code word together, one."""
+    cells = inventory(DataPath(config=config))
+    return {name: cells[name].words for name in cells if not name.endswith(".cleared")}
+
+
 def _ports(config: Config) -> str:
     """What the driver must know of the block when it is compiled."""
-    words = {"LINE_WORD": 64, "SCALE_WORD": 8}  # bits of what a store may write alone
-    widths = {
-        name: CheckedWord(bits, protect=config.protect).code_bits for name, bits in words.items()
-    }
-    known = {"PROTECTED": int(config.protect)} | widths
-    return "".join(f"#define DATAPATH_{name} {value}\n" for name, value in known.items())
+    memories = ", ".join(
+        f'{{"{name}", nullptr, 0, 0, 0, {{{", ".join(map(str, _bounds(words)))}}}, {{}}}}'
+        for name, words in code_words(config).items()
+    )
+    return (
+        f"#define DATAPATH_PROTECTED {int(config.protect)}\n"
+        + f"#define DATAPATH_MEMORIES {{{memories}}}\n"
+    )
+
+
+def _bounds(words: tuple[range, ...]) -> list[int]:
+    return [*(word.start for word in words), words[-1].stop]
 
 
 @functools.cache
@@ -506,6 +542,7 @@ def build(config: Config, waves: bool = False):
             headers={"datapath_ports.h": _ports(config)},
         ),
         name=f"datapath-{config.name}",
+        sources=[Path(kelp_rtl.__file__).with_name("cpp") / "arrays.vlt"],
         opt=QUICK_OPT,
         waves=waves,
     )
@@ -530,12 +567,12 @@ def run(
     flips: Flips | None = None,
 ) -> Run:
     """Send `traffic` through the RTL, check every answer, flush report and memory line, and return
-    the figures. The block says of no word that it had a flipped bit, but with `flips`; two of them
-    may end the run, `figures["fatal"]` says when, and what was answered by then is right."""
+    the figures. The block says of no word that it had a flipped bit, but with `flips`. Two of them
+    must be `fatal`, which ends the run, and one `corrected`, which does where `flips` names a word:
+    `figures["ended"]` says when, and what was answered by then is right.
+    """
     function = build(traffic.config, waves)
-    steps = np.zeros(len(traffic.steps), _STEP)
-    for n, step in enumerate(traffic.steps):
-        steps[n] = step
+    steps = np.array(traffic.steps, _STEP)
     ops = sum(step[0] == _OP for step in traffic.steps)
     answer_packing = Packing(traffic.layouts.answer)
     answer_words = -(-answer_packing.width // 32)
@@ -551,7 +588,8 @@ def run(
         address_bits=axi.address_bits,
         flips=flips.bits if flips else 0,
         flip_period=flips.period if flips else 1,
-        flip_memory=_ALL if not flips or flips.memory is None else flips.memory,
+        flip_memory=_flipping(traffic.config, flips),
+        flip_word=_ALL if not flips or flips.word is None else flips.word,
         seed=traffic.seed,
         limit=limit or 5000 + 200 * ops,
     )
@@ -580,12 +618,13 @@ def run(
         1: "out of time",
         2: "an assertion of the RTL failed",
         3: "the block broke a rule of its ports",
+        4: "a memory is not what it should be",
     }.get(code)
     result = {name: int(getattr(figures, name)) for name in _FIGURES}
     assert code == 0, f"seed {traffic.seed}: {what}: {result}, {ops} ops"
     count = result["answers"]
-    if result["fatal"]:  # a word that an answer was made of may have been read with it
-        count = int((answered[:count] + 2 <= result["fatal"]).sum())
+    if result["ended"]:  # a word that an answer was made of may have been read with it
+        count = int((answered[:count] + 2 <= result["ended"]).sum())
     else:
         assert count == len(traffic.expected), f"seed {traffic.seed}: {count} answers"
     found = _compare(traffic, answers[:count], poisoned, answer_packing)
@@ -610,6 +649,13 @@ def run(
     )
 
 
+def _flipping(config: Config, flips: Flips | None) -> int:
+    """The memory that flips, by number."""
+    if not flips or flips.memory is None:
+        return _ALL
+    return [*code_words(config)].index(flips.memory)
+
+
 def _places(traffic: Traffic) -> dict[str, int]:
     """Where the driver finds what it looks at in an op."""
     fields = traffic.packing.fields
@@ -625,6 +671,8 @@ def _places(traffic: Traffic) -> dict[str, int]:
         "poison",
     )
     return {f"{name}_first": fields[name][0] for name in names} | {
+        "stored_first": fields["stored.used_lines"][0],
+        "stored_bits": Shape.cast(traffic.layouts.stored).width,
         "frame_bits": traffic.config.frame_bits,
         "base_bits": traffic.config.dram_line_bits,
         "offset_bits": traffic.config.offset_bits,
@@ -653,6 +701,9 @@ def _compare(
             alone += 1
         assert seen == (kind, poison, tag), (
             f"seed {traffic.seed}: answer {n} is {seen}, not {(kind, poison, tag)}"
+        )
+        assert kind == Answer.DATA or not got["data"], (
+            f"seed {traffic.seed}: answer {n} (tag {tag}) has data, and none is due"
         )
         if n in data and kind == Answer.DATA:
             line = got["data"].to_bytes(LINE_BYTES, "little")

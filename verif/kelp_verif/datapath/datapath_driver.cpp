@@ -63,42 +63,45 @@ template <typename Port> std::vector<uint32_t> words_of(const Port &port) {
     return words;
 }
 
-// A memory of the block, all its rows; `seen`: as they were left by the last flips.
+// A memory of the block, all its rows; `words`: where each code word of a row begins, and the row's end; `seen`: as they were left by the last flips.
 struct Rows {
     std::string name;
     uint8_t *bytes;
     unsigned width, depth, row_bytes;
+    std::vector<unsigned> words;
     std::vector<uint8_t> seen;
 };
 
-// By name. Of the two memories of a byte mask, which are one code word together, the first.
+// In the order of DATAPATH_MEMORIES. Of the two memories of a byte mask, which are one code word together, the first.
 std::vector<Rows> memories(VerilatedContext &context) {
-    std::vector<Rows> found;
+    std::vector<Rows> found = DATAPATH_MEMORIES;
     for (const auto &[scope, place] : *context.scopeNameMap()) {
         if (!place->varsp()) continue;
         for (const auto &[name, variable] : *place->varsp()) {
-            if (variable.udims() != 1 || std::string(name) == "cleared") continue;
-            const auto depth = static_cast<unsigned>(variable.elements(1));
-            found.push_back({std::string(scope) + "." + name, static_cast<uint8_t *>(variable.datap()), static_cast<unsigned>(variable.entBits()), depth,
-                             static_cast<unsigned>(variable.totalSize() / depth), {}});
+            if (variable.udims() != 1) continue;
+            const std::string whole = std::string(scope) + "." + name;
+            for (Rows &rows : found) {
+                if (!whole.ends_with("." + rows.name) && !whole.ends_with("." + rows.name + ".macro.words")) continue;
+                rows.bytes = static_cast<uint8_t *>(variable.datap());
+                rows.width = static_cast<unsigned>(variable.entBits());
+                rows.depth = static_cast<unsigned>(variable.elements(1));
+                rows.row_bytes = static_cast<unsigned>(variable.totalSize() / rows.depth);
+                rows.seen.assign(rows.bytes, rows.bytes + rows.depth * rows.row_bytes);
+            }
         }
     }
-    std::sort(found.begin(), found.end(), [](const Rows &a, const Rows &b) { return a.name < b.name; });
-    for (Rows &rows : found) rows.seen.assign(rows.bytes, rows.bytes + rows.depth * rows.row_bytes);
     return found;
 }
 
-// `count` neighbouring bits of each row that was written since the last time; where stores write parts of a row, which are code words of their own, of
-// each such part.
-void flip(Rows &rows, unsigned count, Random &random) {
-    const bool lines = rows.name.ends_with(".lines.store.rows.rows"), scales = rows.name.ends_with(".scales.store");
-    const unsigned part = lines ? DATAPATH_LINE_WORD : scales ? DATAPATH_SCALE_WORD : rows.width;
+// `count` neighbouring bits of each code word, or only of the one called `only`, of each row that was written since the last time.
+void flip(Rows &rows, unsigned count, unsigned only, Random &random) {
     for (unsigned n = 0; n < rows.depth; n++) {
         uint8_t *row = rows.bytes + n * rows.row_bytes, *seen = rows.seen.data() + n * rows.row_bytes;
-        for (unsigned at = 0; at < rows.width; at += part) {
+        for (unsigned k = 0; k + 1 < rows.words.size(); k++) {
             bool written = false;
-            for (unsigned bit = at; bit < at + part; bit++) written |= (row[bit / 8] ^ seen[bit / 8]) >> bit % 8 & 1;
-            const unsigned first = at + random.below(part + 1 - count);
+            for (unsigned bit = rows.words[k]; bit < rows.words[k + 1]; bit++) written |= (row[bit / 8] ^ seen[bit / 8]) >> bit % 8 & 1;
+            const unsigned first = rows.words[k] + random.below(rows.words[k + 1] - rows.words[k] + 1 - count);
+            if (only != UINT32_MAX && only != k) continue;
             for (unsigned bit = first; written && bit < first + count; bit++) row[bit / 8] ^= 1 << bit % 8;
         }
         std::memcpy(seen, row, rows.row_bytes);
@@ -124,18 +127,21 @@ struct Options {
     uint32_t read_latency, read_jitter, write_latency, write_jitter, shuffle, late;  // late: memory reads and writes at a random time within its latency
     uint32_t i_valid, o_ready, ar_ready, aw_ready, w_ready, flushed_ready, r_valid, b_valid;  // chances of 256
     uint32_t write_delay, error_every;
-    uint32_t flips, flip_period, flip_memory;  // bits of a code word, every so many cycles, of that memory; of all where there is none of that number
+    uint32_t stall;  // a channel stands still for up to so many cycles, every now and then
+    uint32_t flips, flip_period, flip_memory, flip_word;  // bits of that code word, every so many cycles, of that memory; UINT32_MAX: all of them
     uint32_t kind_first, frame_first, frame_bits, base_first, base_bits, offset_first, scale_offset_first, offset_bits, scaled_first, partial_first,
-        fresh_first, poison_first;  // of an op
+        fresh_first, poison_first, stored_first, stored_bits;  // of an op
     uint64_t seed, limit;
 };
 
 struct Figures {
-    uint64_t cycles, answers, flushes, reads, writes, most_reads, reports, first_accepted, last_answered, code, where, memories, looks, corrected, fatal;
+    uint64_t cycles, answers, flushes, reads, writes, most_reads, most_slots, reports, first_accepted, last_answered, code, where, looks, corrected, fatal, ended;
 };
 
-// Returns 0, or: 1 out of time, 2 an RTL assertion, 3 the memory port broke AXI4 or the block's own contract (`where` says which check).
-// Flips that are beyond repair end the run: `fatal` is the cycle in which the block says so, at `fault`. Without flips it says nothing there.
+// Returns 0, or: 1 out of time, 2 an RTL assertion, 3 the memory port broke AXI4 or the block's own contract (`where` says which check), 4 a memory is
+// not there, or has rows of another width.
+// Flips that are beyond repair end the run, and others do where one code word of each row flips: `ended` is the cycle in which the block tells of them,
+// at `fault`. Without flips it says nothing there.
 // poisoned: of each answer owed, whether the model of the frame table knew the line to be poisoned. answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R, flush reported.
 int datapath_run(const Step *steps, uint64_t count, const Options *options, uint32_t *answers, uint32_t *accepted, uint32_t *answered, uint32_t *asked,
                  uint32_t *returned, uint32_t *flushed, uint32_t *flushed_at, uint32_t *poisoned, Line *memory_reads, Figures *figures) {
@@ -154,11 +160,12 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     Random random{o.seed * 2 + 1}, flipping{o.seed * 2 + 3};
     *figures = Figures{};
     auto rows = memories(*context);
-    figures->memories = rows.size();
+    for (const Rows &each : rows)
+        if (each.width != each.words.back()) return 4;
 
     struct Pending { uint64_t due, sample; uint32_t id; uint64_t line; Line data; bool sampled; unsigned error; };
     struct Store { uint64_t due, apply; uint32_t id; uint64_t line; Line data; uint64_t strobes; bool applied; unsigned error; };
-    struct Queued { uint64_t due; std::array<uint32_t, 8> op; uint64_t argument; };
+    struct Queued { uint64_t due; std::array<uint32_t, 8> op; uint64_t argument; bool has_write; };
     std::unordered_map<uint64_t, Line> memory;
     std::vector<Pending> reads;
     std::vector<Store> stores;
@@ -169,12 +176,15 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     uint64_t next = 0, sent = 0, pause_until = 0, ars = 0, rs = 0, op_answers = 0;
     int r_now = -1, b_now = -1;
     bool offering = false;
-    unsigned r_errors = 0, b_errors = 0, owed_passed = 0;
+    unsigned r_errors = 0, b_errors = 0, owed_passed = 0, slots_taken = 0;
+    uint64_t flushes_sent = 0;
+    enum { OPS, ANSWERS, FLUSHED, AR, AW, W, CHANNELS };
+    std::array<uint64_t, CHANNELS> still_until{};
 #if DATAPATH_PROTECTED
-    enum { CORRECTED = 1, BEYOND_REPAIR = 6 };
+    enum { BEYOND_REPAIR = 6 };
     auto fault = [&] { return static_cast<unsigned>(top->fault); };
 #else
-    enum { CORRECTED = 0, BEYOND_REPAIR = 0 };
+    enum { BEYOND_REPAIR = 0 };
     auto fault = [] { return 0u; };
 #endif
     // What breaks a rule because a word is beyond repair, breaks it before the block can say so.
@@ -185,7 +195,8 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             top->clk = 0;
             top->eval();
             if (fault() & BEYOND_REPAIR) {
-                figures->fatal = figures->cycles;
+                figures->fatal = 1;
+                figures->ended = figures->cycles;
                 return 0;
             }
         }
@@ -208,16 +219,17 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     // `unreported` until a report covers it.
     struct Host { uint64_t payload, scale; bool scaled, poisoned; };
     std::unordered_map<uint64_t, Host> hosts;
-    std::unordered_map<uint64_t, uint64_t> base_of;
+    std::unordered_map<uint64_t, uint64_t> base_of, stored_of;  // by frame
     std::unordered_map<uint64_t, unsigned> unreported;
     std::set<uint64_t> lost, misread;  // `misread`: a fill with an error may be merged after its report
     auto field = [&](const Queued &q, uint32_t first, uint32_t width) { return bits(q.op.data(), first, width); };
+    enum { READ = 1, WRITE = 2, FLUSH = 3 };
     auto pass = [&](Queued q) {
-        enum { READ = 1, WRITE = 2, FLUSH = 3 };
         uint64_t kind = field(q, o.kind_first, 2), base = field(q, o.base_first, o.base_bits), host = q.argument >> 8;
         bool known = false;
         if (host) {
             base_of[field(q, o.frame_first, o.frame_bits)] = base;
+            stored_of[field(q, o.frame_first, o.frame_bits)] = field(q, o.stored_first, o.stored_bits);
             uint64_t payload = base + field(q, o.offset_first, o.offset_bits), scale = base + field(q, o.scale_offset_first, o.offset_bits);
             bool scaled = field(q, o.scaled_first, 1);
             auto [entry, fresh] = hosts.try_emplace(host, Host{payload, scale, scaled, lost.count(payload) || (scaled && lost.count(scale))});
@@ -272,18 +284,22 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         if (step && step->has_write && room) top->o_write_slot___05Fready = 1;
         // --- op
         while (!queue.empty() && queue.front().due <= cycle && passed.size() < 16) { pass(queue.front()); queue.pop_front(); }
-        if (!offering && !passed.empty() && random.chance(o.i_valid)) {
+        auto moves = [&](unsigned channel, unsigned chance) {
+            if (o.stall && !random.below(256)) still_until[channel] = cycle + random.below(o.stall);
+            return cycle >= still_until[channel] && random.chance(chance);
+        };
+        if (!offering && !passed.empty() && moves(OPS, o.i_valid)) {
             offering = true;
             load(top->i___05Fpayload, passed.front().op.data());
         }
         top->waiting = passed.size();
         top->o_error___05Fready = random.chance(20);
         top->i___05Fvalid = offering;
-        top->o___05Fready = random.chance(o.o_ready);
-        top->o_flushed___05Fready = random.chance(o.flushed_ready);
-        top->axi___05Far___05Fready = random.chance(o.ar_ready);
-        top->axi___05Faw___05Fready = random.chance(o.aw_ready);
-        top->axi___05Fw___05Fready = random.chance(o.w_ready);
+        top->o___05Fready = moves(ANSWERS, o.o_ready);
+        top->o_flushed___05Fready = moves(FLUSHED, o.flushed_ready);
+        top->axi___05Far___05Fready = moves(AR, o.ar_ready);
+        top->axi___05Faw___05Fready = moves(AW, o.aw_ready);
+        top->axi___05Fw___05Fready = moves(W, o.w_ready);
         // --- memory's answers
         for (Pending &p : reads)
             if (!p.sampled && p.sample <= cycle) {
@@ -323,15 +339,20 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         top->axi___05Fb___05Fvalid = b_now >= 0;
 
         top->eval();
+        if (top->idle) {  // nothing is under way, of what came or left before this cycle
+            if (slots_taken || sent - flushes_sent != figures->answers || figures->flushes != flushes_sent) return fail(24);
+            if (!reads.empty() || !stores.empty() || !addresses.empty() || !lines.empty()) return fail(25);
+        }
         // --- write slot: its data in the same cycle
         if (step && room) {
             bool take = !step->has_write;
-            Queued item{cycle + 4 + random.below(o.write_delay + 1), {}, step->argument};
+            Queued item{cycle + 4 + random.below(o.write_delay + 1), {}, step->argument, bool(step->has_write)};
             std::memcpy(item.op.data(), step->op, sizeof step->op);
             if (step->has_write && top->o_write_slot___05Fvalid) {
                 uint32_t slot = top->o_write_slot___05Fpayload;
                 if (slot_taken[slot]) return fail(1);
                 slot_taken[slot] = true;
+                figures->most_slots = std::max<uint64_t>(figures->most_slots, ++slots_taken);
                 std::vector<uint32_t> words(sizeof(top->i_write___05Fpayload) / 4 + 1);
                 set_bits(words.data(), 0, o.write_slot_bits, slot);
                 for (unsigned n = 0; n < 16; n++) set_bits(words.data(), o.write_slot_bits + 32 * n, 32, step->data[n]);
@@ -349,19 +370,26 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             }
         }
         top->eval();
-        if (fault() & BEYOND_REPAIR) {
-            if (o.flips < 2) return fail(30);
-            figures->fatal = cycle;
-            return 0;
+        if (fault()) {
+            const bool fatal = fault() & BEYOND_REPAIR;
+            if (fatal != (o.flips == 2) || !o.flips) return fail(30);
+            figures->corrected += !fatal;
+            figures->fatal += fatal;
+            if (fatal || o.flip_word != UINT32_MAX) {
+                figures->ended = cycle;
+                return 0;
+            }
         }
-        if (fault() & CORRECTED && !o.flips) return fail(31);
-        figures->corrected += fault() & CORRECTED;
 
         // --- transfers
         if (offering && top->i___05Fready) {
             offering = false;
             // From here on the block may give the slot back at any time.
-            slot_taken[bits(passed.front().op.data(), o.write_slot_first, o.write_slot_bits)] = false;
+            if (passed.front().has_write) {
+                slot_taken[bits(passed.front().op.data(), o.write_slot_first, o.write_slot_bits)] = false;
+                slots_taken--;
+            }
+            flushes_sent += field(passed.front(), o.kind_first, 2) == FLUSH;
             passed.pop_front();
             if (!sent) figures->first_accepted = cycle;
             accepted[sent++] = static_cast<uint32_t>(cycle);
@@ -385,6 +413,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             std::memcpy(words, &top->o_error___05Fpayload, sizeof top->o_error___05Fpayload);
             uint64_t line = base_of[bits(words, 0, o.frame_bits)] + bits(words, o.frame_bits, o.offset_bits);
             bool spoils = bits(words, o.frame_bits + o.offset_bits, 1);
+            if (bits(words, o.frame_bits + o.offset_bits + 1, o.stored_bits) != stored_of[bits(words, 0, o.frame_bits)]) return fail(23);
             if (!unreported.count(line) && !(spoils && misread.count(line))) return fail(22);
             if (spoils) {
                 unreported.erase(line);
@@ -456,7 +485,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
 #endif
         if (o.flips && cycle % o.flip_period == o.flip_period - 1) {
             for (unsigned n = 0; n < rows.size(); n++)
-                if (o.flip_memory == n || o.flip_memory >= rows.size()) flip(rows[n], o.flips, flipping);
+                if (o.flip_memory == n || o.flip_memory == UINT32_MAX) flip(rows[n], o.flips, o.flip_word, flipping);
             Vtop___024root___eval_settle(top->rootp);
         }
         top->clk = 1;
