@@ -587,19 +587,17 @@ class Endpoint(wiring.Component):
             (Protected.MISS_BUFFER, s.miss_buffer),
             (Protected.COLD_SCHEDULER, s.cold),
             (Protected.DATA_PATH, s.data_path),
-            (Protected.HOST, s.hints),
             (Protected.SCORES, s.ema),
         ):
             m.d.comb += faults.faults[block].eq(source.fault)
+        # What stands before the device counts with the host's side: a configuration may have both.
+        host = s.hints.fault.as_value()
         if self.config.select:
-            m.d.comb += faults.faults[Protected.HOST].eq(
-                s.hints.fault.as_value() | s.select.fault.as_value()
-            )
+            host |= s.select.fault.as_value()
         if self.config.coherence:
-            m.d.comb += faults.faults[Protected.HOST].eq(
-                s.hints.fault.as_value() | s.coherence.fault.as_value()
-            )
+            host |= s.coherence.fault.as_value()
             m.d.comb += s.coherence.fatal.eq(faults.fatal)
+        m.d.comb += faults.faults[Protected.HOST].eq(host)
 
     def _quiescence(self, m: Module) -> None:
         """Critical path: the blocks' `idle` to `calm`: registered here (`idle`, `inner`). Work

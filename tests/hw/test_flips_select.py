@@ -6,14 +6,17 @@ told to be in doubt."""
 
 import functools
 
+import numpy as np
 import pytest
 from protection import judge, matches, memory_rows
 
 from kelp_hw.endpoint import Endpoint
 from kelp_rtl.device import Driver
+from kelp_rtl.program import Program, Response
 from kelp_spec.config import named
+from kelp_verif.coherence.choosing_driver import CONFIG as CHOOSING
 from kelp_verif.endpoint.flip_campaign import Bench, campaign
-from kelp_verif.endpoint.flip_model import memories
+from kelp_verif.endpoint.flip_model import FlipDriver, memories
 from kelp_verif.endpoint.flip_select import SelectHost
 from kelp_verif.endpoint.flip_traffic import ready_device
 from kelp_verif.endpoint.inventory import inventory
@@ -76,6 +79,21 @@ def test_bits_in_every_row_between_an_answer_and_its_slots():
             assert not host.seen.wrong and not host.seen.poisoned, (name, host.seen)
             assert more[len(bits) - 1] > before[len(bits) - 1], (name, bits)
             assert not driver.irq
+
+
+@pytest.mark.slow  # a model of its own
+@pytest.mark.timeout(2400)
+def test_a_choice_is_heard_beside_a_coherent_front():
+    """One bit in each queue's row of slots, then another; a read of a slot looks at its row."""
+    driver = FlipDriver(CHOOSING, seed=1)
+    rows = memories(driver)["select.gather.queues_asked.rows"]
+    slot = Program.reads(np.array([driver.addresses.gather(0, 0, 0, 0, 0, 0)], np.uint64))
+    for bit, counter in ((3, "count_corrected"), (5, "count_uncorrected")):
+        for row in range(rows.depth):
+            rows.flip(row, bit)
+        assert driver.read64(counter) == 0
+        assert driver.run(slot).response[0] == Response.NXM
+        assert driver.read64(counter) == 1
 
 
 @pytest.mark.slow
