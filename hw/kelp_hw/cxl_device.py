@@ -18,7 +18,7 @@ from .cxlio.ras_log import signal_layout
 from .cxlio.signatures import AxiLiteSignature, message_layout
 from .datapath.datapath import axi_signature
 from .endpoint import Endpoint, endpoint_signature
-from .layouts import MESSAGES
+from .layouts import MESSAGES, queue_in_map
 from .lib.broadcast import broadcast
 from .lib.protected import BlockFault, gather_blocks
 from .media.decoded_channel import DecodedChannel
@@ -198,7 +198,7 @@ class CxlDevice(wiring.Component):
                     score.valid
                     & ((score.p.kind == ScoreEvent.TOUCH) | (score.p.kind == ScoreEvent.MASS))
                 ),
-                io.heat.p.unit.eq(Cat(score.p.page, score.p.squeue)),
+                io.heat.p.unit.eq(Cat(score.p.page, queue_in_map(m, self.config, score.p.squeue))),
                 io.heat.p.score.eq(score.p.score),
             ]
         return m

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from amaranth.hdl import Shape, Value, unsigned
+from amaranth.hdl import Cat, Shape, Signal, Value, unsigned
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -49,6 +49,7 @@ __all__ = [
     "is_pinned",
     "latency_layout",
     "passing",
+    "queue_in_map",
     "recall_ports",
 ]
 
@@ -90,6 +91,17 @@ def code_shape(codes: type[IntEnum]) -> Shape:
 def is_pinned(word) -> Value:
     """Whether a page word's page is protected: by the host, or by a slot."""
     return word.pinned.any() if len(word.pinned) > 1 else word.pinned
+
+
+def queue_in_map(m, config: Config, squeue) -> Value:
+    """`session | queue`, as an address has it, of a queue's number session · queues + queue. They
+    differ where a session's queues are no power of two."""
+    session, queue = Signal(config.session_bits), Signal(config.queue_bits)
+    m.d.comb += queue.eq(squeue)
+    for k in range(1, config.sessions):
+        with m.If(squeue >= k * config.queues):
+            m.d.comb += [session.eq(k), queue.eq(squeue - k * config.queues)]
+    return Cat(queue, session)
 
 
 def latency_layout(cycles) -> data.StructLayout:

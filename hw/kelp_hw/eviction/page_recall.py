@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config
 
+from ..layouts import queue_in_map
 from .signatures import EvictionLayouts
 
 __all__ = ["PageRecall"]
@@ -171,14 +172,8 @@ class PageRecall(wiring.Component):
     def _sector(self, m, page, number):
         """Sector `number` of a page, as the directory counts them."""
         c, sizes = self.config, self.sizes
-        session, queue = Signal(c.session_bits), Signal(c.queue_bits)
-        m.d.comb += [session.eq(0), queue.eq(page.squeue)]
-        for k in range(1, c.sessions):
-            with m.If(page.squeue >= k * c.queues):
-                m.d.comb += [session.eq(k), queue.eq(page.squeue - k * c.queues)]
         return Cat(
             number[: c.line_bits - sizes.sector_bits],
             page.page,
-            queue,
-            session,
+            queue_in_map(m, c, page.squeue),
         )

@@ -13,7 +13,7 @@ from kelp_spec.cxlio.events import RECORDS, Kind, Log
 from kelp_spec.metadata import Event
 
 from ..cxlio.signatures import event_layout
-from ..layouts import Layouts
+from ..layouts import Layouts, queue_in_map
 from ..lib.protected import BlockFault, Fault, fifo_of, gather
 
 __all__ = ["EventRecords"]
@@ -76,7 +76,7 @@ class EventRecords(wiring.Component):
         records = [RECORDS.get(e, (Log.INFO, Kind.VENDOR)) for e in _codes()]
         log = Array(Const(each, 2) for each, _ in records)[event.code]
         kind = Array(Const(each, 2) for _, each in records)[event.code]
-        page = Cat(Const(0, c.line_bits + 6), event.page, event.squeue)
+        page = Cat(Const(0, c.line_bits + 6), event.page, queue_in_map(m, c, event.squeue))
         place = Cat(event.page, Const(0, 32 - len(event.page)), event.squeue)
         media = Signal()
         m.d.comb += [

@@ -15,9 +15,12 @@ from kelp_spec.metadata import Event
 UNIT = named("unit").with_(cxlio="joined")
 
 
-def event(code, session=0, queue=0, page=0, **fields):
-    squeue = session << UNIT.queue_bits | queue
-    return {"code": code, "squeue": squeue, "page": page, **fields}
+#: Where a queue's number is no part of an address: a session's queues are no power of two.
+ODD = UNIT.with_(sessions=3, queues=3)
+
+
+def event(code, session=0, queue=0, page=0, config=UNIT, **fields):
+    return {"code": code, "squeue": session * config.queues + queue, "page": page, **fields}
 
 
 @pytest.mark.parametrize("protect", [True, False])
@@ -49,6 +52,16 @@ def test_each_event_leaves_in_its_log(protect):
     )
     assert seen[0]["word"] == seen[1]["word"] != 0 == seen[4]["word"]
     assert seen[3]["flags"] and not seen[0]["flags"] and not any(e["poison"] for e in seen)
+
+
+def test_a_record_has_the_address_of_its_page():
+    dut, addresses = EventRecords(config=ODD), AddressMap(ODD)
+    places = [(s, q, p) for s in range(ODD.sessions) for q in range(ODD.queues) for p in (0, 7)]
+    given = [event(Event.FETCH_FAILED, *place, config=ODD) for place in places]
+    seen = pump(dut, Ends(sends={"i": given}, takes=("o",), offer=0.5), cycles=120)["o"]
+    assert [t.item["dpa"] for t in seen] == [
+        addresses.encode(KvAddress(*place, 0, 0)) for place in places
+    ]
 
 
 def test_what_finds_no_room_is_lost_and_the_others_are_not():
