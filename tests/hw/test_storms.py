@@ -10,7 +10,7 @@ from kelp_rtl.program import READ, Response
 from kelp_spec.config import Config, ConfigError, named
 from kelp_spec.formats import LINE_BYTES
 from kelp_verif.endpoint.drawn import drawn
-from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, wide
+from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, Times, now, wide
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -74,6 +74,16 @@ def test_storms_of_other_configurations(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("weather", WEATHERS)
+def test_storms_beside_a_directory(weather):
+    """HDM-DB, for hosts that hold no line."""
+    for seed in range(100, 104):
+        storm = Storm(named("unit_select_coherent"), seed, WEATHERS[weather]).run()
+        assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_a_storm_over_640_queues():
     """As many queues to a session as the large configurations have; 14 million cycles."""
     storm = Storm(wide(640), 1, WEATHERS["fair"]).run()
@@ -98,5 +108,23 @@ def test_the_line_at_address_0_is_known_where_it_is_gathered():
     storm.weather, storm.silent, storm.seen = WEATHERS["fair"], [], {}
     line = bytes(range(LINE_BYTES))
     tenant = Tenant(session=0, owner=1, shape=None, lines={0: line})
-    storm._judge(Ask(READ, 1 << 40, 1, tenant=tenant, means=0), Response.DATA, line, exact=True)
+    ask = Ask(READ, 1 << 40, 1, tenant=tenant, means=0)
+    storm._judge(ask, Response.DATA, line, True, now, False)
     assert not storm.silent and storm.seen == {"data": 1}
+
+
+def test_a_read_among_writes_that_it_may_pass():
+    """No device: of three writes to a line it finds the last that was answered before it came, or
+    one that was accepted before it was answered."""
+    tenant, times = Tenant(session=0, owner=1, shape=None), Times()
+    assert times.truths(0, 9, tenant, 64) == [bytes(LINE_BYTES)]
+    for n, (accepted, answered) in enumerate(((2, 10), (4, 20), (30, 35)), start=1):
+        before = tenant.lines.get(64, bytes(LINE_BYTES))
+        tenant.lines[64] = bytes([n]) * LINE_BYTES
+        times.write(Ask(READ, 64, 1, tenant=tenant), before, accepted, answered)
+    found = [
+        [truth[0] for truth in times.truths(accepted, answered, tenant, 64)]
+        for accepted, answered in ((0, 1), (0, 2), (3, 12), (11, 12), (21, 29), (21, 30), (36, 40))
+    ]
+    assert found == [[0], [0, 1], [0, 1, 2], [1, 2], [2], [2, 3], [3]]
+    assert times.truths(0, 9, tenant, 128) == [bytes(LINE_BYTES)]

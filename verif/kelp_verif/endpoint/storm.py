@@ -11,6 +11,7 @@ where one was silent, stood still or left a frame behind.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from .drawn import drawn
 from .endpoint_model import ZEROS, stored
 from .storm_select import Choices
 
-__all__ = ["WEATHERS", "Ask", "Storm", "Tenant", "Weather", "main", "wide"]
+__all__ = ["WEATHERS", "Ask", "Storm", "Tenant", "Times", "Weather", "main", "now", "wide"]
 
 ALL_BYTES = (1 << LINE_BYTES) - 1
 MOST_PAGES = 512  #: that are looked at
@@ -116,9 +117,48 @@ class Ask:
     refused: bool = False  #: outside the map, or another's
     closes: Tenant | None = None
     means: int | None = None  #: the address of the line, where it was asked for by another
-    #: called with response and data, instead of the rules for a tenant's line
-    judge: Callable[[Response, bytes], None] | None = None
+    #: called with response, data and what gives a line's truths, instead of the rules for a
+    #: tenant's line
+    judge: Callable[[Response, bytes, Truths], None] | None = None
     accepted: Callable[[], None] | None = None
+
+    @property
+    def line(self) -> int:
+        """The address of the line that it is about."""
+        return self.address if self.means is None else self.means
+
+
+#: Of a tenant and the address of a line of its: what a read may find there.
+Truths = Callable[[Tenant, int], list[bytes]]
+
+
+def now(tenant: Tenant, line: int) -> list[bytes]:
+    """The :data:`Truths` of a read that is judged where it stands among writes."""
+    return [tenant.lines.get(line, ZEROS)]
+
+
+class Times:
+    """When a program's writes were accepted and answered, and what each line was between them: what
+    a read may find where Req and RwD of one line are in no order, as on the coherent endpoint."""
+
+    def __init__(self):
+        self.closes: dict[int, int] = {}  #: tenant → the cycle in which its CLOSE was accepted
+        self._writes: dict[tuple[int, int], list[tuple[int, int, bytes]]] = {}
+
+    def write(self, ask: Ask, before: bytes, accepted: int, answered: int) -> None:
+        """Once it has changed its line, which was `before`."""
+        writes = self._writes.setdefault((id(ask.tenant), ask.address), [(-1, -1, before)])
+        writes.append((accepted, answered, ask.tenant.lines.get(ask.address, ZEROS)))
+
+    def truths(self, accepted: int, answered: int, tenant: Tenant, line: int) -> list[bytes]:
+        """From the last write that was answered when a read was accepted to the last that was
+        accepted when the read was answered."""
+        writes = self._writes.get((id(tenant), line))
+        if writes is None:
+            return now(tenant, line)
+        first = max(n for n, write in enumerate(writes) if write[1] < accepted)
+        last = max(n for n, write in enumerate(writes) if write[0] <= answered)
+        return [write[2] for write in writes[first : last + 1]]
 
 
 class Storm:
@@ -327,7 +367,8 @@ class Storm:
             return Ask(opcode, address, owner, data, refused=True)
         if kind == 3:
             return Ask(int(rng.choice([3, 4, 7, 11, 15])), address, tenant.owner)
-        return Ask(rwd(int(rng.choice([3, 4, 7, 15]))), address, tenant.owner, self._data())
+        unknown = [3, 7, 15] if self.config.coherence else [3, 4, 7, 15]  # 4 is BIConflict
+        return Ask(rwd(int(rng.choice(unknown))), address, tenant.owner, self._data())
 
     def _hint(self):
         rng, c = self.rng, self.config
@@ -479,23 +520,34 @@ class Storm:
 
     def _ask(self, asks, exact=False):
         result = self.device.run(self._program(asks))
+        times, reads = Times(), []
         for n in np.argsort(result.accept_order).tolist():
             ask, response = asks[n], Response(result.response[n])
+            when = int(result.accept_cycle[n]), int(result.response_cycle[n])
             if ask.closes:
                 ask.closes.closing = True
+                times.closes[id(ask.closes)] = when[0]
             if ask.accepted:
                 ask.accepted()
-            if ask.judge:
-                ask.judge(response, result.data[n].tobytes())
-            elif ask.refused:
+            if ask.refused:
                 wanted = Response.NXM if ask.opcode in _READS else Response.CMP
                 self._count("refused")
                 if response != wanted:
                     self._silent(ask, f"{response.name}, not refused")
-            elif ask.tenant and ask.opcode in _READS:
-                self._judge(ask, response, result.data[n].tobytes(), exact)
+            elif ask.judge or (ask.tenant and ask.opcode in _READS):
+                read = ask, response, result.data[n].tobytes(), exact
+                if self.config.coherence:  # Req and RwD pass each other (docs/coherence.md)
+                    reads.append((read, when))
+                else:
+                    self._judge(*read, now, ask.tenant and ask.tenant.closing)
             elif ask.tenant:
+                before = ask.tenant.lines.get(ask.address, ZEROS)
                 self._write(ask)
+                times.write(ask, before, *when)
+        for read, when in reads:
+            tenant = read[0].tenant
+            closing = tenant and tenant.closing and times.closes.get(id(tenant), 0) <= when[1]
+            self._judge(*read, functools.partial(times.truths, *when), closing)
 
     def _write(self, ask):
         lines = ask.tenant.lines
@@ -517,22 +569,25 @@ class Storm:
             )
         lines[ask.address] = stored(merged, ask.fmt, ask.tenant.shape.host_type)
 
-    def _judge(self, ask, response, data, exact):
+    def _judge(self, ask, response, data, exact, truths_of, closing):
+        if ask.judge:
+            ask.judge(response, data, truths_of)
+            return
         t = ask.tenant
-        truth = t.lines.get(ask.address if ask.means is None else ask.means, ZEROS)
+        truths = truths_of(t, ask.line)
         self._count(response.name.lower())
         if response == Response.NXM:
             t.gone = True
-            if not t.closing:
+            if not closing:
                 self._silent(ask, "refused, though its session is open")
         elif t.gone:
             self._silent(ask, f"{response.name} after its session was gone")
         elif response == Response.POISON:
-            if truth != LOST and (self.weather.fair or exact):
+            if LOST not in truths and (self.weather.fair or exact):
                 self._silent(ask, "poison, where nothing fails")
-        elif truth == LOST or data != truth:
-            wanted = "poison" if truth == LOST else truth.hex()
-            self._silent(ask, f"{data.hex()}, not {wanted}")
+        elif data not in truths:
+            wanted = ["poison" if truth == LOST else truth.hex() for truth in truths]
+            self._silent(ask, f"{data.hex()}, not {' or '.join(wanted)}")
 
     def _silent(self, ask, what):
         where = self.device.addresses.decode(ask.address)[1]
@@ -632,7 +687,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 4), metavar=("FIRST", "END"))
     parser.add_argument("--weather", choices=WEATHERS, nargs="*", default=list(WEATHERS))
     parser.add_argument("--queues", type=int, help="of `unit` with four pages to a queue")
-    parser.add_argument("--config", default="unit", help="unit or unit_select (default: unit)")
+    parser.add_argument("--config", default="unit", help="default: unit")
+    parser.add_argument(
+        "--coherence", action="store_true", help="on HDM-DB, for hosts that cache nothing"
+    )
     parser.add_argument(
         "--drawn", action="store_true", help="each seed draws its configuration, too (minutes each)"
     )
@@ -644,6 +702,7 @@ def main(arguments=None) -> int:
             print(config, flush=True)
         else:
             config = wide(options.queues) if options.queues else named(options.config)
+        config = config.with_(coherence=config.coherence or options.coherence)
         for name in options.weather:
             try:
                 storm = Storm(config, seed, WEATHERS[name])

@@ -8,6 +8,7 @@ very page that the answer says it holds."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from kelp_rtl.program import PARTIAL, READ, WRITE, Response
@@ -227,9 +228,8 @@ class Choices:
             elif owner != tenant.owner:
                 ask.refused = True
             else:
-                ask.judge = lambda response, data, at=(tenant, queue, kv, line): self._some_page(
-                    *at, response, data
-                )
+                at = tenant, queue, kv, line
+                ask.judge = functools.partial(self._some_page, *at)
             asks.append(ask)
         return asks
 
@@ -244,15 +244,15 @@ class Choices:
         session = line >> self.map.offset_bits - self.storm.config.session_bits
         if kind < 0.3:
             ask.ld_id = 15
-            ask.judge = lambda response, data: self._zeros(response, data, "to a stranger")
+            ask.judge = lambda response, data, _: self._zeros(response, data, "to a stranger")
             if kind < 0.15:
                 ask.opcode, ask.data, ask.judge = WRITE, self.storm._data(), None
         elif session != tenant.session:
-            ask.judge = lambda response, data: self._zeros(response, data, "of another session")
+            ask.judge = lambda response, data, _: self._zeros(response, data, "of another session")
         elif kind < 0.4 and line % (1 << self.map.half_bits + 1) != 1 << self.map.half_bits:
             ask.opcode, ask.data, ask.enable = PARTIAL, self.storm._data(), 0xFF
         else:
-            ask.judge = lambda response, data: self._count_answer(response)
+            ask.judge = lambda response, data, _: self._count_answer(response)
         return ask
 
     # - what is answered ---------------------------------------------------------------------------
@@ -264,8 +264,8 @@ class Choices:
         if response != Response.DATA:
             self.storm.silent.append(f"SELECT region: {response.name}")
 
-    def _some_page(self, tenant, queue, kv, line, response, data):
-        """A line of some page of that queue, as it is now."""
+    def _some_page(self, tenant, queue, kv, line, response, data, truths_of):
+        """A line of some page of that queue."""
         storm = self.storm
         storm._count(f"gather_{response.name.lower()}")
         if response == Response.NXM:
@@ -273,9 +273,11 @@ class Choices:
         if kv and tenant.shape.k_only or line >= tenant.shape.used_lines:
             storm.silent.append(f"GATHER: {response.name} outside the session's shape")
             return
+        address = functools.partial(storm.device.address, tenant.session, queue)
         truths = {
-            tenant.lines.get(storm.device.address(tenant.session, queue, page, kv, line), bytes(64))
+            truth
             for page in range(tenant.shape.used_pages)
+            for truth in truths_of(tenant, address(page, kv, line))
         }
         if response == Response.POISON:
             if storm.weather.fair and self.lost not in truths:
