@@ -19,9 +19,9 @@ from .core import Core
 from .errors import CxlKvError, DeviceFullError, OpenRefusedError, TransportError
 from .registers import Registers, unpack
 
-__all__ = ["Control"]
+__all__ = ["Control", "overflow_record"]
 
-_KEPT = 4096  #: event records kept for requesters that have not asked yet
+_KEPT = 1000  #: event records kept for a requester that has not asked yet; a frame holds them
 _CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
 
 
@@ -37,10 +37,11 @@ class Control:
             lambda addresses: proxy.load(addresses, 0).lines,
             lambda addresses, lines, enable: proxy.store(addresses, lines, enable, 0),
         )
-        self._events: deque[dict] = deque(maxlen=_KEPT)
         self._next = 0  # number of the next record
-        # id of a requester → number of the first record it has not seen
-        self._seen: dict[int, int] = {}
+        self._latest = 0  # time of the last one
+        # Of each requester those that it has not asked for: one that provokes events without end
+        # takes no other's place.
+        self._unseen: dict[int, _Unseen] = {}
 
     @classmethod
     def of(cls, core: Core) -> Control:
@@ -179,36 +180,28 @@ class Control:
                 raise TransportError(f"session {session} is still closing after {_CLOSE_TIMEOUT} s")
 
     # - events -------------------------------------------------------------------------------------
-    def attach(self, requester) -> None:
-        """A requester that sees the events from now on."""
-        self._seen[id(requester)] = self._next
+    def attach(self, requester, owned: dict[int, int]) -> None:
+        """A requester that sees the events from now on: with LD-ID 0 all of them; with another what
+        happens to its `owned` sessions, from the number on that it owns them, nothing that another
+        LD-ID did, and that the log has run over in what it did itself."""
+        self._unseen[id(requester)] = _Unseen(requester.ld_id, owned)
 
-    def mark(self) -> int:
-        """Number of the next record, once all of before have been read."""
-        self._drain()
+    def mark(self, requester) -> int:
+        """Number of the next record, once all of before have been read; what has come since the
+        last time is of `requester`'s doing."""
+        self._drain(requester)
         return self._next
 
-    def events_of(self, requester, owned: dict[int, int]) -> list[dict]:
-        """Records that `requester` has not seen. One with another LD-ID than 0 sees what happened
-        to its `owned` sessions, from the number on that it owns them, and nothing that another
-        LD-ID did."""
-        self._drain()
-        first = self._seen[id(requester)]
-        self._seen[id(requester)] = self._next
-        news = [e for e in self._events if e["number"] >= first]
-        if requester.ld_id == 0:
-            return news
-        return [
-            e
-            for e in news
-            if e["ld_id"] in (0, requester.ld_id)
-            and e["number"] >= owned.get(e["session"], self._next)
-        ]
+    def events_of(self, requester) -> list[dict]:
+        """Records that `requester` has not seen, the latest of them where they are many: an
+        OVERFLOW is then the first."""
+        self._drain(requester)
+        return self._unseen[id(requester)].take()
 
     def forget(self, requester) -> None:
-        self._seen.pop(id(requester), None)
+        self._unseen.pop(id(requester), None)
 
-    def _drain(self):
+    def _drain(self, requester):
         registers, queues = self.registers, self.config.queues
         # The count says what is there, the flag what was lost until then, also of an empty log.
         count, status = registers.read_many(["event_count", "status"])
@@ -234,14 +227,52 @@ class Control:
                 time=values[2 * i + 1],
             )
         if overflow:
-            latest = self._events[-1]["time"] if self._events else 0
-            self._append(
-                code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=latest
-            )
+            record = overflow_record(self._next, self._latest)
+            self._next += 1
+            for key, unseen in self._unseen.items():
+                if unseen.ld_id == 0 or key == id(requester):
+                    unseen.append(record)
 
     def _append(self, **record):
-        self._events.append({"number": self._next, **record})
-        self._next += 1
+        record = {"number": self._next, **record}
+        self._next, self._latest = self._next + 1, record["time"]
+        for unseen in self._unseen.values():
+            if unseen.may_see(record):
+                unseen.append(record)
+
+
+class _Unseen:
+    """What a requester has not asked for, the latest _KEPT of it."""
+
+    def __init__(self, ld_id: int, owned: dict[int, int]):
+        self.ld_id, self._owned = ld_id, owned
+        self._records: deque[dict] = deque(maxlen=_KEPT)
+        self._lost: dict | None = None  # the first that had to go
+
+    def may_see(self, record: dict) -> bool:
+        if self.ld_id == 0:
+            return True
+        first = self._owned.get(record["session"])
+        mine = first is not None and record["number"] >= first
+        return mine and record["ld_id"] in (0, self.ld_id)
+
+    def append(self, record: dict) -> None:
+        if len(self._records) == _KEPT and self._lost is None:
+            self._lost = self._records[0]
+        self._records.append(record)
+
+    def take(self) -> list[dict]:
+        lost, self._lost = self._lost, None
+        out = [] if lost is None else [overflow_record(lost["number"], lost["time"])]
+        out += self._records
+        self._records.clear()
+        return out
+
+
+def overflow_record(number: int, time: int) -> dict:
+    """A record that says that others are missing."""
+    of_nothing = dict.fromkeys(("ld_id", "session", "queue", "page", "argument"), 0)
+    return {"number": number, "code": "OVERFLOW", **of_nothing, "time": time}
 
 
 def _is_integer(value) -> bool:

@@ -19,6 +19,7 @@ from kelp_spec.registers import COUNTERS, HISTOGRAM_BINS
 
 from .arguments import instance, integer, listed, short
 from .batch import Batch, Completion, Worker
+from .control import overflow_record
 from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
 from .policy import Policy
 from .registers import Registers
@@ -57,6 +58,7 @@ class Device:
         )
         self._events: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # seen, kept for explanations
         self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
+        self._missed = False  # news had to go
         self.polled = 0  #: event records that were taken so far
         self._lock = threading.RLock()
         self._worker: Worker | None = None
@@ -251,13 +253,15 @@ class Device:
         `time` (cycles), `number`.
 
         With another `ld_id` than 0, only those of the sessions opened here. `code` OVERFLOW says
-        that the device's log of 16 ran over.
+        that some are missing: the device's log of 16 ran over (of which, with another `ld_id` than
+        0, those hear whose calls it was), or some 1000 came since the last call.
         """
         self.poll()
         with self._lock:
-            out = list(self._news)
+            out, missed = list(self._news), self._missed
             self._news.clear()
-        return out
+            self._missed = False
+        return [overflow_record(out[0]["number"], out[0]["time"]), *out] if missed else out
 
     def poll(self) -> None:
         """Take the device's new event records, and keep them for :meth:`events`, :meth:`since` and
@@ -268,6 +272,7 @@ class Device:
         with self._lock:
             fresh = self.transport.events()
             self._events.extend(fresh)
+            self._missed |= len(self._news) + len(fresh) > _EVENTS_KEPT
             self._news.extend(fresh)
             self.polled += len(fresh)
 

@@ -133,7 +133,7 @@ class LocalTransport(Transport):
         # session → first event record that is about it under this owner
         self._owned: dict[int, int] = {}
         with core.lock:
-            self._control.attach(self)
+            self._control.attach(self, self._owned)
         self._closed = False
 
     def _usable(self):
@@ -188,7 +188,7 @@ class LocalTransport(Transport):
         with self.exclusive():
             self._usable()
             request = self._control.checked(request)
-            first = self._control.mark()  # before OPEN: after it, nothing may fail
+            first = self._control.mark(self)  # before OPEN: after it, nothing may fail
             session = self._control.begin_open(request, self.ld_id)
             self._owned[session] = first
         try:
@@ -237,7 +237,7 @@ class LocalTransport(Transport):
     def events(self) -> list[dict]:
         with self.exclusive():
             self._usable()
-            return self._control.events_of(self, self._owned)
+            return self._control.events_of(self)
 
     def exclusive(self):
         self.home.check()

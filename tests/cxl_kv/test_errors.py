@@ -212,6 +212,17 @@ def test_an_event_between_read_and_drain_is_told_by_the_next(device):
     assert device.events() == []
 
 
+def test_events_that_nobody_asks_for_do_not_go_in_silence():
+    with cxl_kv.open("golden:unit") as device:
+        for _ in range(1100):
+            refused(device, 7)
+            device.poll()
+        told = [e["code"] for e in device.events()]
+        assert told == ["OVERFLOW"] + ["REGISTER_REFUSED"] * 1024
+        refused(device, 7)
+        assert [e["code"] for e in device.events()] == ["REGISTER_REFUSED"]
+
+
 def test_an_interrupt_stays_until_the_log_is_empty(device):
     registers = Control.of(device.transport.core).registers
     registers.write("irq_enable", 1 << Event.REGISTER_REFUSED)

@@ -151,7 +151,7 @@ class TenantTransport(LocalTransport):
     def _empty_log(self):
         """So that the next tenant's events find room."""
         if self.core.hints:
-            self._control.mark()
+            self._control.mark(self)
 
     def events(self) -> list[dict]:
         """As of any transport, numbered from 0 in this tenant's own count, and without times."""

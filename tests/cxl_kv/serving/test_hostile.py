@@ -35,6 +35,8 @@ from cxl_kv.serving.server import Limits, Server
 from cxl_kv.serving.tokens import TokenError, Tokens, add, read_token
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
+from kelp_spec.address import AddressMap
+from kelp_spec.hints import HintKind, pack, page_lines
 from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -485,6 +487,34 @@ def test_pins_are_counted_as_the_device_takes_them(tmp_path):
 
 
 # - too many -------------------------------------------------------------------------------------
+def refusals(session, count):
+    """Hint lines about a page that is not the session's: an event each."""
+    [line] = page_lines(HintKind.PIN, session=session.number, queue=0, pages=[7], sequence=0)
+    row = np.frombuffer(pack(line, session.device.config), np.uint8)
+    addresses = np.full(count, AddressMap(session.device.config).hint_base, np.uint64)
+    session.device.transport.store(addresses, np.tile(row, (count, 1)))
+
+
+def test_events_of_one_tenant_take_no_room_of_anothers(served):
+    """Neither one by one, so that all are told, nor in one store, which the log of 16 cannot
+    tell."""
+    shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+    with cxl_kv.open(served.tenant("alice")) as calm, cxl_kv.open(served.tenant("bob")) as loud:
+        mine, its = (d.open_session(shape, max_tokens=4) for d in (calm, loud))
+        assert mine.number == 0
+        refusals(mine, 1)
+        for _ in range(1200):
+            refusals(its, 1)
+        refusals(its, 4096)
+        assert [e["code"] for e in calm.events() if e["code"] != "HINT_GAP"] == ["HINT_BAD_PAGE"]
+        told = [e["code"] for e in loud.events()]
+        assert 1000 < len(told) < 1100 and told[0] == "OVERFLOW" and told.count("OVERFLOW") > 1
+        # Its connection and its session are whole.
+        k = np.ones((1, 4, 32), np.float16)
+        its.write(0, k, k)
+        assert (its.read(0, stop=4)[0] == k).all()
+
+
 def test_strangers_do_not_keep_others_out(served):
     with neighbour(served):
         crowd = []
