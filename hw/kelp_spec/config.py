@@ -12,16 +12,19 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from .cxlio.commands import Opcode
-from .cxlio.config import CXLIO, named_cxlio
+from .cxlio.config import CXLIO, MOST_TRACKED, UNIT_BYTES, named_cxlio
 from .flit import CREDITS
 from .formats import Format, formats_of
 from .geometry import stored_lines
 
-__all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
+__all__ = ["Config", "ConfigError", "MOST_NAMED", "NAMED", "named", "POOLS"]
 
 #: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored
 #: lines. They are called after the pages that they fit with the usual `Config.pool_formats`.
 POOLS = ("raw16", "fp8", "int8", "int4")
+
+#: candidates of a choice: the pages that its query heads name, each `select_quota`
+MOST_NAMED = 510
 
 
 class ConfigError(ValueError):
@@ -168,16 +171,16 @@ class Config:
             span("select_heads", 1, 16)
             span("select_lines", 1, min(32, self.half_lines), True)
             span("select_quota", 1, 64)
+            need(
+                "select_quota",
+                self.select_heads * self.select_quota <= MOST_NAMED,
+                f"{MOST_NAMED} // select_heads = {MOST_NAMED // self.select_heads} at most: so "
+                + "many candidates a choice has",
+            )
             span("select_lanes", 1, 16, True)
             span("select_groups", 1, 16, True)
             span("select_looks", 4, 256, True)
-        fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
-        need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
-        need(
-            "write_backs",
-            not self.sanitizes or self.write_backs != self.misses,
-            "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
-        )
+        self._check_cxlio(need)
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
         flags = (
             "codecs",
@@ -199,6 +202,25 @@ class Config:
             "select_port",
             not (self.select_port and self.sanitizes),
             "False with a cxlio that sanitizes: nothing erases what lies behind that port",
+        )
+
+    def _check_cxlio(self, need) -> None:
+        """A configuration of CXL.io that fits the device; `need(field, ok, legal)` refuses."""
+        fitting = [name for name in CXLIO if named_cxlio(name).coherent == self.coherence]
+        need("cxlio", self.cxlio in ("", *fitting), ", ".join(("''", *fitting)))
+        need(
+            "write_backs",
+            not self.sanitizes or self.write_backs != self.misses,
+            "any count but that of misses, with a cxlio that sanitizes: ERASE has an id of its own",
+        )
+        # A range bitmap of 64 bits says which 256 MiB are tracked (docs/cxl.md, "The hot list").
+        need(
+            "cxlio",
+            not self.cxlio
+            or not named_cxlio(self.cxlio).hot_entries
+            or self.map_units <= MOST_TRACKED,
+            f"one without a hot list, which covers {MOST_TRACKED} · 256 MiB, where the address "
+            + f"map takes {self.map_units}",
         )
 
     # - derived counts -----------------------------------------------------------------------------
@@ -345,6 +367,13 @@ class Config:
     def aperture_bits(self) -> int:
         """log2 of the KV aperture in bytes: session | queue | page | K/V | line | byte."""
         return self.session_bits + self.queue_bits + self.page_bits + self.line_bits + 6
+
+    @property
+    def map_units(self) -> int:
+        """256 MiB that the address map takes, all regions: the capacity that a device with CXL.io
+        has at least, since a host reaches nothing beyond."""
+        apertures = 6 if self.select else 3
+        return -(-(apertures << self.aperture_bits) // UNIT_BYTES)
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from kelp_spec.config import Config, ConfigError, named
+from kelp_spec.address import REGISTER_BYTES, AddressMap
+from kelp_spec.config import MOST_NAMED, Config, ConfigError, named
+from kelp_spec.cxlio.config import UNIT_BYTES, cxlio_of
 from kelp_spec.formats import Format, formats_of
 from kelp_spec.geometry import smallest_pool, stored_lines
 
@@ -89,3 +91,30 @@ def test_a_port_of_summaries_needs_a_choice_and_no_sanitize():
             memory.with_(select_tables=False, select_estimates=False, **bad)
     with pytest.raises(ConfigError, match="select_port = 1 is refused; legal: True, False"):
         memory.with_(select_port=1)
+
+
+@pytest.mark.parametrize("name", ["unit_cxl", "trace", "smollm2"])
+@pytest.mark.parametrize("select", [0, 8])
+def test_a_device_with_cxl_io_has_room_for_its_address_map(name, select):
+    """Else its host reaches no register."""
+    config = named(name).with_(cxlio="joined", pages=max(64, named(name).pages), select=select)
+    addresses, held = AddressMap(config), cxlio_of(config).bytes
+    ends = [addresses.register_base + REGISTER_BYTES]
+    if select:
+        places = config.sessions - 1, config.queues - 1
+        ends.append(addresses.gather(*places, -1, 1, select - 1, config.half_lines - 1) + 64)
+    assert max(ends) <= held < max(ends) + (1 << config.aperture_bits) + UNIT_BYTES
+
+
+def test_a_hot_list_has_an_end():
+    """A bit of its range bitmap is 256 MiB."""
+    with pytest.raises(ConfigError, match="cxlio = 'joined' is refused; .*64 · 256 MiB.* 1536"):
+        named("llama70b").with_(cxlio="joined")
+    assert cxlio_of(named("llama70b").with_(cxlio="full")).capacity == 1536
+
+
+def test_more_candidates_than_a_choice_has_are_refused():
+    unit = named("unit_select").with_(select_heads=15, select_quota=34)
+    assert unit.select_heads * unit.select_quota == MOST_NAMED
+    with pytest.raises(ConfigError, match="select_quota = 35 is refused; legal: 510 // .* 34 at"):
+        unit.with_(select_quota=35)

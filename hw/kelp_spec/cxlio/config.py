@@ -8,9 +8,19 @@ from dataclasses import dataclass, fields
 from .commands import COMMANDS, Opcode
 from .knobs import KNOBS
 
-__all__ = ["CXLIO", "CXL_VENDOR", "CxlIoConfig", "Space", "UNIT_BYTES", "cxlio_of", "named_cxlio"]
+__all__ = [
+    "CXLIO",
+    "CXL_VENDOR",
+    "CxlIoConfig",
+    "MOST_TRACKED",
+    "Space",
+    "UNIT_BYTES",
+    "cxlio_of",
+    "named_cxlio",
+]
 
 CXL_VENDOR = 0x1E98  #: of the consortium: DVSECs, DOE
+MOST_TRACKED = 64  #: units of capacity with a hot list
 UNIT_BYTES = 256 << 20  #: capacities, decoder bases and sizes are multiples of it
 
 
@@ -101,10 +111,10 @@ class CxlIoConfig:
         if self.pmu not in ("", "recorded", "full"):
             raise ValueError(f"pmu = {self.pmu!r} is refused; legal: '', recorded, full")
         n = self.hot_entries
-        if n and (n < 4 or n & (n - 1) or not self.pmu or self.capacity > 64):
+        if n and (n < 4 or n & (n - 1) or not self.pmu or self.capacity > MOST_TRACKED):
             raise ValueError(
                 f"hot_entries = {n} is refused; legal: 0, or a power of two from 4 on, with pmu "
-                + "and a capacity of 64 at most"
+                + f"and a capacity of {MOST_TRACKED} at most"
             )
         if self.decoders not in (1, 2, 4):
             raise ValueError(f"decoders = {self.decoders!r} is refused; legal: 1, 2, 4")
@@ -196,6 +206,9 @@ def named_cxlio(name: str) -> CxlIoConfig:
 
 
 def cxlio_of(config) -> CxlIoConfig:
-    """CXL.io before a `kelp_spec.config.Config`'s endpoint: what it lists as hot is a page of
-    its."""
-    return named_cxlio(config.cxlio).replace(hot_unit=config.line_bits + 6)
+    """CXL.io before a `kelp_spec.config.Config`'s endpoint: it has room for the whole address map,
+    and what it lists as hot is a page of its."""
+    named = named_cxlio(config.cxlio)
+    return named.replace(
+        capacity=max(named.capacity, config.map_units), hot_unit=config.line_bits + 6
+    )

@@ -22,6 +22,8 @@ from select_room import (
 
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.select_region import SelectRegion
+from kelp_hw.select.select_control import engine_of
+from kelp_spec.config import MOST_NAMED, named
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 from kelp_spec.select import (
     ANSWER_FIELDS,
@@ -355,3 +357,9 @@ def test_summaries_that_memory_loses(write):
         assert lines[1] == 2 + write  # reads were lost by one SELECT, at both of its looks
 
     room.run(host)
+
+
+def test_as_many_candidates_as_are_legal_have_an_engine():
+    heads = 15
+    config = named("unit_select").with_(select_heads=heads, select_quota=MOST_NAMED // heads)
+    assert engine_of(config=config).depth == MOST_NAMED + 2  # and the first and the newest page
