@@ -3,6 +3,8 @@
 """What goes wrong on the device is a typed error that names session, layer, head and page; nothing
 wrong is ever returned, and everybody else goes on."""
 
+import itertools
+
 import numpy as np
 import pytest
 from narrow_unit import RTL
@@ -210,6 +212,29 @@ def test_an_event_between_read_and_drain_is_told_by_the_next(device):
     assert len(device.events()) == EVENT_RECORDS
     assert [e["code"] for e in device.events()] == ["OVERFLOW"]  # of an empty log
     assert device.events() == []
+
+
+def test_a_golden_device_that_was_interrupted_answers_nothing_wrong():
+    """Ctrl-C in the midst of a store, at whichever step, leaves it half done within the model."""
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+    k = np.ones((2, 2, 32, 32), np.float16)
+    with cxl_kv.open("golden:unit?frames=8,8,8,8") as device:
+        engine = device.transport.core.engine
+        request, calls = engine.request, itertools.count()
+
+        def interrupted(op):
+            if next(calls) == 20:
+                raise KeyboardInterrupt
+            return request(op)
+
+        with pytest.raises(KeyboardInterrupt), device.open_session(shape) as session:
+            session.write([0, 1], k, k)
+            engine.request = interrupted
+            session.write([0, 1], k, k)
+        with pytest.raises(cxl_kv.SessionClosedError):
+            session.read(0, stop=1)
+        with pytest.raises(cxl_kv.ConnectionLostError, match="broken off in the middle"):
+            device.open_session(shape)
 
 
 def test_events_that_nobody_asks_for_do_not_go_in_silence():

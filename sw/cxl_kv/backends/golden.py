@@ -8,6 +8,8 @@ not cycles.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
@@ -23,12 +25,32 @@ from kelp_spec.registers import SessionCommand
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS
 
 from ..core import ALL_BYTES, Core, Loaded, Status
+from ..errors import ConnectionLostError
 from .golden_engine import DeviceLines, Engine
 from .window import RegisterWindow, pool_of, session_command
 
 __all__ = ["GoldenCore"]
 
 _ZEROS, _POISONED, _NXM = -1, -2, -3
+
+
+def _whole(call):
+    """An access that is carried out as a whole: what breaks off amid one, as Ctrl-C does, leaves a
+    model that would answer something, and so answers nothing any more."""
+
+    @functools.wraps(call)
+    def guarded(self, *arguments):
+        if self._broken_off:
+            raise ConnectionLostError(
+                "an access to this golden device was broken off in the middle, so that nothing is "
+                + "known of what it holds; open it again"
+            )
+        self._broken_off = True
+        found = call(self, *arguments)
+        self._broken_off = False
+        return found
+
+    return guarded
 
 
 class GoldenCore(Core):
@@ -41,6 +63,7 @@ class GoldenCore(Core):
 
     def __init__(self, config: Config):
         super().__init__()
+        self._broken_off = False
         self.config, self._map = config, AddressMap(config)
         self.endpoint = Endpoint(config)
         self.endpoint.lines = DeviceLines()
@@ -114,6 +137,7 @@ class GoldenCore(Core):
             event, ld_id=ld_id, squeue=session * self.config.queues, argument=argument
         )
 
+    @_whole
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         addresses = self._gathered(addresses)
         region, offset, session, queue, page, line = self._decode(addresses)
@@ -200,6 +224,7 @@ class GoldenCore(Core):
         self._count(session, False, len(lines))
         return True
 
+    @_whole
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
     ) -> None:
@@ -298,6 +323,7 @@ class GoldenCore(Core):
         self._count(session, True, len(lines))
         return True
 
+    @_whole
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
         region, _, session, queue, page, _ = self._decode(addresses)
         for r, s, q, p in zip(region, session, queue, page, strict=True):
