@@ -12,6 +12,7 @@ import pytest
 from kelp_hw.codec.dequantise import Dequantiser
 from kelp_hw.datapath.datapath import DataPath
 from kelp_hw.datapath.slot_table import SlotTable
+from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.lib.axi import AxiSignature
 from kelp_spec.config import named
 from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format, HostType
@@ -205,10 +206,13 @@ def test_flush_then_another_master_then_read(config):
     run(t, ROUGH)
 
 
+@pytest.mark.parametrize("formats", [(Format.FP8_E4M3, Format.INT4), (Format.RAW16,)])
 @everywhere
-def test_cancelled_flushes_lose_nothing(config):
+def test_cancelled_flushes_lose_nothing(config, formats):
+    """Whole lines of raw16, in all slots, are on their way to memory by the time that the flush
+    before them is done."""
     t = Traffic(config, 2)
-    page = t.page(0, Format.FP8_E4M3, Format.INT4)
+    page = t.page(0, *formats)
     for turn in range(60):
         for _, kv, line in lines_of(page):
             if t.rng.random() < 0.5:
@@ -260,6 +264,22 @@ def test_flush_is_done_under_reads_of_stored_lines(config, fmt):
     lines, memory = 8 + 8 + 2, Memory()
     most = lines * TURN + memory.read_latency + memory.write_latency
     assert result.flushed[0] - result.accepted[0] <= most
+
+
+def test_scales_are_written_in_turn_with_lines():
+    """While lines of payload are due without end, and memory takes one in twelve cycles."""
+    t = Traffic(NARROW, 1)
+    hot, cold = (t.page(n, fmt) for n, fmt in enumerate((Format.RAW16, Format.INT8)))
+    for n in range(600):
+        if n == 100:
+            t.write(cold, 0, 0, random_lines(t.rng, 1)[0])
+            t.flush(cold, 1)
+        t.write(hot, *lines_of(hot)[n % 32][1:], random_lines(t.rng, 1)[0])
+    each = 256 / 20
+    result = run(t, dataclasses.replace(QUICK, aw_ready=20))
+    # Every slot may be due before, and the queue be full.
+    most = (NARROW.line_slots + WriteOut.QUEUED + 2) * each
+    assert result.flushed[0] - result.accepted[101] < 1.5 * most
 
 
 @everywhere
@@ -342,8 +362,9 @@ def hits(t, page, count=16):
     t.wait_answered()
 
 
-def test_lines_are_written_as_soon_as_they_are_complete():
-    """In whatever slot: nothing else is to be done with them."""
+@pytest.mark.parametrize("flips", [None, Flips(1, period=1)], ids=["sound", "flipped"])
+def test_lines_are_written_as_soon_as_they_are_complete(flips):
+    """In whatever slot: nothing else is to be done with them. Flipped bits do not reach memory."""
     t = Traffic(NARROW, 1)
     there, *pages = (t.page(n, Format.INT4 if n else Format.RAW16) for n in range(40))
     t.load(there)
@@ -352,7 +373,7 @@ def test_lines_are_written_as_soon_as_they_are_complete():
             t.write(page, kv, line, random_lines(t.rng, 1)[0])
         hits(t, there)
         t.check_memory(page)
-    run(t, QUICK)
+    run(t, QUICK, flips=flips)
 
 
 def test_lines_are_written_before_their_slots_are_needed():
@@ -621,18 +642,50 @@ def test_errors_on_two_hot_lines(config, fmt):
     run(erring(config, int(fmt), [fmt], reads=30, writes=60, pages=2, hot=1), ROUGH)
 
 
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8])
+def test_an_error_in_each_slot(fmt):
+    """Of a read, of a line that a partial write is merged into, of a write. What can be asked for
+    again is, what is lost is poison, and the line before it, in another slot, is neither."""
+    t = Traffic(NARROW, 1)
+    before, *pages = (t.page(n, fmt) for n in range(1 + 3 * NARROW.line_slots))
+    for page in (before, *pages):
+        t.load(page)
+    t.read(before, 0, 1)
+    t.wait_answered()
+    for n, page in enumerate(pages):
+        t.errors(*((256, 0), (256, 0), (0, 256))[n % 3])
+        if n % 3 == 0:
+            t.read(page, 0, 1)
+        elif n % 3 == 1:
+            t.write_partial(page, 0, 1, random_lines(t.rng, 1)[0], 0x00FF << n % 48)
+        else:
+            t.write(page, 0, 1, random_lines(t.rng, 1)[0])
+        t.wait_idle()
+        t.errors(0, 0)
+        t.read(before, 0, 1)
+        t.read(page, 0, 1)
+        t.wait_answered()
+        before = page
+    table, alone = run(t, QUICK).poisoned
+    assert table >= 2 * NARROW.line_slots and alone == NARROW.line_slots
+
+
 # - flipped bits -----------------------------------------------------------------------------------
 
 
 @everywhere
 def test_one_flipped_bit_of_a_word_changes_nothing(config):
-    """In every row of every memory, again and again, while memory errs, too."""
+    """In every code word of every memory, whenever it was written, while memory errs, too."""
     if not config.protect:
         pytest.skip("no check bits")
-    calm = run(mixture(config, 1, list(Format), count=800), ROUGH, flips=Flips(1))
-    t = erring(config, 2, list(Format), reads=20, writes=20, count=400)
-    found = run(t, QUICK, flips=Flips(1, period=17))
-    assert min(calm.figures["corrected"], found.figures["corrected"]) > 500
+    flips = Flips(1, period=1)
+    for traffic, memory in (
+        (mixture(config, 1, list(Format), count=800), ROUGH),
+        # Of a line of scales every byte is a word.
+        (mixture(config, 2, [Format.INT8, Format.INT4], count=2500), QUICK),
+        (erring(config, 2, list(Format), reads=20, writes=20, count=400), QUICK),
+    ):
+        assert run(traffic, memory, flips=flips).figures["corrected"] > 500
 
 
 @pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
