@@ -11,7 +11,8 @@ from kelp_golden.frame_table import FrameTable as GoldenFrameTable
 from kelp_hw.tracker.frame_table import FrameTable
 from kelp_spec.config import named
 from kelp_spec.metadata import Answer, DataOp, Op, Outcome
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.flips import PUBLIC
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ def test_frame_table_is_its_golden_model(config, cycles):
     result = run_cocotb(
         made(FrameTable, config=named(config)),
         bench="kelp_verif.tracker.frame_table_bench",
+        model=Model(public=PUBLIC),
         params=params,
         timeout_s=280,
     )

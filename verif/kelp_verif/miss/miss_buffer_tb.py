@@ -11,6 +11,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
+from kelp_hw.miss.grants import MissGrants
 from kelp_hw.pipeline import RESERVE
 from kelp_hw.tracker.signatures import count_bits
 from kelp_spec.config import POOLS, Config
@@ -96,6 +97,7 @@ class TB:
         self.offered = None
         self.served = self.parked = 0
         self.drains = False
+        self.hoped = [0] * len(POOLS)  #: cycles for which the pool had a frame for an entry
         self.drained = -DEPTH  #: the cycle of the latest FLIP that ended a drain
         self.stood = 0  #: cycles without an op on offer while an entry is alive that could be home
         self.starve_limit = starve_limit
@@ -379,10 +381,13 @@ class TB:
         self.stood += dut.o_op__valid.value == 0 and any(
             miss.landed for miss in self.misses.values()
         )
-        entering = None
-        if accept and dut.o_op__valid.value == 1:
-            entering = self.op.unpack(dut.o_op__payload.value)
-            entering["kind"] = Op(entering["kind"])
+        offer = entering = None
+        if dut.o_op__valid.value == 1:
+            offer = self.op.unpack(dut.o_op__payload.value)
+            offer["kind"] = Op(offer["kind"])
+            if accept:
+                entering = offer
+        self.check_grants(offer, accept)
         taking = sum(1 for op in self.pipe if op and op["kind"] in (Op.READ, Op.WRITE, Op.PREFETCH))
         admitted = (
             request is not None
@@ -414,6 +419,21 @@ class TB:
         self.cycles += 1
         self.now += 1
         return admitted
+
+    def check_grants(self, offer, accept):
+        """No entry is given up before its time, and a pool that has a frame for one waits for three
+        GRANTs of others at most, and as many retries of its own as there are."""
+        if offer and offer["kind"] == Op.GRANT:
+            self.hoped[offer["pool"]] = 0
+            waited = self.now - self.misses[offer["miss"]].since
+            assert not offer["failed"] or waited >= self.starve_limit, f"given up after {waited}"
+        for pool, (line, free) in enumerate(zip(self.waiting, self.free, strict=True)):
+            if not (line and free):
+                self.hoped[pool] = 0
+            elif accept or not offer:  # else the GRANT in turn waits for its op's place
+                self.hoped[pool] += 1
+            most = len(POOLS) * (MissGrants.INTERVAL + DEPTH + MissGrants.LATENCY)
+            assert self.hoped[pool] <= most, f"pool {pool} is not asked for in its turn"
 
     def check_ready(self):
         """`ready` is low while an entry is drained or fewer places than its margin are free, and at

@@ -151,6 +151,7 @@ class TB:
         while True:
             await ReadOnly()
             if self.dut.ready.value:
+                self._check_sessions("after reset")
                 await RisingEdge(self.dut.clk)
                 return cycles
             await RisingEdge(self.dut.clk)
@@ -602,12 +603,16 @@ class TB:
             bad = {n: (got[n], int(v)) for n, v in want.items() if got[n] != int(v)}
             assert not bad, f"score event of {r}: (got, want) {bad}"
         if op.kind in (K.STEP, K.OPEN, K.CLOSE, K.CLOSED):
-            vector, width = int(dut.sessions.value), self.session_packing.width
-            for s, session in enumerate(self.golden.sessions):
-                got = self.session_packing.unpack(vector >> s * width)
-                want = {n: getattr(session, n) for n in got}
-                # Of one that is not open only that counts.
-                assert got == want or not (got["open"] or want["open"]), f"session {s} after {r}"
+            self._check_sessions(f"after {r}")
+
+    def _check_sessions(self, when):
+        vector, width = int(self.dut.sessions.value), self.session_packing.width
+        for s, session in enumerate(self.golden.sessions):
+            got = self.session_packing.unpack(vector >> s * width)
+            # Of one that is not open only that counts, and that it is not closing.
+            names = got if session.open else ("open", "closing")
+            want = {name: getattr(session, name) for name in names}
+            assert {name: got[name] for name in names} == want, f"session {s} {when}"
 
     async def drain(self):
         """Runs until nothing is inside; the caller's `want`s must have run dry."""
