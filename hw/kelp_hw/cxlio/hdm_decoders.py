@@ -154,8 +154,10 @@ class HdmDecoders(wiring.Component):
                     for i in range(n):
                         with m.Case(i):
                             window = self.windows[i]
+                            # With a write of this very cycle the error goes, or is found anew.
+                            again = self.written[of[i] + "control"]
                             m.d.sync += [
-                                self.states[i].error.eq(~good & control["commit"][index]),
+                                self.states[i].error.eq(~(good | again) & control["commit"][index]),
                                 self.states[i].committed.eq(good),
                                 window.base.eq(base),
                                 window.size.eq(size),

@@ -101,6 +101,31 @@ def test_lock_takes_effect_with_the_commit():
     assert seen == [(0, 0, 0), (1, 1, 1)]
 
 
+@pytest.mark.parametrize("wait", range(1, 2 * HdmDecoders.LATENCY))
+@pytest.mark.parametrize("again", [0, 1])
+def test_an_error_goes_with_a_write_of_any_cycle(wait, again):
+    """The register port can write again `LATENCY` cycles later: in the cycle of the judgement."""
+    dut, key = HdmDecoders(config=CONFIG), "decoder0_control"
+
+    async def write(ctx, commit):
+        """As the bank does: what is kept changes in the cycle after `written`."""
+        ctx.set(dut.written[key], 1)
+        await ctx.tick()
+        ctx.set(dut.written[key], 0)
+        ctx.set(dut.values[key + "_commit"], commit)
+
+    async def bench(ctx):
+        await write(ctx, 1)  # of no size: refused
+        for _ in range(wait - 1):
+            await ctx.tick()
+        await write(ctx, again)
+        await ctx.tick().repeat(2 * dut.LATENCY)
+        assert ctx.get(dut.states[0].error) == again
+        assert not ctx.get(dut.states[0].committed)
+
+    simulate(dut, bench)
+
+
 def test_latency_and_interval():
     legal = {"size": 1, "control_host_only": 1, "control_commit": 1}
     both = {f"values.decoder{i}_{key}": value for i in range(2) for key, value in legal.items()}
