@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Protocol
 
-from .config import Config, ConfigError
+from .errors import ConfigError
 
 __all__ = [
     "BI_TAG_BITS",
@@ -81,6 +82,15 @@ def _log2(n: int) -> int:
     return (n - 1).bit_length()
 
 
+class _Config(Protocol):
+    """What sizes must fit, of a `kelp_spec.config.Config`, which asks here whether they do."""
+
+    name: str
+    frames: tuple[int, int, int, int]
+    half_lines: int
+    aperture_bits: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Coherence:
     """Sizes of the coherent front."""
@@ -148,7 +158,7 @@ class Coherence:
         """Of a BI-Tag: generation | recall | line of the sector."""
         return BI_TAG_BITS - self.recall_bits - self.sector_bits
 
-    def sector_address_bits(self, config: Config) -> int:
+    def sector_address_bits(self, config: _Config) -> int:
         """Of the number of a sector in the KV aperture."""
         bits = config.aperture_bits - 6 - self.sector_bits
         if self.sector > config.half_lines:
@@ -163,10 +173,10 @@ class Coherence:
             )
         return bits
 
-    def tag_bits(self, config: Config) -> int:
+    def tag_bits(self, config: _Config) -> int:
         return self.sector_address_bits(config) - self.set_bits
 
-    def row_bits(self, config: Config) -> int:
+    def row_bits(self, config: _Config) -> int:
         """A set: of each way its tag, two bits for each line, and whether it is being called back;
         the way whose turn it is, and whether a request has found no room."""
         entry = self.tag_bits(config) + 2 * self.sector + 1
@@ -194,7 +204,7 @@ SIZES: dict[str, Coherence] = {
 }
 
 
-def sizes_of(config: Config) -> Coherence:
+def sizes_of(config: _Config) -> Coherence:
     """The sizes of a configuration's coherent front, which grants E only where a page has a frame:
     those of its name, or of another name as large as its pools and its map allow, up to 32 768
     lines; a ConfigError where the host could hold a pool whole."""
@@ -208,7 +218,7 @@ def sizes_of(config: Config) -> Coherence:
     return replace(sizes, eager=False)
 
 
-def _fitting(config: Config) -> Coherence:
+def _fitting(config: _Config) -> Coherence:
     """Four ways of half a page, fewer where a pool has less than nine frames; half as many sets as
     the map has sectors at most."""
     sector, ways = min(32, config.half_lines), 4 if min(config.frames) > 8 else 2

@@ -11,8 +11,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
+from .coherence import sizes_of
 from .cxlio.commands import Opcode
 from .cxlio.config import CXLIO, MOST_TRACKED, UNIT_BYTES, named_cxlio
+from .errors import ConfigError
 from .flit import CREDITS
 from .formats import Format, formats_of
 from .geometry import stored_lines
@@ -25,10 +27,6 @@ POOLS = ("raw16", "fp8", "int8", "int4")
 
 #: candidates of a choice: the pages that its query heads name, each `select_quota`
 MOST_NAMED = 510
-
-
-class ConfigError(ValueError):
-    """A configuration was refused; the message names the field, the value and the legal range."""
 
 
 def _is_formats(text) -> bool:
@@ -203,6 +201,8 @@ class Config:
             not (self.select_port and self.sanitizes),
             "False with a cxlio that sanitizes: nothing erases what lies behind that port",
         )
+        if self.coherence:
+            sizes_of(self).sector_address_bits(self)
 
     def _check_cxlio(self, need) -> None:
         """A configuration of CXL.io that fits the device; `need(field, ok, legal)` refuses."""

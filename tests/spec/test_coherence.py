@@ -55,7 +55,9 @@ def test_a_pool_that_the_host_could_hold_whole_is_refused():
             + "legal: in each pool more than the directory's 8 sectors"
         ),
     ):
-        sizes_of(unit.with_(frames=(16, 12, 8, 12)))
+        unit.with_(frames=(16, 12, 8, 12))  # refused where it is made
+    with pytest.raises(ConfigError, match="sector = 16 is refused; legal: at most half_lines = 8"):
+        named("trace").with_(coherence=True, half_lines=8)
     for name in ("trace", "smollm2", "ulx3s", "llama70b", "64x64", "640x8192"):
         sizes_of(named(name))
 
