@@ -11,12 +11,13 @@ engines know no more than that.
 
 import random
 from collections import deque
+from dataclasses import asdict
 
 import cocotb
 from cocotb.triggers import RisingEdge
 
 from kelp_golden.ops import Op, QueueConfig, Session
-from kelp_spec.config import POOLS, named
+from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Op as K
 from kelp_spec.metadata import PageState
 
@@ -43,7 +44,7 @@ async def start(dut, config, **options) -> TB:
 async def random_ops(dut):
     """Everything at once, in phases of different pressure; credits come and go."""
     params = bench_params()
-    config = named("unit").with_(**params.get("changes", {}))
+    config = Config.of_json(asdict(named("unit")) | params.get("changes", {}))
     rng = random.Random(cocotb.RANDOM_SEED)
     tb = await start(
         dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0)
