@@ -38,6 +38,7 @@ _ERASED = ("axi", "cold_command", "cold_completion")  #: what a sanitize erases 
 _INNER = (
     "o_told",
     "o_counted",
+    "o_rest",
     "recall",
     "still_held",
 )  #: ports of the endpoint's that are none of the device's
@@ -175,7 +176,7 @@ class CxlDevice(wiring.Component):
             s.writes.decoding.eq(io.decoding),
             io.memory_ready.eq(endpoint.ready),
             io.device_line.ready.eq(1),
-            media.quiescent.eq(endpoint.quiescent),
+            media.rest.eq(endpoint.o_rest),
             errors.injecting.eq(media.injecting),
             health.counted.eq(endpoint.o_counted),
             health.ready.eq(endpoint.ready),
@@ -223,7 +224,7 @@ class CxlDevice(wiring.Component):
         connect(m, flipped(self.cold_completion), eraser.outer_completion)
         connect(m, eraser.inner_completion, endpoint.cold_completion)
         m.d.comb += [
-            sanitizer.quiescent.eq(endpoint.quiescent),
+            sanitizer.rest.eq(endpoint.o_rest),
             eraser.go.eq(sanitizer.erase),
             sanitizer.erased.eq(eraser.done),
             sanitizer.erase_failed.eq(eraser.failed),

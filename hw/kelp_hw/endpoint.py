@@ -74,7 +74,7 @@ def endpoint_signature(config: Config) -> dict:
         "commit_hot": Out(1),
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
-        **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
+        **({"o_counted": Out(len(COUNTERS)), "o_rest": Out(1)} if config.cxlio else {}),
         **(
             {name: port.flip() for name, port in recall_ports(config).items()}
             if config.cxlio and config.coherence
@@ -118,6 +118,8 @@ class Endpoint(wiring.Component):
         Events, for CXL.io.
     o_counted : out, with `Config.cxlio`
         Bit i: entry i of `COUNTERS` counts one more, for its monitor.
+    o_rest : out, with `Config.cxlio`
+        Quiescent, and nobody waits for the tier, nor is an eviction under way: no answer is owed.
     recall : in, stream of sectors, still_held : out, always-ready stream
         With `Config.cxlio` and `Config.coherence`: a sector that the host is to hold no more;
         whether it still holds something of it. As `CoherentFront` has them.
@@ -629,6 +631,9 @@ class Endpoint(wiring.Component):
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & s.ingress.idle & inner & s.miss_buffer.quiet & s.cold.quiet),
         ]
+        if self.config.cxlio:
+            done = s.miss_buffer.idle & s.cold.idle & s.eviction.idle
+            m.d.comb += self.o_rest.eq(self.quiescent & done)
 
     def _commits(self, m: Module) -> None:
         """For verification. A result leaves the tracker one cycle after M3, its frame op's commit

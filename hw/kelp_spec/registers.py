@@ -205,7 +205,9 @@ class RegisterMap:
             A,
             (
                 Field("ready", 0, 1, "the reset scrub is over"),
-                Field("quiescent", 1, 1, "nothing in flight"),
+                Field(
+                    "quiescent", 1, 1, "nothing changes until a request comes or the tier answers"
+                ),
                 Field("irq", 2, 1, "interrupt pending"),
                 Field("event_overflow", 3, 1, "events were lost since it was last cleared"),
                 Field("fatal", 4, 1, "a memory lost what cannot be rebuilt; reads answer poison"),

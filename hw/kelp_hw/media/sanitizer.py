@@ -25,7 +25,7 @@ _DONE, _AGAIN, _FAILED = 0, 2, 3
 
 
 class Sanitizer(wiring.Component):
-    """Between `MediaPort` and the endpoint. A sanitize waits until the endpoint is quiescent, with
+    """Between `MediaPort` and the endpoint. A sanitize waits until the endpoint is at rest, with
     both M2S channels held; where it does not come to rest within half the mailbox's patience, the
     answer is to try again (code 2), and nothing has happened. Then, as LD-ID 0, each session's
     state is read, and one that is open is closed; when all are closed and the endpoint is at rest
@@ -63,7 +63,8 @@ class Sanitizer(wiring.Component):
     requests : In stream of request_layout, o_requests : Out
         Those of another kind pass.
     answers : Out stream of answer_layout, i_answers : In, always taken
-    quiescent : in
+    rest : in
+        Nothing is in flight in the endpoint, and nothing waits for the tier.
     erase : out, erased, erase_failed : in
         `go`, `done` and `failed` of `MediaEraser`.
     """
@@ -90,7 +91,7 @@ class Sanitizer(wiring.Component):
                 "o_requests": Out(stream.Signature(request_layout())),
                 "answers": Out(answers),
                 "i_answers": In(answers),
-                "quiescent": In(1),
+                "rest": In(1),
                 "erase": Out(1),
                 "erased": In(1),
                 "erase_failed": In(1),
@@ -116,7 +117,7 @@ class Sanitizer(wiring.Component):
         pause, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
         tried = pause == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
         # An op between two blocks shows in neither's rest for a cycle or two.
-        m.d.sync += still.eq(Mux(held.all() & self.quiescent, still + 1, 0))
+        m.d.sync += still.eq(Mux(held.all() & self.rest, still + 1, 0))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += idle.eq(1)

@@ -142,7 +142,7 @@ class Bench:
             self._host(ctx)
             self._answers(ctx)
             closing = any(end > self.cycle for end in self.closing.values())
-            ctx.set(dut.quiescent, not self.pending and not (self.coherent and closing))
+            ctx.set(dut.rest, not self.pending and not (self.coherent and closing))
             if requests and not waiting and self.rng.random() < 0.02:
                 asked = {"kind": requests[0], "tag": self.rng.randrange(16)}
                 asked |= {"line": self.rng.getrandbits(46), "data": self.rng.getrandbits(512)}
@@ -257,7 +257,7 @@ class Disabled:
         offering, ready = rng.choice((0.3, 1)), rng.choice((0.5, 1))
 
         async def bench(ctx):
-            ctx.set(dut.quiescent, 1)
+            ctx.set(dut.rest, 1)
             ctx.set(dut.requests.p, {"kind": SANITIZE})
             ctx.set(dut.requests.valid, 1)
             ctx.set(dut.o_req.ready, 1)
@@ -379,7 +379,7 @@ def test_how_long_the_host_is_held_and_how_long_it_goes_on(seed):
             before = now
             seen.append((ctx.get(dut.i_req.ready), now))
             await ctx.tick()
-            ctx.set(dut.quiescent, pauses >= waits[min(rests, 1)])
+            ctx.set(dut.rest, pauses >= waits[min(rests, 1)])
             ctx.set(dut.i_drs.valid, own is not None)
             ctx.set(dut.i_drs.p, {"data": (own == 1 and not rests) << 8 * 0x18})
             ctx.set(dut.i_ndr.valid, closes)
@@ -445,7 +445,7 @@ def test_nothing_is_erased_before_the_endpoint_rests():
                 erases.append(cycle)
             await ctx.tick()
             ctx.set(dut.requests.valid, 0)
-            ctx.set(dut.quiescent, not works)
+            ctx.set(dut.rest, not works)
             ctx.set(dut.i_drs.valid, own)
 
     simulate(dut, bench)
@@ -472,7 +472,7 @@ def test_a_long_fetch_beside_a_host_that_never_pauses():
                 codes.append(ctx.get(dut.answers.p.code))
             await ctx.tick()
             ctx.set(dut.requests.valid, 0)
-            ctx.set(dut.quiescent, busy == 0)
+            ctx.set(dut.rest, busy == 0)
             ctx.set(dut.i_drs.valid, own)
 
     simulate(dut, bench)
@@ -515,7 +515,7 @@ class Persistent:
                     ctx.set(port.valid, fields is not None and cycle > 20)
                     ctx.set(port.p, fields or {})
                 closing = any(end > cycle for end in self.closing.values())
-                ctx.set(dut.quiescent, not busy and not closing)
+                ctx.set(dut.rest, not busy and not closing)
                 ctx.set(dut.i_drs.valid, own)
                 ctx.set(dut.i_drs.p, {"data": state << 8 * 0x18})
                 ctx.set(dut.i_ndr.valid, took_rwd)

@@ -170,6 +170,41 @@ async def close(tb):
             pass
 
 
+async def fetched(tb, held):
+    """A load that waits for the tier, for thousands of cycles: its task, and what it should get."""
+    for at, data in held.items():
+        tb.tier.latency = 3000
+        load = cocotb.start_soon(tb.load(BASE + at, ld=data[63] & 1))
+        await tb.idle(400)
+        if not load.done():
+            return load, data
+        assert load.result() == data
+    raise AssertionError("every page is there")
+
+
+@cocotb.test(timeout_time=60, timeout_unit="ms")
+async def who_waits_for_the_tier_is_answered(dut):
+    """An inject and a sanitize take no answer of a host's for their own."""
+    tb = TB(dut)
+    await tb.start()
+    await tb.setup()
+    held = await tb.fill()
+    load, data = await fetched(tb, held)
+    poisoned = next(at for at, other in held.items() if other != data and not other[63] & 1)
+    assert (await tb.command(Opcode.INJECT_POISON, poisoned.to_bytes(8, "little")))[0] == 0
+    assert load.done() and load.result() == data
+    tb.tier.latency = 60
+    assert await tb.load(BASE + poisoned) == "poison"
+    await tb.store(BASE + poisoned, held[poisoned])
+    load, data = await fetched(tb, held)
+    await tb.begin()
+    while (await tb.status())[0]:
+        await tb.idle()
+    assert load.done() and load.result() == data
+    tb.tier.latency = 60
+    await tb.is_clean(held)
+
+
 @cocotb.test(timeout_time=60, timeout_unit="ms")
 async def nothing_is_left(dut):
     tb = TB(dut)
