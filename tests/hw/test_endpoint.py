@@ -89,7 +89,7 @@ def test_traffic(run):
     """Back-pressure of every kind; pages come and go between the pools and the flash."""
     # (A pool without a victim is rare: all that it has must be pinned or in use.)
     run(
-        [EASY, ROUGH, STORM, STORM | {"hint": 0.3}, AHEAD, LOUD],
+        [EASY, ROUGH, STORM, STORM | {"hint": 0.3}, AHEAD, AHEAD, LOUD],
         6000,
         at_least={
             "hit": 100,
