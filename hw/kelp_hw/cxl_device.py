@@ -38,6 +38,7 @@ _ERASED = ("axi", "cold_command", "cold_completion")  #: what a sanitize erases 
 _INNER = (
     "o_told",
     "o_counted",
+    "o_answered",
     "o_rest",
     "recall",
     "still_held",
@@ -176,7 +177,7 @@ class CxlDevice(wiring.Component):
             s.writes.decoding.eq(io.decoding),
             io.memory_ready.eq(endpoint.ready),
             io.device_line.ready.eq(1),
-            media.rest.eq(endpoint.o_rest),
+            media.answered.eq(endpoint.o_answered),
             errors.injecting.eq(media.injecting),
             health.counted.eq(endpoint.o_counted),
             health.ready.eq(endpoint.ready),

@@ -74,7 +74,8 @@ def endpoint_signature(config: Config) -> dict:
         "commit_hot": Out(1),
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
-        **({"o_counted": Out(len(COUNTERS)), "o_rest": Out(1)} if config.cxlio else {}),
+        **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
+        **({"o_answered": Out(1), "o_rest": Out(1)} if config.cxlio else {}),
         **(
             {name: port.flip() for name, port in recall_ports(config).items()}
             if config.cxlio and config.coherence
@@ -118,8 +119,9 @@ class Endpoint(wiring.Component):
         Events, for CXL.io.
     o_counted : out, with `Config.cxlio`
         Bit i: entry i of `COUNTERS` counts one more, for its monitor.
-    o_rest : out, with `Config.cxlio`
-        Quiescent, and nobody waits for the tier, nor is an eviction under way: no answer is owed.
+    o_answered, o_rest : out, with `Config.cxlio`
+        Quiescent, and no request waits for the tier: no answer is owed. And beside that, the tier
+        has no command that may still read or write memory.
     recall : in, stream of sectors, still_held : out, always-ready stream
         With `Config.cxlio` and `Config.coherence`: a sector that the host is to hold no more;
         whether it still holds something of it. As `CoherentFront` has them.
@@ -632,8 +634,10 @@ class Endpoint(wiring.Component):
             calm.eq(self.ready & s.ingress.idle & inner & s.miss_buffer.quiet & s.cold.quiet),
         ]
         if self.config.cxlio:
-            done = s.miss_buffer.idle & s.cold.idle & s.eviction.idle
-            m.d.comb += self.o_rest.eq(self.quiescent & done)
+            m.d.comb += [
+                self.o_answered.eq(self.quiescent & s.miss_buffer.idle),
+                self.o_rest.eq(self.o_answered & s.cold.idle & s.eviction.idle),
+            ]
 
     def _commits(self, m: Module) -> None:
         """For verification. A result leaves the tracker one cycle after M3, its frame op's commit

@@ -27,6 +27,7 @@ def test_without_cxlio_there_is_no_device_and_no_port():
     assert set(endpoint_signature(UNIT.with_(cxlio="joined"))) - set(endpoint_signature(UNIT)) == {
         "o_told",
         "o_counted",
+        "o_answered",
         "o_rest",
     }
     assert UNIT.with_(cxlio="joined").digest != UNIT.digest

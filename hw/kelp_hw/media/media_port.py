@@ -30,18 +30,18 @@ _DONE, _NO_LINE, _AGAIN, _FAILED = 0, 1, 2, 3
 
 class MediaPort(wiring.Component):
     """Between the host's channels and the endpoint. A request of the mailbox waits until the
-    endpoint is at rest, with both M2S channels held meanwhile; then the line is read, as LD-ID 0.
-    A line that is none, of a session that is closed or another's, or of an absent page, is refused
-    (code 1) and nothing changes. Otherwise it is written, with poison or with the data; a line that
-    is not poisoned is left alone by a clear. A vendor feature (`kelp_spec.cxlio.knobs`) is a
-    register of the endpoint's, read and written in the same way. A sanitize is refused (code 3):
-    the endpoint has no such request. Where the endpoint does not come to rest, or has not read the
-    line, within half the mailbox's patience, the answer is to try again (code 2), and nothing is
-    written.
+    endpoint owes no answer, with both M2S channels held meanwhile; then the line is read, as LD-ID
+    0. A line that is none, of a session that is closed or another's, or of an absent page, is
+    refused (code 1) and nothing changes. Otherwise it is written, with poison or with the data; a
+    line that is not poisoned is left alone by a clear. A vendor feature (`kelp_spec.cxlio.knobs`)
+    is a register of the endpoint's, read and written in the same way. A sanitize is refused (code
+    3): the endpoint has no such request. Where the endpoint does not come to rest, or has not read
+    the line, within half the mailbox's patience, the answer is to try again (code 2), and nothing
+    is written.
 
     With coherence the line's sector is called back first, while the host's messages pass, so that
     what is dirty comes home. When nothing of it is held, both channels are held until the endpoint
-    is at rest; what the host was granted meanwhile is called back anew, with the channels open.
+    owes no answer; what the host was granted meanwhile is called back anew, with the channels open.
     Where the host keeps it too long the answer is to try again. What the endpoint waits for may be
     the host's to give: where it does not come to rest within `TRY[0]` cycles, the channels are open
     for `BREAK`; then within `TRY[1]`, and so on.
@@ -65,8 +65,9 @@ class MediaPort(wiring.Component):
     answers : Out stream of answer_layout, always taken
     result : In stream of Layouts.result, always taken
         The endpoint's commit records: which page is absent.
-    rest : in
-        Nothing is in flight in the endpoint, and nothing waits for the tier.
+    answered : in
+        The endpoint is quiescent and owes no answer: else the answer to our own request could be
+        another's.
     injecting : out
         The endpoint is being given poison that the mailbox asked for.
     recall : out, stream of sectors; still_held : in, always-ready stream
@@ -88,7 +89,7 @@ class MediaPort(wiring.Component):
                 "requests": In(stream.Signature(request_layout())),
                 "answers": Out(stream.Signature(answer_layout(), always_ready=True)),
                 "result": In(stream.Signature(Layouts(config).result, always_ready=True)),
-                "rest": In(1),
+                "answered": In(1),
                 "injecting": Out(1),
                 **(recall_ports(config) if config.coherence else {}),
             }
@@ -195,7 +196,7 @@ class MediaPort(wiring.Component):
             begins = [waited.eq(0), tries.eq(0)]
         # An op between two blocks shows in neither's rest for a cycle or two.
         with m.State("DRAIN"):
-            m.d.sync += still.eq(Mux(held.all() & self.rest, still + 1, 0))
+            m.d.sync += still.eq(Mux(held.all() & self.answered, still + 1, 0))
             with m.If(still == 7):
                 m.next = "RECALL" if coherent else "READ"
                 m.d.sync += [drained.eq(1), *(begins if coherent else [])]
@@ -222,7 +223,7 @@ class MediaPort(wiring.Component):
 
     def _recall(self, m, line, pause, late, code):
         """States in which the line's sector is asked for until nothing of it is held: before the
-        host's channels are held, and once more when the endpoint is at rest."""
+        host's channels are held, and once more when the endpoint owes no answer."""
         busy, held, drained = pause
         with m.State("RECALL"):
             m.d.comb += self.recall.valid.eq(1)

@@ -64,7 +64,7 @@ class Sanitizer(wiring.Component):
         Those of another kind pass.
     answers : Out stream of answer_layout, i_answers : In, always taken
     rest : in
-        Nothing is in flight in the endpoint, and nothing waits for the tier.
+        The endpoint is quiescent, owes no answer, and the tier has no command of its.
     erase : out, erased, erase_failed : in
         `go`, `done` and `failed` of `MediaEraser`.
     """

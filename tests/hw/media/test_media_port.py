@@ -99,7 +99,7 @@ class Bench:
                 ctx.set(getattr(dut, name).ready, rng.random() < 0.6)
             for name in ("o_drs", "o_ndr"):
                 ctx.set(getattr(dut, name).ready, rng.random() < 0.6)
-            ctx.set(dut.rest, len(self.pending) == 0)
+            ctx.set(dut.answered, len(self.pending) == 0)
             due = bool(self.pending) and self.pending[0][0] <= self.cycle
             ctx.set(dut.result.valid, 0)
             for name in ("drs", "ndr"):
@@ -228,7 +228,7 @@ def test_a_line_that_is_read_too_late_is_left_alone(late):
                 seen["codes"].append(ctx.get(dut.answers.p.code))
             await ctx.tick()
 
-        for port in (dut.rest, dut.o_req.ready, dut.o_rwd.ready, dut.requests.valid):
+        for port in (dut.answered, dut.o_req.ready, dut.o_rwd.ready, dut.requests.valid):
             ctx.set(port, 1)
         ctx.set(dut.requests.p, {"kind": INJECT, "line": 3})
         await tick()
@@ -261,7 +261,7 @@ def test_what_the_host_holds_is_called_back_first(stubborn):
     held = [1, 1, 0, 1, 0, 0]
 
     async def bench(ctx):
-        for port in (dut.rest, dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready):
+        for port in (dut.answered, dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready):
             ctx.set(port, 1)
         ctx.set(dut.requests.p, {"kind": INJECT, "line": 7})
         ctx.set(dut.requests.valid, 1)
@@ -320,7 +320,7 @@ def test_what_the_endpoint_waits_for_may_be_the_hosts_to_give(kind):
                 seen["codes"].append(ctx.get(dut.answers.p.code))
             await ctx.tick()
             ctx.set(dut.i_rwd.valid, cycle >= 20 and not seen["home"])
-            ctx.set(dut.rest, seen["home"])
+            ctx.set(dut.answered, seen["home"])
             ctx.set(dut.still_held.valid, asked)
             ctx.set(dut.i_drs.valid, reads)
             ctx.set(dut.i_ndr.valid, writes and seen["codes"] == [])
@@ -352,7 +352,7 @@ def test_a_long_fetch_beside_a_host_that_never_pauses(kind):
                 codes.append(ctx.get(dut.answers.p.code))
             await ctx.tick()
             ctx.set(dut.requests.valid, 0)
-            ctx.set(dut.rest, busy == 0)
+            ctx.set(dut.answered, busy == 0)
             ctx.set(dut.still_held.valid, asked)
             ctx.set(dut.i_drs.valid, reads and not passes)
             ctx.set(dut.i_ndr.valid, writes)

@@ -12,7 +12,7 @@ from kelp_spec.cxlio.commands import COMMANDS, Opcode, ReturnCode
 from ..harness.runner import record
 from .device_bench import BASE, LIMIT
 from .port_tb import SPACES
-from .sanitize_bench import DISABLED, TB
+from .sanitize_bench import DISABLED, filled
 
 SLVERR, DECERR = 2, 3
 CONTROL, COMMITTED, FLR = 0x1130, 1 << 10, 0x8000
@@ -167,10 +167,7 @@ async def sanitize(tb, held):
 
 @cocotb.test(timeout_time=60, timeout_unit="ms")
 async def what_is_against_the_rules(dut):
-    tb = TB(dut)
-    await tb.start()
-    await tb.setup()
-    held = await tb.fill()
+    tb, held = await filled(dut)
     traffic = Traffic(tb, held)
     await wrong_commands(tb)
     await decoders(tb, traffic)

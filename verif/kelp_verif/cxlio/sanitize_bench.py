@@ -170,6 +170,14 @@ async def close(tb):
             pass
 
 
+async def filled(dut):
+    """A device that a host has begun with, and what its lines hold."""
+    tb = TB(dut)
+    await tb.start()
+    await tb.setup()
+    return tb, await tb.fill()
+
+
 async def fetched(tb, held):
     """A load that waits for the tier, for thousands of cycles: its task, and what it should get."""
     for at, data in held.items():
@@ -185,10 +193,7 @@ async def fetched(tb, held):
 @cocotb.test(timeout_time=60, timeout_unit="ms")
 async def who_waits_for_the_tier_is_answered(dut):
     """An inject and a sanitize take no answer of a host's for their own."""
-    tb = TB(dut)
-    await tb.start()
-    await tb.setup()
-    held = await tb.fill()
+    tb, held = await filled(dut)
     load, data = await fetched(tb, held)
     poisoned = next(at for at, other in held.items() if other != data and not other[63] & 1)
     assert (await tb.command(Opcode.INJECT_POISON, poisoned.to_bytes(8, "little")))[0] == 0
@@ -207,10 +212,7 @@ async def who_waits_for_the_tier_is_answered(dut):
 
 @cocotb.test(timeout_time=60, timeout_unit="ms")
 async def nothing_is_left(dut):
-    tb = TB(dut)
-    await tb.start()
-    await tb.setup()
-    held = await tb.fill()
+    tb, held = await filled(dut)
     poisoned = list(held)[3], list(held)[-2]  # session 0's, and LD-ID 1's, which the host poisons
     assert (await tb.command(Opcode.INJECT_POISON, poisoned[0].to_bytes(8, "little")))[0] == 0
     await tb.store(BASE + poisoned[1], bytes(64), poison=1, ld=1)
