@@ -698,11 +698,11 @@ def main(arguments=None) -> int:
     bad = 0
     for seed in range(*options.seeds):
         if options.drawn:
-            config = drawn(seed)
+            config = drawn(seed, coherence=options.coherence)
             print(config, flush=True)
         else:
             config = wide(options.queues) if options.queues else named(options.config)
-        config = config.with_(coherence=config.coherence or options.coherence)
+            config = config.with_(coherence=config.coherence or options.coherence)
         for name in options.weather:
             try:
                 storm = Storm(config, seed, WEATHERS[name])
