@@ -197,6 +197,8 @@ class Chmu(wiring.Component):
         fill = values.chmu_fill
         index = self.access.lane[: (size - 1).bit_length()]
         in_list, was_in_list, shown = Signal(), Signal(), Signal()
+        # What is set in the very cycle in which the host clears it is new to the host.
+        cleared = bank.written.chmu_status
         m.d.comb += [
             count.eq(tail - head),
             full.eq(count == size - 1),
@@ -226,8 +228,8 @@ class Chmu(wiring.Component):
             was_in_list.eq(in_list),
             shown.eq(self.access.lane - CHMU_LIST // 8 < size),
             self.interrupt.eq(
-                (overflow & values.chmu_overflow_irq & ~values.chmu_status_overflow)
-                | (filled & values.chmu_fill_irq & ~values.chmu_status_filled)
+                (overflow & values.chmu_overflow_irq & (~values.chmu_status_overflow | cleared))
+                | (filled & values.chmu_fill_irq & (~values.chmu_status_filled | cleared))
             ),
             Assert(~write.en | ~full, "an entry over one that was not read"),
         ]

@@ -88,7 +88,7 @@ def chmu_registers(c: CxlIoConfig) -> Block:
             Register("chmu", at + 0x40, 8, configuration, "what is hot"),
             Register("chmu_how", at + 0x48, 8, how, "epochs"),
             Register("chmu_fill", at + 0x50, 8, (Field("value", 0, 16, RW),), "entries"),
-            Register("chmu_status", at + 0x60, 8, status, "state"),
+            Register("chmu_status", at + 0x60, 8, status, "state", watch=True),
             Register(
                 "chmu_head", at + 0x68, 2, (Field("value", 0, entry, Access.SHARED),), "next read"
             ),

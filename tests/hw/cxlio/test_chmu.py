@@ -152,6 +152,28 @@ def test_edges_of_both_thresholds(mode):
     simulate(host.dut, bench)
 
 
+@pytest.mark.parametrize("bit, entries", [(40, ENTRIES), (41, 3)])
+def test_a_status_that_is_set_as_it_is_cleared_interrupts_again(bit, entries):
+    """Overflow, and more entries than asked for: otherwise it stands, and none interrupts again."""
+    host = Host()
+
+    async def bench(ctx):
+        await host.start(ctx, mode=Mode.ALWAYS, threshold=5, fill=2)
+        for unit in range(entries):
+            await host.tick(ctx, (unit, 9))
+        await host.tick(ctx)
+        await host.tick(ctx)
+        assert await host.read(ctx, STATUS) >> bit & 1
+        before = host.told
+        await host.tick(ctx, (entries, 10))
+        await host.write(ctx, STATUS, 1 << bit)
+        await host.tick(ctx)
+        assert host.told == before + 1
+        assert await host.read(ctx, STATUS) >> bit & 1
+
+    simulate(host.dut, bench)
+
+
 def test_nothing_is_listed_that_is_not_asked_for():
     """Disabled; another kind of request; a range that is not chosen; a threshold beyond any score;
     an epoch that never ends. Reset empties what waits."""
