@@ -177,12 +177,15 @@ class GatherWindow(wiring.Component):
         with m.If(gathers):
             above = held.address[low : parts.size], Mux(there, Region.GATHER, Region.OUTSIDE)
             m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, slots.read_data.page, *above))
+        # Of a message that waits they count once; a slot that is none of the queue's may hold
+        # anything.
+        leaves = valid & gathers & self.o.ready
         gather(
             m,
             self.fault,
             poisoned=(
-                used(slots.fault, valid & gathers),
-                used(rows.fault, valid & gathers),
+                used(slots.fault, leaves & (asked.slot < rows.read_data.count)),
+                used(rows.fault, leaves),
                 used(copies[1][1].fault, was_read),
                 used(copies[1][0].fault, was_read & (slot_read < self.found_queue.count)),
             ),

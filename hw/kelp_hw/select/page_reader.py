@@ -16,7 +16,7 @@ from kelp_spec.select import CODED_LINES
 from ..choice.signatures import give
 from ..codec.quantise import Quantiser
 from ..layouts import Layouts
-from ..lib.protected import BlockFault, ProtectedFifo, gather
+from ..lib.protected import BlockFault, ProtectedFifo, gather, used
 
 __all__ = ["PageReader"]
 
@@ -224,7 +224,7 @@ class PageReader(wiring.Component):
         m.d.comb += self.idle.eq(
             ~self.i.valid & ~left.any() & (inside == 0) & (passing == 0) & ~query.valid
         )
-        gather(m, self.fault, asked.fault, found.fault, poisoned=(lines.fault,))
+        gather(m, self.fault, asked.fault, found.fault, poisoned=(used(lines.fault, lines.r_en),))
         return m
 
     def _page(self, m, issues):

@@ -100,6 +100,32 @@ def test_the_choice_reads_its_rows_and_is_told_of_those_it_uses():
     assert found[0] == pages[0] and told == [0, 1, 0, 0]
 
 
+def test_a_slot_beyond_correction_is_told_of_once():
+    """However long its request waits; one that is none of the queue's is not, whoever asks."""
+    dut = GatherWindow(config=CONFIG)
+    top, memories = opened(dut)
+    squeue, pages, told = 1, PAGES[0, 1], []
+
+    async def bench(ctx):
+        await fill(ctx, dut)
+        (rows,) = (each for path, each in memories.items() if path.startswith("slots_asked"))
+        for slot in (1, len(pages)):
+            flip(ctx, rows, squeue << CONFIG.slot_bits | slot, 0, 1)
+            ctx.set(dut.i.p.address, MAP.gather(0, squeue, GENERATION, 0, slot, 0) >> 6)
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+            assert ctx.get(dut.o.valid)
+            assert ctx.get(dut.o.p.address) << 6 >> CONFIG.aperture_bits == Region.OUTSIDE
+            for ready in (0, 0, 0, 1, 0):
+                ctx.set(dut.o.ready, ready)
+                await ctx.tick()
+                told.append(ctx.get(dut.fault.poisoned))
+
+    simulate(top, bench)
+    assert told == [0, 0, 0, 1, 0] + 5 * [0]
+
+
 def test_it_is_idle_without_a_message():
     dut, seen = GatherWindow(config=CONFIG), []
 
