@@ -204,10 +204,14 @@ class Event(IntEnum):
     #: memory answered a line of a page's summary with an error, argument 1 a write's: it is made
     #: anew
     SUMMARY_LOST = 28
+    #: a word of a memory that is no page word is beyond repair: no page was lost with it, but for
+    #: lines that are poisoned. The argument is the Protected; SCORES names the page
+    WORD_LOST = 29
 
 
 class Protected(IntEnum):
-    """Who read a memory word beyond repair: the argument of its event (docs/protection.md)."""
+    """Who read a memory word beyond repair: the argument of WORD_LOST and FATAL
+    (docs/protection.md)."""
 
     FRAME_TABLE = 0
     TRACKER = 1

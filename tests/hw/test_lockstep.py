@@ -16,7 +16,7 @@ from kelp_rtl.device import Driver, FlashTiming, MemoryTiming
 from kelp_rtl.program import Program, Response
 from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
-from kelp_spec.metadata import Answer, Op, PageState, ScoreSource
+from kelp_spec.metadata import Answer, Event, Op, PageState, Protected, ScoreSource
 from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
 from kelp_verif.endpoint.flip_model import memories
@@ -159,7 +159,7 @@ def evicts_after_flips(policy, bits, told):
     many have."""
     pair = Pair(policy)
     rows, rng = memories(pair.device)["ema.scores"], np.random.default_rng(5)
-    flipped, restarted = set(), 0
+    flipped, lost, restarted = set(), set(), 0
     for k in range(120):
         queue, page = (int(n) for n in rng.integers(0, (2, UNIT.pages)))
         pair.touch(not k % 3, queue, page, look=k % 4 == 3)
@@ -173,12 +173,17 @@ def evicts_after_flips(policy, bits, told):
                 at = queue * UNIT.pages + page
                 rows.flip(at, *(int(bit) for bit in rng.permutation(rows.width)[:bits]))
                 flipped.add((queue, page))
+                lost.add((queue, page))
                 restarted += bits == 2
                 if bits == 2 and told:
                     pair.golden.scores[at] = 0
     assert pair.starved == 0
     found = pair.device.read64("count_uncorrected"), pair.device.read64("count_corrected")
     assert found[bits == 1] and not found[bits == 2]
+    if bits == 2:
+        event = pair.device.read64("event_0")
+        assert (event & 255, event >> 44) == (Event.WORD_LOST, Protected.SCORES)
+        assert (event >> 12 & 0xFFFF, event >> 28 & 0xFFFF) in lost
     return restarted
 
 

@@ -25,7 +25,7 @@ class FaultMonitor(wiring.Component):
     Latency: `LATENCY` (0) from `faults` to `fatal`, `EVENT_LATENCY` to the others, one event a
     cycle. Faults in each cycle (`INTERVAL`). The first fatal fault alone is an event FATAL; of
     several in its cycle it names the first block in the order of `Protected`. A poisoned word is
-    counted and an event UNCORRECTED, whose `argument` is the block. Those of several blocks in one
+    counted and an event WORD_LOST, whose `argument` is the block. Those of several blocks in one
     cycle, or in that of the FATAL, follow one after the other in that order; another one of a block
     that still waits is one with it, as two of a block in one cycle are. Words that are corrected in
     one cycle count as one.
@@ -80,7 +80,7 @@ class FaultMonitor(wiring.Component):
             self.corrected.eq(corrected.any()),
             self.uncorrected.eq(fatal.any() | told.any()),
             event.valid.eq(first | told.any()),
-            event.p.code.eq(Event.UNCORRECTED),
+            event.p.code.eq(Event.WORD_LOST),
         ]
         for block in reversed(Protected):
             with m.If(due[block]):

@@ -177,8 +177,7 @@ class GatherWindow(wiring.Component):
         with m.If(gathers):
             above = held.address[low : parts.size], Mux(there, Region.GATHER, Region.OUTSIDE)
             m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, slots.read_data.page, *above))
-        # Of a message that waits they count once; a slot that is none of the queue's may hold
-        # anything.
+        # Once of a message that waits; a slot that is none of the queue's may hold anything.
         leaves = valid & gathers & self.o.ready
         gather(
             m,

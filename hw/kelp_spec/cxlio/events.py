@@ -48,12 +48,14 @@ RECORDS = {
     Event.STARVED: (Log.WARNING, Kind.VENDOR),
     Event.NO_VICTIM: (Log.WARNING, Kind.VENDOR),
     Event.SUMMARY_LOST: (Log.WARNING, Kind.VENDOR),
+    Event.WORD_LOST: (Log.FAILURE, Kind.VENDOR),
     Event.FATAL: (Log.FATAL, Kind.VENDOR),
 }
 
 #: Event → the bit of the RAS capability's status that it sets. What is left out sets none.
 UNCORRECTABLE = {
     Event.UNCORRECTED: Uncorrectable.CACHE_DATA_ECC,
+    Event.WORD_LOST: Uncorrectable.CACHE_DATA_ECC,
     Event.FETCH_FAILED: Uncorrectable.MEM_DATA_ECC,
     Event.MEMORY_READ_FAILED: Uncorrectable.MEM_DATA_ECC,
     Event.MEMORY_WRITE_FAILED: Uncorrectable.MEM_DATA_ECC,

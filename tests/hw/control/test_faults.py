@@ -44,7 +44,7 @@ def test_a_fault_of_each_block_is_counted_and_logged():
         first, *rest = run([{block: "corrected"}, *quiet, *later])
         assert first == IDLE and rest == [IDLE | {"corrected": 1}, *[IDLE] * 3]
         first, *rest = run([{block: "poisoned"}, *quiet, *later])
-        event = (Event.UNCORRECTED, block)
+        event = (Event.WORD_LOST, block)
         assert first == IDLE and rest == [IDLE | {"uncorrected": 1, "event": event}, *[IDLE] * 3]
         first, *rest = run([{block: "fatal"}, *quiet, *later])
         last = IDLE | {"fatal": 1}
@@ -59,7 +59,7 @@ def test_after_the_first_fatal_fault_others_are_only_counted():
         None,
         (Event.FATAL, Protected.TRACKER),
         None,
-        (Event.UNCORRECTED, Protected.MISS_BUFFER),
+        (Event.WORD_LOST, Protected.MISS_BUFFER),
     ]
     assert [each["uncorrected"] for each in seen] == [0, 1, 1, 1]
 
@@ -75,7 +75,7 @@ def test_words_of_several_blocks_are_told_one_after_the_other():
     cycles = [dict.fromkeys((table, path, scores), "poisoned"), {scores: "poisoned"}]
     seen = run([*cycles, {table: "poisoned"}, *[{}] * 5])[1:]
     blocks = [table, path, table, scores]
-    assert [each["event"] for each in seen[:4]] == [(Event.UNCORRECTED, b) for b in blocks]
+    assert [each["event"] for each in seen[:4]] == [(Event.WORD_LOST, b) for b in blocks]
     assert [each["uncorrected"] for each in seen] == [1, 1, 1, 1, 0, 0, 0]
     assert all(each == IDLE for each in seen[4:])
 
@@ -85,7 +85,7 @@ def test_a_word_beside_the_fatal_fault_is_told_after_it():
     seen = run([mixed, {}, {}, {}])[1:]
     fatal, poisoned = (
         (Event.FATAL, Protected.DATA_PATH),
-        (Event.UNCORRECTED, Protected.FRAME_TABLE),
+        (Event.WORD_LOST, Protected.FRAME_TABLE),
     )
     assert [each["event"] for each in seen] == [fatal, poisoned, None]
     assert [each["uncorrected"] for each in seen] == [1, 1, 0]

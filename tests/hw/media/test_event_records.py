@@ -32,6 +32,7 @@ def test_each_event_leaves_in_its_log(protect):
         event(Event.CLOSED_SESSION, ld_id=5, argument=0x1234, page=5),
         event(Event.FATAL, argument=4),
         event(Event.CORRECTED, page=6),
+        event(Event.WORD_LOST, argument=7),
     ]
     ends = Ends(sends={"i": given}, takes=("o",), offer=0.5, take=0.4)
     seen = [t.item for t in pump(dut, ends, cycles=160)["o"]]
@@ -41,6 +42,8 @@ def test_each_event_leaves_in_its_log(protect):
         (Log.INFO, Kind.VENDOR),
         (Log.FATAL, Kind.VENDOR),
         (*RECORDS[Event.CORRECTED],),
+        # No page is lost with it: there is no address.
+        (Log.FAILURE, Kind.VENDOR),
     ]
     addresses = AddressMap(UNIT)
     assert seen[0]["dpa"] == addresses.encode(KvAddress(1, 1, 3, 0, 0))
@@ -51,6 +54,7 @@ def test_each_event_leaves_in_its_log(protect):
         0x1234,
     )
     assert seen[0]["word"] == seen[1]["word"] != 0 == seen[4]["word"]
+    assert (seen[5]["word"], seen[5]["more"]) == (Event.WORD_LOST, 7)
     assert seen[3]["flags"] and not seen[0]["flags"] and not any(e["poison"] for e in seen)
 
 

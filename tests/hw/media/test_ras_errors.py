@@ -14,6 +14,7 @@ from kelp_spec.metadata import Event
 UNIT = named("unit").with_(cxlio="joined")
 ERRORS = {
     Event.UNCORRECTED: Uncorrectable.CACHE_DATA_ECC,
+    Event.WORD_LOST: Uncorrectable.CACHE_DATA_ECC,
     Event.FETCH_FAILED: Uncorrectable.MEM_DATA_ECC,
     Event.MEMORY_READ_FAILED: Uncorrectable.MEM_DATA_ECC,
     Event.MEMORY_WRITE_FAILED: Uncorrectable.MEM_DATA_ECC,

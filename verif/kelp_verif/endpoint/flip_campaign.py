@@ -44,8 +44,14 @@ __all__ = ["BAD", "HOSTS", "Bench", "Flip", "Outcome", "campaign", "hidden", "ma
 #: Events that tell the host that data are lost or in doubt.
 _LOUD = tuple(
     Event[name]
-    for name in ("UNCORRECTED", "FATAL", "FETCH_FAILED", "WRITE_BACK_FAILED", "FRAME_RECOVERED")
-    if name in Event.__members__
+    for name in (
+        "UNCORRECTED",
+        "WORD_LOST",
+        "FATAL",
+        "FETCH_FAILED",
+        "WRITE_BACK_FAILED",
+        "FRAME_RECOVERED",
+    )
 )
 #: What the device answers where it takes a request for one outside the map, always with an event.
 _REFUSALS = (Event.OUT_OF_MAP, Event.CLOSED_SESSION, Event.FOREIGN_LD)
