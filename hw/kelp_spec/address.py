@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .config import Config
+from .select import select_offset_bits
 
 __all__ = ["Region", "KvAddress", "AddressMap", "HINT_BYTES", "REGISTER_BYTES"]
 
@@ -39,8 +40,8 @@ class KvAddress:
 class AddressMap:
     """Byte addresses of one configuration's device, relative to its HDM base.
 
-    Bits [aperture_bits+1 : aperture_bits] select the region; higher bits must be zero. Hint and
-    register offsets beyond their sizes are outside.
+    The bits from aperture_bits on select the region. Offsets of hints, registers and SELECT beyond
+    their sizes are outside, and so are the regions of a choice where there is none.
     """
 
     config: Config
@@ -90,17 +91,18 @@ class AddressMap:
         return x << 6
 
     def decode(self, address: int) -> tuple[Region, KvAddress | int]:
-        """Region and either the KV address or the byte offset in the region. A KV session or queue
-        may still exceed the configuration."""
+        """Region and either the KV address or the byte offset in the region; of what is outside,
+        the address. A session or queue, of KV and GATHER, may still exceed the configuration."""
         c = self.config
         region = address >> c.aperture_bits
         offset = address & ((1 << c.aperture_bits) - 1)
-        if (
-            region == Region.HINT
-            and offset < HINT_BYTES
-            or region == Region.REGISTER
-            and offset < REGISTER_BYTES
-        ):
+        sizes = {Region.HINT: HINT_BYTES, Region.REGISTER: REGISTER_BYTES}
+        if c.select:
+            sizes |= {
+                Region.SELECT: 64 << select_offset_bits(c),
+                Region.GATHER: 1 << c.aperture_bits,
+            }
+        if offset < sizes.get(region, 0):
             return Region(region), offset
         if region != Region.KV:
             return Region.OUTSIDE, address

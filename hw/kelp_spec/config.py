@@ -18,6 +18,7 @@ from .errors import ConfigError
 from .flit import CREDITS
 from .formats import Format, formats_of
 from .geometry import stored_lines
+from .select import SelectMap
 
 __all__ = ["Config", "ConfigError", "MOST_NAMED", "NAMED", "named", "POOLS"]
 
@@ -164,20 +165,7 @@ class Config:
         span("codec_lanes", 8, 32, True)
         span("select", 0, 64)
         if self.select:
-            span("select", 4, min(64, self.pages // 4), True)
-            span("pages", 64, 8192, True)  # what a set of page marks holds
-            span("select_heads", 1, 16)
-            span("select_lines", 1, min(32, self.half_lines), True)
-            span("select_quota", 1, 64)
-            need(
-                "select_quota",
-                self.select_heads * self.select_quota <= MOST_NAMED,
-                f"{MOST_NAMED} // select_heads = {MOST_NAMED // self.select_heads} at most: so "
-                + "many candidates a choice has",
-            )
-            span("select_lanes", 1, 16, True)
-            span("select_groups", 1, 16, True)
-            span("select_looks", 4, 256, True)
+            self._check_select(need, span)
         self._check_cxlio(need)
         need("flits", self.flits in (0, *CREDITS), f"0, {', '.join(map(str, CREDITS))}")
         flags = (
@@ -203,6 +191,30 @@ class Config:
         )
         if self.coherence:
             sizes_of(self).sector_address_bits(self)
+
+    def _check_select(self, need, span) -> None:
+        """Sizes of a choice; `need(field, ok, legal)` and `span(field, low, high, pow2)` refuse."""
+        span("select", 4, min(64, self.pages // 4), True)
+        span("pages", 64, 8192, True)  # what a set of page marks holds
+        span("select_heads", 1, 16)
+        span("select_lines", 1, min(32, self.half_lines), True)
+        span("select_quota", 1, 64)
+        need(
+            "select_quota",
+            self.select_heads * self.select_quota <= MOST_NAMED,
+            f"{MOST_NAMED} // select_heads = {MOST_NAMED // self.select_heads} at most: so "
+            + "many candidates a choice has",
+        )
+        span("select_lanes", 1, 16, True)
+        span("select_groups", 1, 16, True)
+        span("select_looks", 4, 256, True)
+        beyond = max(0, SelectMap(self).offset_bits + 6 - self.aperture_bits)
+        need(
+            "select_groups",
+            not beyond,
+            f"{self.select_groups >> beyond} at most: the SELECT region has the room of the KV "
+            + "aperture",
+        )
 
     def _check_cxlio(self, need) -> None:
         """A configuration of CXL.io that fits the device; `need(field, ok, legal)` refuses."""

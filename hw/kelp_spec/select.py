@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
-from .config import Config
 from .formats import ELEMENTS
 
 __all__ = [
@@ -193,13 +193,24 @@ def _log2(n: int) -> int:
     return max(0, (n - 1).bit_length())
 
 
+class _Config(Protocol):
+    """What the region goes by, of a `kelp_spec.config.Config`, which asks here whether it fits."""
+
+    sessions: int
+    session_bits: int
+    select: int
+    select_heads: int
+    select_lines: int
+    select_groups: int
+
+
 @dataclass(frozen=True)
 class SelectMap:
     """Lines of the SELECT region: `session | group | half | line`. The lower half of a block holds
     the queries, `head | line of a token`, and the plan as one head more; the upper half takes the
     doorbell at its first line, and is read for the answer."""
 
-    config: Config
+    config: _Config
 
     @property
     def query_lines(self) -> int:
@@ -246,6 +257,6 @@ class SelectMap:
         return session << self.group_bits | group
 
 
-def select_offset_bits(config: Config) -> int:
+def select_offset_bits(config: _Config) -> int:
     """Bits of a line in the SELECT region, 0 where there is none."""
     return SelectMap(config).offset_bits if config.select else 0

@@ -7,11 +7,12 @@ from dataclasses import asdict
 
 import pytest
 
-from kelp_spec.address import REGISTER_BYTES, AddressMap
+from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, Region
 from kelp_spec.config import MOST_NAMED, Config, ConfigError, named
 from kelp_spec.cxlio.config import UNIT_BYTES, cxlio_of
 from kelp_spec.formats import Format, formats_of
 from kelp_spec.geometry import smallest_pool, stored_lines
+from kelp_spec.select import SelectMap
 
 K8V4 = ("raw16", "int8/int4", "int8", "int4")
 
@@ -118,3 +119,31 @@ def test_more_candidates_than_a_choice_has_are_refused():
     assert unit.select_heads * unit.select_quota == MOST_NAMED
     with pytest.raises(ConfigError, match="select_quota = 35 is refused; legal: 510 // .* 34 at"):
         unit.with_(select_quota=35)
+
+
+@pytest.mark.parametrize("name", ["unit", "unit_select"])
+def test_the_regions_of_an_address(name):
+    """Each by what lies there; beyond its size it is outside, and so is a choice's without one."""
+    config = named(name)
+    addresses, top = AddressMap(config), 1 << config.aperture_bits
+    sizes = {Region.HINT: HINT_BYTES, Region.REGISTER: min(REGISTER_BYTES, top)}
+    if config.select:
+        sizes |= {Region.SELECT: 64 << SelectMap(config).offset_bits, Region.GATHER: top}
+    for region in range(1, 9):
+        for offset in (0, 64, sizes.get(region, top) - 64, sizes.get(region, top)):
+            address = region * top + offset
+            inside = offset < min(sizes.get(region, 0), top)
+            wanted = (region, offset) if inside else (Region.OUTSIDE, address)
+            if offset < top:
+                assert addresses.decode(address) == wanted
+    if config.select:
+        last = addresses.gather(config.sessions - 1, 0, 0, 1, 1, 3)
+        assert addresses.decode(last) == (Region.GATHER, last - Region.GATHER * top)
+
+
+def test_a_choice_has_room_for_its_groups():
+    """Else doorbells of the last ones would lie in the region above."""
+    small = named("unit_select").with_(queues=1, select_heads=16, select_quota=16, select_groups=8)
+    assert 64 * SelectMap(small).bell(small.sessions - 1, 7) < 1 << small.aperture_bits
+    with pytest.raises(ConfigError, match="select_groups = 16 is refused; legal: 8 at most"):
+        small.with_(select_groups=16)
