@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -200,6 +200,8 @@ class Telemetry(wiring.Component):
         for name, pulse in simple.items():
             m.d.sync += pulses[names[name]].eq(pulse)
         drops = []
+        # All slots may be cancelled while others are dropped in each cycle.
+        owed = range(2 * max(32, self.config.prefetch_slots))
         for source in PrefetchSource:
             if source:
                 bit, label = source - 1, source.name.lower()
@@ -211,7 +213,7 @@ class Telemetry(wiring.Component):
                 reasons = p.dropped.shape().length
                 dropped, backlog = (
                     Signal(range(reasons + 1), name=f"more_dropped_{label}"),
-                    Signal(6, name=f"dropped_{label}"),
+                    Signal(owed, name=f"dropped_{label}"),
                 )
                 total = backlog + dropped
                 m.d.sync += [
@@ -223,6 +225,7 @@ class Telemetry(wiring.Component):
                     ),
                     pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),
                     backlog.eq(total - (total != 0)),
+                    Assert(total <= 1 << len(backlog), "more drops than can be counted"),
                 ]
                 drops.append(dropped)
 

@@ -3,11 +3,13 @@
 """Telemetry: from what M3 and the frame stage decided to counters and events."""
 
 import pytest
+from simulation import simulate
 from timing import check_pace
 
 from kelp_hw.control.telemetry import Telemetry
+from kelp_hw.layouts import DropReason
 from kelp_spec.config import named
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import Op, Outcome, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
@@ -31,6 +33,25 @@ ACCESS = {
 )
 def test_latency_and_interval(attribute, output, stimuli):
     check_pace(Telemetry(config=named("unit")), attribute, output, stimuli)
+
+
+@pytest.mark.parametrize("slots", [4, 64])
+def test_a_session_that_closes_over_all_slots_loses_no_drop(slots):
+    """Its candidates are cancelled one a cycle while MemSpecRds outside are dropped one a cycle."""
+    dut = Telemetry(config=named("unit").with_(prefetch_slots=slots))
+    source = PrefetchSource.SPEC_READ
+    (at,) = (i for i, (name, _) in enumerate(COUNTERS) if name == "prefetch_dropped_spec_read")
+    counted = []
+
+    async def bench(ctx):
+        for cycle in range(2 * slots + 9):
+            for why in (DropReason.CANCELLED, DropReason.OUTSIDE):
+                ctx.set(dut.i_prefetch.dropped[why], (cycle < slots) << source - 1)
+            await ctx.tick()
+            counted.append(ctx.get(dut.o_counted.pulses) >> at & 1)
+
+    simulate(dut, bench)
+    assert sum(counted) == 2 * slots and not counted[-1]
 
 
 def run(block=Telemetry, cycles=6_000, **change):
