@@ -48,7 +48,9 @@ class Select(wiring.Component):
         From the host to ingress.
     i_write, o_write : streams of M2SRwD
         The same. A message waits while a request that was taken before it is inside, and while
-        one waits no other request is taken.
+        one waits no other request is taken; with `Config.select_port` also while a summary that
+        memory lost waits for a cycle in which no key beside it is written, which it has done for
+        `SummaryStore.PATIENCE` cycles then.
     i_access, o_access : streams of register_access
         From the router: those of the SELECT region stay, the others go on to the registers.
     i_served, o_served : streams of window_answer
@@ -127,7 +129,7 @@ class Select(wiring.Component):
         m.submodules.control = control = SelectControl(config=c, parts=parts)
         connect(m, flipped(self.i_request), gather.i)
         connect(m, gather.o, flipped(self.o_request))
-        self._order(m, gather)
+        self._order(m, gather, parts.store.starves if c.select_port else Const(0))
         self._accesses(m, window)
         # Critical path: the choice's next page to hints that wait for their turn, and back.
         m.submodules.held = held = Skid(control.o_op.p.shape())
@@ -173,14 +175,20 @@ class Select(wiring.Component):
             with m.If(lost.p.squeue >= k * self.config.queues):
                 m.d.comb += event.p.ld_id.eq(self.sessions[k].ld_id)
 
-    def _order(self, m, gather):
+    def _order(self, m, gather, starves):
         """Messages reach ingress in the order in which they were taken; of two taken in one cycle
         the RwD first. While an RwD waits, no other request is taken, so it waits for one at
         most. Before a coherent front none waits: there a Req may wait for a recall, which a RwD
-        must not (docs/coherence.md)."""
+        must not (docs/coherence.md). While a summary `starves`, no RwD goes on; what is offered
+        stays."""
         held, hold = gather.o.valid, self.i_write.valid & ~self.i_write.ready
         if self.config.coherence:
             held, hold = Const(0), Const(0)
+        if self.config.select_port:
+            stops = Signal()
+            stands = self.o_write.valid & ~self.o_write.ready
+            m.d.sync += stops.eq(starves & (stops | ~stands))
+            held = held | stops
         m.d.comb += [
             self.o_write.valid.eq(self.i_write.valid & ~held),
             self.o_write.p.eq(self.i_write.p),

@@ -63,12 +63,16 @@ class SummaryStore(wiring.Component):
         While lines are settled.
     o : out, stream of summary_line
     ready : out
+    starves : out, with `config.select_port`
+        Lines have not settled for `PATIENCE` cycles, because of keys of pages beside a summary that
+        is to be cleared: no further writes of keys are to begin.
     axi, o_failed, fault : as SummaryMemory's, with `config.select_port`
     """
 
     LATENCY = 2
     INTERVAL = 1
     ROW = 8  #: pages that are looked at together
+    PATIENCE = 63
 
     def __init__(self, *, config: Config):
         self.config = c = config
@@ -100,6 +104,7 @@ class SummaryStore(wiring.Component):
     def _port(config: Config) -> dict:
         failed = stream.Signature(failed_layout(config), always_ready=True)
         return {
+            "starves": Out(1),
             "axi": Out(summary_axi(config)),
             "o_failed": Out(failed),
             "fault": Out(BlockFault),
@@ -193,6 +198,9 @@ class SummaryStore(wiring.Component):
             drops.eq(free & (unread | unwritten)),
             self.settled.eq(rows.settled & ~unwritten & ~(failed.valid & failed.p.write)),
         ]
+        waited = Signal(range(self.PATIENCE + 1))
+        m.d.comb += self.starves.eq(waited == self.PATIENCE)
+        m.d.sync += waited.eq(Mux(unwritten & ~drops, waited + ~self.starves, 0))
         with m.If(drops):
             m.d.sync += [unwritten.eq(0), unread.eq(unread & unwritten)]
         with m.If(self.begins):

@@ -90,7 +90,9 @@ class Room:
         self.losers = []  # whose each summary is that memory lost
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
-        self.written = None  # (squeue, page) whose key is written in every cycle that may have it
+        #: (squeue, page) whose key the host writes in each cycle: M3 hears of it where the message
+        #: has passed, and no LOOK is decided
+        self.written, self.passed = None, False
         self.hints = False  # a hint's op stands at the block in every cycle
 
     def run(self, host):
@@ -131,7 +133,9 @@ class Room:
         ctx.set(dut.i_op.valid, self.hints)
         ctx.set(dut.i_op.p.kind, Op.MASS)
         ctx.set(dut.i_result.valid, bool(self.results))
-        hot = self.written is not None
+        ctx.set(dut.i_write.valid, self.written is not None)
+        ctx.set(dut.o_write.ready, 1)
+        hot, self.passed = self.passed, bool(ctx.get(dut.o_write.valid))
         if self.results:
             hot &= self.results[0]["op"]["kind"] != Op.LOOK  # they share a stage
             ctx.set(dut.i_result.p, self.results.popleft())

@@ -48,6 +48,19 @@ def test_a_summary_that_memory_loses_is_told_to_its_owner():
     room.run(host)
 
 
+def test_keys_in_each_cycle_keep_no_choice_waiting_for_a_failing_memory():
+    """Those of a page beside one whose summary was not written."""
+    room, region = Room(device(), errs=lambda writes, _: writes), SelectRegion(device())
+
+    async def host(room):
+        room.written = 1, 3
+        found, _ = await room.select(region, {"sequence": 1}, queries())
+        assert record(ANSWER_FIELDS, found[0])["sequence"] == 1
+        assert room.losers and room.passed
+
+    room.run(host)
+
+
 def test_gather():
     """A slot's address becomes its page's, in the region of the window; all others pass or lie
     outside the map."""

@@ -126,6 +126,34 @@ def test_what_memory_did_not_write_does_not_hold(hammered):
     assert bench.failed == [(SQUEUE, 9, 1)]
 
 
+def test_what_was_not_written_stops_keys_that_keep_it_waiting():
+    """After `PATIENCE` cycles, until it is cleared; no sooner, and not for a page elsewhere."""
+    bench = Bench(MEMORY, errs=lambda write, address: write)
+    starved = []
+
+    async def steps(ctx, dut):
+        await bench.ready(ctx, dut)
+        for page in (2, 1):
+            hammer(ctx, dut, page)
+            for line in (0, 1):
+                ctx.set(dut.i_line.p, {"id": 9, "line": line})
+                ctx.set(dut.i_line.valid, 1)
+                await bench.tick(ctx)
+            ctx.set(dut.i_line.valid, 0)
+            for _ in range(dut.PATIENCE + 9):
+                await bench.tick(ctx)
+                starved.append(ctx.get(dut.starves))
+        hammer(ctx, dut, None)
+        await bench.tick(ctx)
+        assert ctx.get(dut.settled) and not ctx.get(dut.starves)
+
+    pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    assert len(bench.failed) == 4
+    count = SummaryStore.PATIENCE + 9
+    assert not any(starved[:count])
+    assert starved[-1] and SummaryStore.PATIENCE - 3 <= starved[count:].index(1) < count
+
+
 @HAMMERED
 def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
     """Keys that are written beside it in each cycle put that off, and nothing waits for it."""
