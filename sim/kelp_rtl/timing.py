@@ -5,6 +5,7 @@ programs are run (see :mod:`kelp_rtl.device`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,17 @@ class DriverError(RuntimeError):
         self.cycle = cycle
 
 
+_MOST = (1 << 31) - 1  #: cycles: the C++ adds two of them
+
+
+def _cycles(of, *names: str, least: int = 0) -> None:
+    """ValueError where a field of `of` is no number of cycles that the C++ takes."""
+    for name in names:
+        value = getattr(of, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+            raise ValueError(f"{name} = {value!r} is refused; legal: {least} … {_MOST}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryTiming:
     """AXI4 memory: cycles from AR to R and from AW + W to B, up to `jitter` more at random;
@@ -45,6 +57,9 @@ class MemoryTiming:
     read_error: float = 0.0
     write_error: float = 0.0
 
+    def __post_init__(self) -> None:
+        _cycles(self, "latency", "write_latency", "jitter")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -55,6 +70,9 @@ class Failure:
     op: ColdOp = ColdOp.READ
     kind: str = "failed"
     cycles: int = 0
+
+    def __post_init__(self) -> None:
+        _cycles(self, "index", "cycles")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +87,13 @@ class FlashTiming:
     abort_latency: int = 100
     failure_rate: float = 0.0
     failures: Sequence[Failure] = ()
+
+    def __post_init__(self) -> None:
+        _cycles(self, "latency", "write_latency", "jitter", "abort_latency")
+        if not 0 < self.bytes_per_cycle < math.inf:
+            raise ValueError(
+                f"bytes_per_cycle = {self.bytes_per_cycle!r} is refused; legal: above 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +146,8 @@ class RunRules:
     def __post_init__(self) -> None:
         if not 1 <= self.outstanding <= 65535:
             raise ValueError(f"outstanding = {self.outstanding!r} is refused; legal: 1 … 65535")
+        _cycles(self, "max_skip")
+        _cycles(self, "stall_limit", least=1)
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,32 @@ def test_what_was_written_is_read(stall, in_order):
     assert (read.latency >= 64).all() and read.accept_cycle.min() >= written.response_cycle.max()
 
 
+def test_a_line_beyond_32_bits_is_none_of_the_first_ones():
+    config = UNIT.with_(half_lines=512, frames=(1 << 22, 1 << 22, 4, 4))
+    d, far, data = Driver(config, component=StandIn(config=config)), (1 << 32) + 3, lines(1)
+    assert config.dram_lines > far
+    d.run(Program.writes([64 * far], data))
+    assert (d.memory[far] == data).all() and not d.memory[3].any()
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda: MemoryTiming(latency=-1), "latency = -1 is refused; legal: 0 …"),
+        (lambda: MemoryTiming(jitter=1 << 31), "jitter = 2147483648 is refused"),
+        (lambda: FlashTiming(abort_latency=1.5), "abort_latency = 1.5 is refused"),
+        (lambda: FlashTiming(bytes_per_cycle=0), "bytes_per_cycle = 0 is refused; legal: above 0"),
+        (lambda: FlashTiming(bytes_per_cycle=float("nan")), "bytes_per_cycle = nan is refused"),
+        (lambda: Failure(index=-1), "index = -1 is refused"),
+        (lambda: RunRules(max_skip=-1), "max_skip = -1 is refused"),
+        (lambda: RunRules(stall_limit=0), "stall_limit = 0 is refused; legal: 1 …"),
+    ],
+)
+def test_no_time_is_negative_and_no_link_stands_still(made, problem):
+    with pytest.raises(ValueError, match=problem):
+        made()
+
+
 def test_partial_writes_and_poison():
     d = driver()
     data = lines(3)

@@ -36,8 +36,8 @@ class Flash {
     static constexpr uint32_t SECTOR_BYTES = 512;
 
     struct Command {
-        uint64_t due, lba;
-        uint32_t op, id, line, lines;
+        uint64_t due, lba, line;
+        uint32_t op, id, lines;
         bool failed;
         Slot slot;
     };
@@ -91,9 +91,10 @@ class Flash {
             c.due = never ? NEVER : now + settings_.flash_write_latency;
         } else {
             c.lba = get(port, f::lba);
-            c.line = static_cast<uint32_t>(get(port, f::line));
+            c.line = get(port, f::line);
             c.lines = static_cast<uint32_t>(get(port, f::lines));
-            if (!c.lines || c.line + uint64_t{c.lines} > sizes::dram_lines) fail("cold_command: lines %u … + %u are not in the memory", c.line, c.lines);
+            if (!c.lines || c.line + c.lines > sizes::dram_lines)
+                fail("cold_command: lines %llu … + %u are not in the memory", (unsigned long long)c.line, c.lines);
             for (const Command &other : commands_)
                 if (other.id == c.id && other.op != codes::COLD_ABORT) fail("cold_command: id %u (attempt %u) is in flight already", unsigned(get(port, f::id_index)), unsigned(get(port, f::id_attempt)));
             const uint32_t bytes = (c.lines * LINE_BYTES + SECTOR_BYTES - 1) / SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES;

@@ -62,18 +62,19 @@ class PortMemory {
     template <class Channel>
     using Payload = Bare<std::remove_reference_t<Channel>>;
     struct Read {
-        uint64_t due;
-        uint32_t id, line;
+        uint64_t due, line;
+        uint32_t id;
         bool late;  // takes its data when it answers
         uint8_t data[LINE_BYTES];
     };
     struct Write {
-        uint64_t due, strobe;
-        uint32_t id, line;
+        uint64_t due, strobe, line;
+        uint32_t id;
         uint8_t data[LINE_BYTES];
     };
     struct Address {
-        uint32_t id, line;
+        uint32_t id;
+        uint64_t line;
     };
     struct Data {
         uint64_t strobe;
@@ -120,7 +121,7 @@ class PortMemory {
                  unsigned(get(payload, f::burst)));
         if (byte % LINE_BYTES || byte / LINE_BYTES >= Port::lines)
             fail("%s: address %#llx is not a line of the memory (%llu lines)", channel, (unsigned long long)byte, (unsigned long long)Port::lines);
-        return {static_cast<uint32_t>(get(payload, f::id)), static_cast<uint32_t>(byte / LINE_BYTES)};
+        return {static_cast<uint32_t>(get(payload, f::id)), byte / LINE_BYTES};
     }
 
     static constexpr size_t SIZE = Port::lines * LINE_BYTES;

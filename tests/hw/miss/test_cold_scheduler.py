@@ -182,6 +182,20 @@ def test_flash_keeps_latency_and_bandwidth():
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "legal"),
+    [
+        ("latency", -1, "0 and up"),
+        ("abort_latency", -1, "0 and up"),
+        ("jitter", 1.5, "0 … 1"),
+        ("bytes_per_cycle", 0, "above 0"),
+    ],
+)
+def test_flash_refuses_times_that_run_backwards(name, value, legal):
+    with pytest.raises(ValueError, match=f"{name} = {value} is refused; legal: {legal}"):
+        Flash(**{name: value})
+
+
 def test_flash_returns_what_was_written():
     memory = Memory()
     flash = Flash(memory=memory, latency=10)

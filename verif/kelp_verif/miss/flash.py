@@ -85,6 +85,14 @@ class Flash:
     pages: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
 
     def __post_init__(self):
+        for name, legal, good in (
+            ("latency", "0 and up", self.latency >= 0),
+            ("abort_latency", "0 and up", self.abort_latency >= 0),
+            ("jitter", "0 … 1", 0 <= self.jitter <= 1),
+            ("bytes_per_cycle", "above 0", self.bytes_per_cycle > 0),
+        ):
+            if not good:
+                raise ValueError(f"{name} = {getattr(self, name)!r} is refused; legal: {legal}")
         self.rng = random.Random(self.seed)
         self.live: dict[int, _Live] = {}
         self.lbas: dict[int, int] = {}
