@@ -54,6 +54,7 @@ def engine(tmp_path, request):
         {"load_async": True},
         {"window": 40},
         {"window": 20, "kernel_blocks": 2},
+        {"window": (20, LAYERS)},
         {"workers": 2},
         {"overlap": 2},
     ],
@@ -101,9 +102,14 @@ def test_poison_is_a_load_error_and_the_request_recomputes(engine):
     )
 
 
-@pytest.mark.parametrize("engine", [{"load_async": True}, {"window": 40}], indirect=True, ids=str)
+@pytest.mark.parametrize(
+    "engine",
+    [{"load_async": True}, {"window": 40}, {"window": (20, LAYERS)}],
+    indirect=True,
+    ids=str,
+)
 def test_poison_beside_the_passes_is_a_load_error_too(engine):
-    """Of one group by its blocks, of several by the request, which starts over."""
+    """Of one group by its blocks; of several, or of a window, by the request, which starts over."""
     for seed in range(6):
         engine.add(f"fill {seed}", prompt(seed))
         assert not any(engine.run())
@@ -178,7 +184,8 @@ def test_a_server_that_dies_is_a_load_error(tmp_path):
 
 
 def test_bad_settings_are_named(tmp_path):
-    for extra, problem in (({"url": None}, "url"), ({"colour": 1}, "colour")):
+    wrong = ({"url": None}, "url"), ({"colour": 1}, "colour"), ({"load_async": "no"}, "load_async")
+    for extra, problem in wrong:
         with pytest.raises(ValueError, match=problem):
             Engine(tmp_path, **extra)
 
@@ -201,6 +208,16 @@ def test_a_block_goes_to_its_own_place_and_no_other(engine):
     connector.start_load_kv(None)
     assert not connector.get_block_ids_with_load_errors()
     assert all(torch.equal(cache[name], moved[name]) for name in cache)
+
+
+def test_what_is_lost_as_soon_as_it_is_stored_is_not_promised(engine):
+    """As by a load beside the pass, before the pass's news leaves."""
+    connector, keys = engine.worker, [Key(0, b"one"), Key(0, b"two")]
+    connector.bind_connector_metadata(Moves(number=1, stores=[(keys[0], 4), (keys[1], 5)]))
+    connector.wait_for_save()
+    connector.store._lose(keys[0])
+    news = connector.build_connector_worker_meta()
+    assert news.lost == {keys[0]} and news.stored == {1: {keys[1]: {0}}}
 
 
 def test_every_block_that_waits_for_a_lost_key_is_named(engine):
@@ -326,6 +343,21 @@ def test_a_reset_counts_nothing_that_is_under_way(engine):
     assert not any(engine.run())
 
 
+@pytest.mark.parametrize("engine", [{}, {"load_async": True}, {"window": 40}], indirect=True)
+def test_who_goes_on_through_a_reset_stores_nothing(engine):
+    """What it has computed is of the weights of before, and so is what that made of later tokens;
+    one that starts over counts again."""
+    for name in ("running", "preempted"):
+        engine.add(name, prompt(len(name)), most=20)
+        engine.step()
+    assert engine.scheduler.reset_connector_cache()
+    request = engine.scheduler.running.pop()
+    engine.scheduler._preempt_request(request, 0.0)
+    engine.run()
+    again = set(engine.requests["preempted"].block_hashes)
+    assert engine.stored() and {key.tokens for key in engine.worker.store.keys()} <= again
+
+
 @pytest.mark.parametrize("engine", [{"overlap": 2}], indirect=True)
 def test_nobody_shares_a_block_whose_load_may_fail(engine):
     """Where a pass is scheduled before the outcome of the last one is known, a request that shares
@@ -368,6 +400,7 @@ STORMS = [
     {"workers": 2, "overlap": 2, "late_save": True},
     {"load_async": True, "memory": 14},
     {"window": 40, "workers": 2},
+    {"window": (20, LAYERS), "memory": 14},
     {"kernel_blocks": 2, "memory": 16, "blocks": 12, "overlap": 2},
 ]
 

@@ -14,17 +14,18 @@ the tokens up to its end (which holds cache_salt and LoRA). A thread moves them,
 
 - Loads of a pass begin before it (`start_load_kv`); each attention layer waits for its own
   (`wait_for_layer_load`). With ``"load_async": true``, and always where a model has several groups
-  or passes overlap (asynchronous scheduling, pipeline parallelism), a request waits outside the
-  passes instead, until `get_finished` names it.
+  or a window, or passes overlap (asynchronous scheduling, pipeline parallelism), a request waits
+  outside the passes instead, until `get_finished` names it.
 - Each layer's stores are copied out as soon as it is computed (`save_kv_layer`), and go to the
   device together when the pass is over (`wait_for_save`).
 
 A block that the device answers with poison, or that is not there any more, is reported by
-`get_block_ids_with_load_errors` (with several groups, its request by `get_transfer_results`): with
-the policy "recompute" the scheduler computes it and what follows it anew and the request goes on,
-with "fail" it ends. Whatever computes with a lost block is wrong from there on: in every worker of
-the pass, also in those whose own loads went well, and in the passes that were scheduled before the
-failure was known. The scheduler counts nothing of what these stored, and has it forgotten.
+`get_block_ids_with_load_errors` (with several groups or a window, its request by
+`get_transfer_results`): with the policy "recompute" the scheduler computes it and what follows it
+anew and the request goes on, with "fail" it ends. Whatever computes with a lost block is wrong from
+there on: in every worker of the pass, also in those whose own loads went well, and in the passes
+that were scheduled before the failure was known. The scheduler counts nothing of what these stored,
+and has it forgotten.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
     group_kernel_blocks,
 )
@@ -56,6 +59,7 @@ from vllm.v1.kv_cache_interface import (
 import cxl_kv
 from kelp_spec.formats import LINE_BYTES
 
+from ..arguments import instance
 from ..blocks import BlockStore
 
 if TYPE_CHECKING:
@@ -112,6 +116,7 @@ class Known:
     local: int = 0  #: tokens that vLLM's own cache had when it was looked up here
     blocks: list[list[int]] = field(default_factory=list)  #: so far, of each group
     offered: int = 0  #: blocks that were to be stored already
+    older: bool = False  #: holds what was computed before a reset
 
 
 class Layer(NamedTuple):
@@ -132,6 +137,13 @@ class Load:
         self.lost: dict[Key, set[int]] = {}
         self.ready = {name: threading.Event() for name in layers}
         self.future: Future | None = None
+
+
+def _has_window(spec) -> bool:
+    """Whether vLLM takes a request's blocks back from what it needs no more."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return any(map(_has_window, spec.kv_cache_specs.values()))
+    return isinstance(spec, (SlidingWindowSpec, ChunkedLocalAttentionSpec))
 
 
 class CxlConnector(KVConnectorBase_V1, SupportsHMA):
@@ -168,12 +180,15 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_size = sizes.pop()
         self._groups = range(len(groups))
         self._group_of = {name: i for i, g in enumerate(groups) for name in g.layer_names}
-        # Block numbers mean nothing across groups, so only a request that waits can be failed. And
-        # a failure in a pass must be known before another is scheduled on what it was to load:
+        # Block numbers mean nothing across groups, and from a lost block of a window on there is
+        # nothing to compute with: vLLM has no blocks before those that it was to load. So only a
+        # request that waits can be failed, which starts over.
+        self._start_over = len(groups) > 1 or any(_has_window(g.kv_cache_spec) for g in groups)
+        # And a failure in a pass must be known before another is scheduled on what it was to load:
         # vLLM takes back the request itself, but not those that share its blocks since.
         self._beside = (
-            bool(extra.get("load_async"))
-            or len(groups) > 1
+            instance("load_async", extra.get("load_async", False), bool, "true, false")
+            or self._start_over
             or vllm_config.max_concurrent_batches > 1
         )
         # Scheduler.
@@ -239,7 +254,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Request, blocks, num_external_tokens: int) -> None:
         known = self._know(request)
-        known.blocks, known.offered = [[] for _ in self._groups], 0
+        known.blocks, known.offered, known.older = [[] for _ in self._groups], 0, False
         if not num_external_tokens:
             return
         # `blocks` are all of the request's, those found in vLLM's own cache first.
@@ -275,9 +290,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         ]
         loading = {key for key, _ in moves.loads}
         for name, ids, computed, afresh in new + old:
-            if name not in self._requests:
+            known = self._requests.get(name)
+            if known is None or known.older:
                 continue
-            known = self._requests[name]
             hashes = known.request.block_hashes
             whole = min(
                 (computed + scheduler_output.num_scheduled_tokens[name]) // self._block_size,
@@ -336,6 +351,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._stored.clear()
         self._next.forget = None
         self._distrust()
+        for known in self._requests.values():
+            known.older = True  # until it starts over
         return True
 
     def request_finished(
@@ -461,7 +478,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             load = self._receiving.pop(name)
             load.future.result()
             self._news.lost |= set(load.lost)
-            if load.lost and len(self._groups) > 1:
+            if load.lost and self._start_over:
                 failed.add(name)
             else:
                 self._failed.update(*load.lost.values())
@@ -519,6 +536,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         self._take_dropped()
         news, self._news = self._news, News()
+        for key in news.lost:
+            if key not in self.store:  # may be lost since it was stored
+                for keys in news.stored.values():
+                    keys.pop(key, None)
         return news if news.stored or news.lost or news.spoiled else None
 
     def shutdown(self) -> None:

@@ -102,6 +102,8 @@ class Engine:
         A pass's stores are finished after its outcome has left, as with a draft model.
     memory : int
         Blocks of each worker's caches.
+    window : int or (int, int)
+        A sliding window of the last layer, or of as many of the last ones: a group of their own.
     extra
         `policy`, of failed loads, and the connector's own settings.
     """
@@ -123,14 +125,14 @@ class Engine:
         self.config.scheduler_config.async_scheduling = overlap > 1
         names = [f"layer.{i}" for i in range(LAYERS)]
         sizes = dict(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
-        groups = [KVCacheGroupSpec(names, FullAttentionSpec(**sizes))]
-        if window:  # the last layer's, in a group of its own
-            groups = [
-                KVCacheGroupSpec(names[:-1], FullAttentionSpec(**sizes)),
-                KVCacheGroupSpec(names[-1:], SlidingWindowSpec(**sizes, sliding_window=window)),
-            ]
-        self.window, self.overlap, self.late_save = window, overlap, late_save
-        self.groups = [int(bool(window) and i == LAYERS - 1) for i in range(LAYERS)]  # by layer
+        window, windowed = window if isinstance(window, tuple) else (window, int(bool(window)))
+        dense = LAYERS - windowed
+        groups = [KVCacheGroupSpec(names[:dense], FullAttentionSpec(**sizes))] if dense else []
+        if window:
+            spec = SlidingWindowSpec(**sizes, sliding_window=window)
+            groups.append(KVCacheGroupSpec(names[dense:], spec))
+        self.window, self.dense, self.overlap, self.late_save = window, dense, overlap, late_save
+        self.groups = [int(0 < dense <= i) for i in range(LAYERS)]  # by layer
         self.kv_config = KVCacheConfig(
             num_blocks=memory, kv_cache_tensors=[], kv_cache_groups=groups
         )
@@ -198,7 +200,7 @@ class Engine:
 
     def check(self, name, start, layer):
         """Whether a layer's caches hold what the pass from position `start` on must read there."""
-        first = max(0, start - self.window + 1) if self.groups[layer] else 0
+        first = max(0, start - self.window + 1) if layer >= self.dense else 0
         return all(
             torch.equal(
                 caches[f"layer.{layer}"][self.place(name, p, layer)],
