@@ -42,7 +42,8 @@ class BlockStore:
     policy : Policy
         Of the session. Blocks are read whole, so observed scores serve well.
     on_drop : callable, optional
-        Called with (key, bytes) of a block that was dropped for another, or because it was lost.
+        Called with (key, bytes) of a block that was dropped for another, or because it was lost; it
+        puts nothing into this store.
 
     Attributes
     ----------
@@ -85,6 +86,7 @@ class BlockStore:
         self._pins: dict[Hashable, int] = {}
         self._free = list(range(self.capacity - 1, -1, -1))
         self._lock = threading.RLock()
+        self._dropping = False  # on_drop is told, by whoever has the lock
         self.evicted = self.lost = 0
 
     # - addresses ----------------------------------------------------------------------------------
@@ -123,6 +125,11 @@ class BlockStore:
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
         with self._lock:
+            if self._dropping:
+                raise RuntimeError(
+                    "a put within on_drop is refused: the place is another block's; put it once "
+                    + "the call that has dropped it is over"
+                )
             self.session._usable()  # else its number, and so these lines, may be another's
             try:
                 self._put_many(items, placed, results)
@@ -178,9 +185,15 @@ class BlockStore:
                     self._free.append(self._index.pop(key)[0])
                     self._pins.pop(key, None)
                 return
+            lost: dict[Hashable, Exception] = {}
             for one in placed:  # whose fault it was, one by one
-                if one[1] in self._index and self._index[one[1]][0] == one[2]:
+                number, key, place = one[:3]
+                if key in self._index and self._index[key][0] == place:
                     self._store([one], results)
+                    if isinstance(results[number], Exception):
+                        lost[key] = results[number]
+                elif key in lost:  # it was to go where that was
+                    results[number] = lost[key]
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is
@@ -346,7 +359,11 @@ class BlockStore:
         size = self._index[key][1]
         self.delete(key)
         if self.on_drop is not None:
-            self.on_drop(key, size)
+            before, self._dropping = self._dropping, True
+            try:
+                self.on_drop(key, size)
+            finally:
+                self._dropping = before
 
     def size_of(self, key: Hashable) -> int:
         """Bytes of a block; 0 when it is not there."""

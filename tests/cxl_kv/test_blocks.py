@@ -224,3 +224,37 @@ def test_what_breaks_off_before_it_is_stored_is_not_there(device, monkeypatch, e
                 store.put_many([("old", b"newer"), ("new", b"1")])
         assert not store.keys()
         assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
+
+
+def test_who_is_told_of_a_dropped_block_may_do_anything_but_put(device):
+    """The place that it had is the other block's by then, which is not stored then either."""
+    told = []
+
+    def dropped(key, size):
+        told.append((key, size, bytes(store.get(1)), key in store, store.delete(3)))
+        if putting:
+            store.put(key, b"again")
+
+    with BlockStore(device, 100, blocks=4, on_drop=dropped) as store:
+        for i in range(4):
+            store.put(i, bytes([i]))
+        putting = True
+        with pytest.raises(RuntimeError, match="a put within on_drop is refused"):
+            store.put(4, b"4")
+        putting = False
+        assert told == [(0, 1, b"\1", False, True)] and store.keys() == [2, 1]
+        for i in range(5, 8):
+            assert store.put(i, bytes([i]))
+        assert [bytes(x) for x in store.get_many(store.keys())] == [b"\5", b"\6", b"\1", b"\7"]
+
+
+def test_of_two_blocks_under_one_key_neither_is_said_to_be_there_that_is_not(device, monkeypatch):
+    def full(*_):
+        raise cxl_kv.DeviceFullError("planted")
+
+    with BlockStore(device, 100) as store:
+        assert store.put_many([("a", b"1"), ("a", b"22"), ("b", b"")]) == [True] * 3
+        assert bytes(store.get("a")) == b"22" and bytes(store.get("b")) == b""
+        monkeypatch.setattr(device.transport, "store", full)
+        done = store.put_many([("a", b"3"), ("a", b"4"), ("b", b"5")])
+        assert [str(x) for x in done] == ["planted"] * 3 and not store.keys()
