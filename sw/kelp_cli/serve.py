@@ -22,6 +22,19 @@ def _cannot_listen(where: str, error: OSError) -> str:
     return f"{where}: {error.strerror or error}{hint}"
 
 
+def _server(device: str, core, **how):
+    """A Server; a UserError, and `core` closed, where it finds no file descriptors."""
+    from cxl_kv.serving.server import Server
+
+    try:
+        return Server(core, **how)
+    except OSError as error:
+        core.close()
+        raise UserError(
+            f"{device} is not served: {error.strerror}; let the process open more files (ulimit -n)"
+        ) from None
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
@@ -63,7 +76,7 @@ def register(app: typer.Typer) -> None:
         from cxl_kv.arguments import integer, real
         from cxl_kv.errors import CxlKvError
         from cxl_kv.serving.journal import JsonFormatter
-        from cxl_kv.serving.server import Limits, Server
+        from cxl_kv.serving.server import Limits
         from cxl_kv.serving.tokens import Tokens
         from cxl_kv.url import make_core
 
@@ -83,9 +96,8 @@ def register(app: typer.Typer) -> None:
         # Blocked before the server's thread starts, which inherits that: sigwait alone takes them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            with Server(
-                core, budget_bytes=budget, tokens=known, limits=Limits(idle_seconds=idle)
-            ) as server:
+            limits = Limits(idle_seconds=idle)
+            with _server(device, core, budget_bytes=budget, tokens=known, limits=limits) as server:
                 for url in listen or ["unix:/tmp/kelp.sock"]:
                     try:
                         url = server.listen(url, exposed=expose)

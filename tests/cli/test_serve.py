@@ -25,8 +25,8 @@ from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 
 
-def kelp(*arguments, code=0):
-    run = [sys.executable, "-c", "from kelp_cli.main import main; main()", *arguments]
+def kelp(*arguments, code=0, before=""):
+    run = [sys.executable, "-c", before + "from kelp_cli.main import main; main()", *arguments]
     done = subprocess.run(
         run,
         capture_output=True,
@@ -122,6 +122,12 @@ def served(tmp_path):
             session.advance()
             session.read(0, stop=32)
             yield core, url
+
+
+def test_a_server_without_file_descriptors_says_so(tmp_path):
+    none = "def none(*_): raise OSError(24, 'Too many open files')\nimport os; os.eventfd = none\n"
+    said = kelp("serve", "golden:unit", "--listen", f"unix:{tmp_path}/s", code=1, before=none)
+    assert "golden:unit is not served: Too many open files; let the process open more" in said
 
 
 def test_top_shows_what_the_device_counts(served):

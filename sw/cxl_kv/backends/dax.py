@@ -67,6 +67,7 @@ class DaxCore(Core):
     def __init__(self, path: str, config: Config, *, create: bool = False):
         super().__init__()
         self.config, self.path = config, path
+        makes = create and not os.path.lexists(path)
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
         except OSError as error:
@@ -77,7 +78,12 @@ class DaxCore(Core):
         self.header = Header(path, file, config)
         try:
             with self.exclusive():
-                self._map(create)
+                try:
+                    self._map(create)
+                except BaseException:
+                    if makes and not size_of(file) and _is_at(path, file):
+                        os.unlink(path)
+                    raise
         except BaseException:
             self.header.let_go()
             raise
@@ -103,6 +109,8 @@ class DaxCore(Core):
     def _map(self, create):
         """The header's lock is held: two processes may make the file."""
         size, file = mapped_bytes(self.config), self.header.file
+        if not _is_at(self.path, file):  # whoever made it found no room
+            raise TransportError(f"{self.path} was removed while it was opened; open it again")
         has = size_of(file)
         makes = create and stat.S_ISREG(os.fstat(file).st_mode)
         if makes and not is_layout_or_empty(file):
@@ -457,6 +465,13 @@ class DaxCore(Core):
         self.header.close()
         # The mapping goes with the last array that looks at it.
         self._bytes = None
+
+
+def _is_at(path: str, file: int) -> bool:
+    """Whether an open file is what lies there."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    return False
 
 
 class _Runs(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cxl_kv
+from cxl_kv.backends import file_lock
 from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
 from cxl_kv.native import build, library
 from kelp_spec.config import named
@@ -201,19 +202,38 @@ def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
     huge = "dax:{}?create=1&config=trace&queues=640&pages=8192&half_lines=64&sessions=16"  # 1 TiB
     with pytest.raises(cxl_kv.DeviceFullError, match="No space left"):
         cxl_kv.open(huge.format(path))
-    assert os.path.getsize(path) == 0
+    assert not os.path.exists(path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ALIGNMENT, limits[1]))
     try:
-        with pytest.raises(cxl_kv.DeviceFullError, match="File too large.*smaller configuration"):
-            opened(path)
+        for there in (False, True):  # a file that somebody else has made stays
+            if there:
+                open(path, "w").close()
+            with pytest.raises(
+                cxl_kv.DeviceFullError, match="File too large.*smaller configuration"
+            ):
+                opened(path)
+            assert os.path.exists(path) == there and not (there and os.path.getsize(path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert os.path.getsize(path) == 0
     opened(path).close()
     assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), (
         "the file has its memory from the start"
     )
+
+
+def test_a_file_that_was_removed_meanwhile_is_not_laid_out(path, monkeypatch):
+    """As by another process, which made it and found no room."""
+    take = file_lock.take
+
+    def late(*how):
+        monkeypatch.setattr(file_lock, "take", take)
+        os.unlink(path)
+        take(*how)
+
+    monkeypatch.setattr(file_lock, "take", late)
+    with pytest.raises(cxl_kv.TransportError, match="was removed while it was opened; open it"):
+        opened(path)
 
 
 def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
