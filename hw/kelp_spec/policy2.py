@@ -7,7 +7,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 __all__ = [
-    "ADMIT",
     "BACKLOG",
     "COST",
     "CREDIT_MOST",
@@ -18,9 +17,7 @@ __all__ = [
     "FETCH",
     "FLYING_SHARE",
     "FOLDED",
-    "LATER",
     "LATER_READ",
-    "LATER_STEPS",
     "ONE",
     "PROFILE_STEPS",
     "SLOW",
@@ -43,7 +40,6 @@ V_SHIFT, T_SHIFT = 7, 6  #: how slowly V and T learn
 T_SIDE = 12  #: entries of a side of T: an octave each
 LATER_READ = 200  #: of 256: what a read one turn later is worth
 UNGUESSED = 205  #: of 256: what a value counts for, beside the guess that does not bear it out
-ADMIT = 154  #: of 256: what a page's value has to have of the victim's
 FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
 BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for
 EARLY_MOST = 32  #: pages fetched early for a queue
@@ -53,9 +49,6 @@ EARNED, COST, CREDIT_MOST = 3, 4, 1024
 FETCH = 1024  #: mass, of each query head's 65536, from which on a page that is wanted is fetched
 #: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each COST
 THRESHOLD, THRESHOLD_CREDIT = 26214, 87
-#: what a victim's value counts for, by how late its queue's turn comes: 256 · 0.8^(n / 16)
-LATER_STEPS = 16
-LATER = tuple(round(256 * 0.8 ** (n / LATER_STEPS)) for n in range(LATER_STEPS))
 
 
 def _fold(weight: int) -> tuple[int, ...]:

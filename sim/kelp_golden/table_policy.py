@@ -36,7 +36,7 @@ class TablePolicy:
     def __init__(
         self, queues: int, pages: int, frames: int, *, heads: int, latency: int, slot: int
     ):
-        self.queues, self.frames, self.latency, self.slot = queues, frames, latency, slot
+        self.frames, self.latency, self.slot = frames, latency, slot
         self.fetch = p.FETCH * heads
         self.pages = [[_Page() for _ in range(pages)] for _ in range(queues)]
         self.learnt = [Learning(pages) for _ in range(queues)]
@@ -62,7 +62,7 @@ class TablePolicy:
 
     def opened(self, queue: int, newest: int, step: int) -> None:
         """The newest page is written for the first time."""
-        if self.used >= self.frames and not self._evict(queue, newest):
+        if self.used >= self.frames and not self._evict(newest):
             return
         page = self.pages[queue][newest]
         page.resident = page.shadow = True
@@ -81,22 +81,17 @@ class TablePolicy:
                 continue
             if not must and mass < self.fetch:
                 continue
-            value = self.learnt[queue].pages[number].value
-            if not page.flying and not self._take(queue, page, value, newest, now, must):
+            if not page.flying and not self._take(page, newest, now, must):
                 continue
             if must:
                 latest = max(latest, next(at for at, one in self.flights if one is page))
         return latest
 
-    def _take(self, queue, page, value, newest, now, must=False) -> bool:
+    def _take(self, page, newest, now, must=False) -> bool:
         if not must and self._busy(now):
             return False
-        if self.used >= self.frames:
-            found = self._victim(queue, newest)
-            if found is None or (not must and (found[0] >> 8) * p.ADMIT > value << 8):
-                return False
-            found[1].resident = False
-            self.used -= 1
+        if self.used >= self.frames and not self._evict(newest):
+            return False
         self.tier = max(now, self.tier) + self.slot
         self.flights.append((self.tier + self.latency, page))
         page.flying = True
@@ -109,25 +104,20 @@ class TablePolicy:
         late = self.tier - now > p.BACKLOG * self.slot
         return late or len(self.flights) * p.FLYING_SHARE >= self.frames
 
-    def _victim(self, asks: int, newest: int) -> tuple[int, _Page] | None:
+    def _evict(self, newest: int) -> bool:
+        """The page of least value gives way, of equal ones the first; False where none may."""
         best = None
-        for queue, pages in enumerate(self.pages):
-            later = p.LATER[(queue - asks) % self.queues * p.LATER_STEPS // self.queues]
-            learnt = self.learnt[queue].pages
+        for pages, learnt in zip(self.pages, self.learnt, strict=True):
             for number in range(1, newest):  # every choice takes the first and the newest
                 page = pages[number]
                 if page.resident and not page.held:
-                    value = learnt[number].value * later
+                    value = learnt.pages[number].value
                     if best is None or value < best[0]:
                         best = value, page
-        return best
-
-    def _evict(self, queue: int, newest: int) -> bool:
-        found = self._victim(queue, newest)
-        if found is not None:
-            found[1].resident = False
+        if best is not None:
+            best[1].resident = False
             self.used -= 1
-        return found is not None
+        return best is not None
 
     def turn_over(self, queue: int, read, newest: int, step: int) -> None:
         """A queue's turn in a step is over; ``read`` are the pages chosen or wanted."""
@@ -163,6 +153,5 @@ class TablePolicy:
             best = max(absent, key=learnt.likely, default=None)
             if best is None or learnt.likely(best) <= least:
                 break
-            value = min(learnt.pages[best].value, learnt.likely(best))
-            if not self._take(queue, self.pages[queue][best], value, newest, now):
+            if not self._take(self.pages[queue][best], newest, now):
                 break

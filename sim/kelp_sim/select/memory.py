@@ -94,22 +94,22 @@ def land(s, now):
 
 
 @njit
-def _victim(s, turn, asks):
-    """The page of least value of all that may go, and that value; −1 where there is none. Of LRU
-    the value is the step of the last read."""
-    pages, newest, table = turn.pages, turn.newest, turn.table
-    found, least, queues = -1, np.int64(1) << 60, len(s.v)
-    for queue in range(queues):
-        # A queue whose turn comes late waits longer for its next read.
-        factor = p2.LATER[((queue - asks) % queues) * p2.LATER_STEPS // queues]
-        for page in range(1, newest):  # every choice takes the first and the newest
-            key = queue * pages + page
+def _evict(s, turn):
+    """Of all pages that may go the one of least value does; False where there is none. Of LRU the
+    value is the step of the last read."""
+    found, least = -1, np.int64(1) << 60
+    for queue in range(len(s.v)):
+        for page in range(1, turn.newest):  # every choice takes the first and the newest
+            key = queue * turn.pages + page
             if s.state[key] != RESIDENT or s.held[key]:
                 continue
-            value = s.value[key] * factor if table else s.last[key]
+            value = s.value[key] if turn.table else s.last[key]
             if value < least:
                 found, least = key, value
-    return found, least >> 8 if table else least
+    if found >= 0:
+        s.state[found] = ABSENT
+        s.at[USED] -= 1
+    return found >= 0
 
 
 @njit
@@ -150,14 +150,8 @@ def demand(s, turn, queue, wanted, sums, must):
         if s.state[key] == ABSENT:
             if not must and _busy(s, turn):
                 continue
-            if s.at[USED] >= turn.frames:
-                victim, worth = _victim(s, turn, queue)
-                if victim < 0:
-                    continue
-                if turn.table and not must and worth * p2.ADMIT > s.value[key] << 8:
-                    continue
-                s.state[victim] = ABSENT
-                s.at[USED] -= 1
+            if s.at[USED] >= turn.frames and not _evict(s, turn):
+                continue
             _fetch(s, turn, key)
         if must:
             at = s.at[HEAD]
@@ -268,12 +262,8 @@ def early(s, turn, queue, mass, scored):
                 best, likely = key, s.t[queue, s.guessed[key]]
         if best < 0:
             break
-        if s.at[USED] >= turn.frames:
-            victim, worth = _victim(s, turn, queue)
-            if victim < 0 or worth * p2.ADMIT > min(s.value[best], likely) << 8:
-                break
-            s.state[victim] = ABSENT
-            s.at[USED] -= 1
+        if s.at[USED] >= turn.frames and not _evict(s, turn):
+            break
         _fetch(s, turn, best)
         s.at[EARLY] += 1
 
@@ -282,12 +272,8 @@ def early(s, turn, queue, mass, scored):
 def opened(s, turn, queue):
     """The newest page, written for the first time, takes a frame."""
     key, step = queue * turn.pages + turn.newest, turn.step
-    if s.at[USED] >= turn.frames:
-        victim, _ = _victim(s, turn, queue)
-        if victim < 0:
-            return
-        s.state[victim] = ABSENT
-        s.at[USED] -= 1
+    if s.at[USED] >= turn.frames and not _evict(s, turn):
+        return
     s.state[key] = RESIDENT
     s.at[USED] += 1
     s.last[key] = step
