@@ -46,6 +46,7 @@ from .program import Program, Response, Result
 from .records import Commits, Records
 from .timing import (
     DriverError,
+    Ended,
     Failure,
     FlashTiming,
     MemoryTiming,
@@ -170,6 +171,7 @@ class Driver(Control):
         simulation, self._simulation = getattr(self, "_simulation", None), None
         if simulation:
             self._call.kelp_delete(simulation)
+            self._call = Ended()
 
     # - set-up -------------------------------------------------------------------------------------
     def configure(
@@ -223,6 +225,8 @@ class Driver(Control):
     def reset(self, cycles: int = 2, *, seed: int | None = None) -> None:
         """Reset the endpoint and wait until it is ready. What is in flight is given up; memory and
         cold tier keep their contents. With `seed` the random choices begin anew."""
+        if cycles < 1:
+            raise ValueError(f"cycles = {cycles!r} is refused; legal: 1 and up")
         limit = 100_000 + 4 * (self.config.page_words + self.config.total_frames)
         self._check(self._call.kelp_reset(self._simulation, cycles, limit))
         self._program = None
@@ -260,6 +264,8 @@ class Driver(Control):
             time.
         """
         self._usable()
+        if every < 1:
+            raise ValueError(f"every = {every!r} is refused; legal: 1 and up")
         count = len(program)
         limit = max_cycles if max_cycles is not None else 1_000_000 + 5_000 * count
         settle = lockstep if settle is None else settle

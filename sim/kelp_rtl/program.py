@@ -53,6 +53,24 @@ class Response(IntEnum):
     CMP = 4
 
 
+def _exactly(name: str, value, dtype) -> np.ndarray:
+    """`value` as an array of `dtype`, which holds every one of its values."""
+    given = np.asarray(value)
+    if given.dtype == dtype:
+        return given
+    if given.dtype.kind not in "biu":  # integers, some of them above 2^63, make floats
+        given = np.asarray(value, object)
+    try:
+        array = given.astype(dtype)
+        good = not (array != given).any() and (given < 0).any() == (array < 0).any()
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        info = np.iinfo(dtype)
+        raise ValueError(f"{name} is refused; legal: whole numbers, {info.min} … {info.max}")
+    return array
+
+
 class Program:
     """Requests in order. Every argument is one value for all or one for each.
 
@@ -96,26 +114,24 @@ class Program:
             np.asarray(flags),
         ).size
 
-        def column(value, dtype):
-            return np.ascontiguousarray(
-                np.broadcast_to(np.asarray(value).astype(dtype, copy=False), (count,))
-            )
+        def column(name, value, dtype):
+            return np.ascontiguousarray(np.broadcast_to(_exactly(name, value, dtype), (count,)))
 
         self.opcode, self.ld_id, self.flags = (
-            column(opcode, np.uint8),
-            column(ld_id, np.uint8),
-            column(flags, np.uint8),
+            column("opcode", opcode, np.uint8),
+            column("ld_id", ld_id, np.uint8),
+            column("flags", flags, np.uint8),
         )
-        self.address, self.group = column(address, np.uint64), column(group, np.int32)
-        self.byte_enable = np.ascontiguousarray(
-            np.broadcast_to(np.asarray(byte_enable, np.uint64), (count,))
-        )
-        self.data = np.ascontiguousarray(
-            data if data is not None else np.zeros((0, 64)), np.uint8
-        ).reshape(-1, 64)
+        self.address = column("address", address, np.uint64)
+        self.group = column("group", group, np.int32)
+        self.byte_enable = column("byte_enable", byte_enable, np.uint64)
+        rows = _exactly("data", data if data is not None else np.zeros((0, 64)), np.uint8)
+        if rows.shape[-1:] != (64,) and (rows.ndim != 1 or rows.size % 64):
+            raise ValueError(f"data of shape {rows.shape} is refused; legal: (rows, 64)")
+        self.data = np.ascontiguousarray(rows).reshape(-1, 64)
         writes = self.opcode & _RWD != 0
         if data_index is not None:
-            self.data_index = column(data_index, np.int64)
+            self.data_index = column("data_index", data_index, np.int64)
         else:
             self.data_index = np.full(count, -1, np.int64)
             if data is not None:
@@ -128,6 +144,8 @@ class Program:
             raise ValueError("address is refused; legal: multiples of 64 below 2^52")
         if (self.opcode >= 2 * _RWD).any():
             raise ValueError(f"opcode = {self.opcode.max():#x} is refused; legal: 0 … 0x1f")
+        if (self.flags > POISON | SETTLE).any():
+            raise ValueError(f"flags = {self.flags.max()} is refused; legal: POISON | SETTLE")
         if (self.ld_id > 15).any():
             raise ValueError(f"ld_id = {self.ld_id.max()} is refused; legal: 0 … 15")
 

@@ -14,6 +14,7 @@ from kelp_spec.metadata import ColdOp
 
 __all__ = [
     "DriverError",
+    "Ended",
     "Failure",
     "FlashTiming",
     "MemoryTiming",
@@ -41,6 +42,13 @@ def _cycles(of, *names: str, least: int = 0) -> None:
         value = getattr(of, name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
             raise ValueError(f"{name} = {value!r} is refused; legal: {least} … {_MOST}")
+
+
+class Ended:
+    """Stands for the functions of a simulation that has been closed."""
+
+    def __getattr__(self, name: str):
+        raise DriverError("the simulation is closed; make a new driver", 0)
 
 
 @dataclass(frozen=True, kw_only=True)

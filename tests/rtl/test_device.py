@@ -295,6 +295,19 @@ def test_what_was_written_is_read(stall, in_order):
     assert (read.latency >= 64).all() and read.accept_cycle.min() >= written.response_cycle.max()
 
 
+def test_a_closed_driver_says_so():
+    d = driver()
+    with pytest.raises(ValueError, match="every = 0 is refused"):
+        d.run(Program.reads(at([1])), every=0)
+    with pytest.raises(ValueError, match="cycles = 0 is refused"):
+        d.reset(0)
+    d.close()
+    d.close()
+    for use in (lambda: d.run(Program.reads(at([1]))), lambda: d.memory, lambda: d.time, d.counts):
+        with pytest.raises(DriverError, match="is closed"):
+            use()
+
+
 def test_a_line_beyond_32_bits_is_none_of_the_first_ones():
     config = UNIT.with_(half_lines=512, frames=(1 << 22, 1 << 22, 4, 4))
     d, far, data = Driver(config, component=StandIn(config=config)), (1 << 32) + 3, lines(1)
@@ -393,6 +406,19 @@ def test_joined_programs():
         ({"opcode": READ, "address": [0], "ld_id": 16}, "ld_id"),
         ({"opcode": WRITE, "address": [0], "data": lines(2)}, "rows"),
         ({"opcode": WRITE, "address": [0], "data_index": 0}, "data_index"),
+        # What would be another value in the driver's arrays.
+        ({"opcode": 256, "address": [0]}, "opcode is refused"),
+        ({"opcode": READ, "address": [0], "ld_id": 256}, "ld_id is refused; legal: .* 0 … 255"),
+        ({"opcode": READ, "address": [-64]}, "address is refused"),
+        ({"opcode": READ, "address": [64.5]}, "address is refused"),
+        ({"opcode": READ, "address": ["64"]}, "address is refused"),
+        ({"opcode": READ, "address": [None]}, "address is refused"),
+        ({"opcode": READ, "address": [0], "flags": -1}, "flags is refused"),
+        ({"opcode": READ, "address": [0], "flags": 4}, "flags = 4 is refused"),
+        ({"opcode": READ, "address": [0], "byte_enable": -1}, "byte_enable is refused"),
+        ({"opcode": READ, "address": [0], "group": 1 << 32}, "group is refused"),
+        ({"opcode": WRITE, "address": [0], "data": np.full((1, 64), 256)}, "data is refused"),
+        ({"opcode": WRITE, "address": [0], "data": lines(2).reshape(4, 32)}, "of shape .4, 32."),
     ],
 )
 def test_bad_programs_are_refused(arguments, problem):

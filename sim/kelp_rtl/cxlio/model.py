@@ -28,7 +28,7 @@ from kelp_spec.cxlio.config import CxlIoConfig
 
 from .. import verilator
 from ..library import Array, with_module
-from ..timing import DriverError
+from ..timing import DriverError, Ended
 from .registers import RegisterAccess
 
 __all__ = ["RegisterModel"]
@@ -110,6 +110,7 @@ class RegisterModel(RegisterAccess):
         model, self._model = getattr(self, "_model", None), None
         if model:
             self._call.cxlio_delete(model)
+            self._call = Ended()
 
     def __del__(self):
         self.close()
@@ -165,6 +166,8 @@ class RegisterModel(RegisterAccess):
         """The device's address of a host's, None where no window has it."""
         line = self._call.cxlio_decode(self._model, address // 64)
         self._checked()
+        if line < -1:
+            raise DriverError(f"no answer to the decoding of {address:#x}", self.cycles)
         return None if line < 0 else 64 * line + address % 64
 
     # - the device's side --------------------------------------------------------------------------
