@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +24,13 @@ __all__ = [
     "LINE_BYTES",
     "Trace",
     "TraceError",
+    "distinct",
     "parsed",
     "printable",
     "read",
     "read_arrays",
     "read_meta",
+    "read_tokens",
 ]
 
 FORMAT = "kelp-attention-1"
@@ -183,6 +186,33 @@ def read(path: str | Path) -> Trace:
     return trace
 
 
+def distinct(paths: Iterable[str | Path]) -> None:
+    """Refuse recordings, or texts, of one name: figures are kept by it. Raises
+    :class:`TraceError`."""
+    named: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.stem in named:
+            raise TraceError(
+                f"{named[path.stem]} and {path} are both named {path.stem!r}; give each "
+                + "recording once, and a name of its own"
+            )
+        named[path.stem] = path
+
+
+def read_tokens(trace: Trace) -> np.ndarray:
+    """[tokens] int64: the recording's text, as its model's tokenizer numbers it;
+    :class:`TraceError` where it keeps none, or something else."""
+    found = read_arrays(trace.path, (), ("tokens",)).get("tokens")
+    if found is None:
+        raise TraceError(f"{trace.path}: keeps no tokens; record it again, or give the text")
+    if found.shape != (trace.tokens,) or found.dtype.kind not in "iu" or found.min() < 0:
+        raise TraceError(
+            f"{trace.path}: tokens is {found.dtype}{list(found.shape)}; {trace.tokens} whole "
+            + "numbers from 0 on are expected"
+        )
+    return found.astype(np.int64)
+
+
 def read_arrays(
     path: Path, always: tuple[str, ...], also: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
@@ -281,6 +311,11 @@ def _numbers(path: Path, meta: np.ndarray) -> dict[str, int]:
         raise TraceError(
             f"{path}: meta.prefill_tokens {numbers['prefill_tokens']} is not whole pages of "
             + f"{numbers['page_tokens']} tokens"
+        )
+    if numbers["q_heads"] % numbers["kv_heads"]:
+        raise TraceError(
+            f"{path}: meta.q_heads {numbers['q_heads']} is not whole groups of "
+            + f"{numbers['kv_heads']} kv_heads"
         )
     if numbers["tokens"] != numbers["prefill_tokens"] + numbers["steps"]:
         parts = f"({numbers['prefill_tokens']} + {numbers['steps']})"

@@ -3,13 +3,14 @@
 """The recording reader, what it refuses, and the access sequence of the replay rules."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
 from trace_files import contents, save, sizes
 
 from kelp_sim.trace.accesses import access_sequence
-from kelp_sim.trace.trace import TraceError, read
+from kelp_sim.trace.trace import TraceError, distinct, read, read_tokens
 
 
 @pytest.fixture
@@ -74,6 +75,8 @@ def read_padding(bits):
         (without("mass"), "has no mass"),
         (without("meta", "reads"), "has no meta, reads"),
         (without("v"), "has k but no v"),
+        (meta(q_heads=3), "meta.q_heads 3 is not whole groups of 2 kv_heads"),
+        (meta(q_heads=1), "meta.q_heads 1 is not whole groups of 2 kv_heads"),
         (
             changed(mass=np.zeros((2, 2, 24, 9), np.uint16)),
             "mass is uint16[2, 2, 24, 9]; meta asks for uint16[2, 2, 24, 10]",
@@ -360,3 +363,43 @@ def test_the_tracked_recording_is_the_one_of_the_readme(recording):
     assert sequence.capacity(0.25) == 384
     demo = access_sequence(recording, accesses=20_000)
     assert len(demo) >= 20_000 and len(demo.line_requests()) >= 400_000
+
+
+def test_a_recording_s_tokens(tmp_path):
+    keys = changed(tokens=np.arange(40, dtype=np.uint16))
+    assert read_tokens(read(save(tmp_path / "small.npz", keys))).tolist() == [*range(40)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fault"),
+    [
+        ({}, "keeps no tokens; record it again"),
+        ({"tokens": np.zeros(40, np.float32)}, "tokens is float32[40]; 40 whole numbers from 0 on"),
+        ({"tokens": np.zeros((2, 20), np.uint16)}, "tokens is uint16[2, 20]; 40 whole numbers"),
+        ({"tokens": np.zeros(0, np.uint16)}, "tokens is uint16[0]; 40 whole numbers"),
+        ({"tokens": np.full(40, -1)}, "tokens is int64[40]; 40 whole numbers from 0 on"),
+        ({"tokens": np.array(["a"] * 40)}, "tokens is <U1[40]; 40 whole numbers from 0 on"),
+    ],
+)
+def test_tokens_that_are_none(tmp_path, tokens, fault):
+    trace = read(save(tmp_path / "small.npz", changed(**tokens)))
+    with pytest.raises(TraceError) as found:
+        read_tokens(trace)
+    assert str(found.value).startswith(f"{tmp_path}/small.npz: {fault}")
+
+
+def test_damaged_tokens_are_one_line(tmp_path):
+    path = save(tmp_path / "small.npz", changed(tokens=np.arange(40, dtype=np.uint16)))
+    trace, content = read(path), bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        at = archive.getinfo("tokens.npy").header_offset
+    content[at + 80] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match="small.npz: tokens is damaged"):
+        read_tokens(trace)
+
+
+def test_recordings_of_one_name_are_refused():
+    distinct(["a/x.npz", "a/y.npz"])
+    with pytest.raises(TraceError, match=r"a/x.npz and b/x.npz are both named 'x'"):
+        distinct(["a/x.npz", "a/y.npz", "b/x.npz"])
