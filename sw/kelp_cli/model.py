@@ -86,7 +86,7 @@ def model(
     if write_inputs is not None:
         _write_inputs(write_inputs)
         return
-    writable(json, png)
+    writable(png, json=json)
     try:
         chosen, shipped = (
             _measured(load(path), bench, recordings) for path in (inputs or DEFAULTS, DEFAULTS)
@@ -116,6 +116,7 @@ def model(
 def _write_inputs(path: Path) -> None:
     from kelp_sim.model.inputs import DEFAULTS
 
+    writable(path)
     if path.exists():
         raise UserError(f"--write-inputs {path}: the file exists; name another")
     write_whole(path, DEFAULTS.read_text(encoding="utf-8"))

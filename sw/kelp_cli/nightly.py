@@ -18,7 +18,7 @@ from rich.table import Table
 from kelp_hw.export.tools import build_root, commit
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, show
+from .output import UserError, console, show, writable
 
 __all__ = ["PARTS", "register", "runs_markdown"]
 
@@ -94,12 +94,13 @@ def register(app: typer.Typer) -> None:
             raise UserError(f"{unknown[0]!r} is no part; legal: {', '.join(PARTS)}")
         if not Path("Makefile").is_file():
             raise UserError("kelp nightly runs targets of the Makefile: call it in a checkout")
+        writable(output)
+        _recorded(output)  # refuses another file before what are hours
         done = []
         for part in parts or PARTS:
             console.print(f"[bold]{part}[/]: {_line(*PARTS[part][:2])}")
             done.append(_run(part))
             console.print(f"  {_told(done[-1])}")
-            output.parent.mkdir(parents=True, exist_ok=True)
             ran = {run["part"]: run for run in [*_recorded(output), *done]}
             listed = [ran[part] for part in PARTS if part in ran]
             write_whole(output, json.dumps(listed, indent=2, ensure_ascii=False) + "\n")

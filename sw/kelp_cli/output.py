@@ -107,12 +107,16 @@ def progress_bar() -> Iterator[Progress]:
         yield bar
 
 
-def writable(*files: Path | None, folder: Path | None = None) -> None:
+def writable(*files: Path | None, json: Path | None = None, folder: Path | None = None) -> None:
     """Refuse, before long work, what could not be written at its end; makes the directories. Passed
-    over are None, ``-``, and what is there and is neither file nor directory, such as a pipe.
-    Raises :class:`UserError`."""
-    named = [path for path in files if path is not None and str(path) != "-"]
+    over are None, and what is there and is neither file nor directory, such as a pipe; and ``-``
+    for ``json``, which may go to stdout. Raises :class:`UserError`."""
+    named = [path for path in (*files, json) if path is not None]
+    if json is not None and str(json) == "-":
+        named.remove(json)
     for path in named:
+        if str(path) == "-":
+            raise UserError("- is no file's name here; only --json goes to stdout")
         if path.is_dir():
             raise UserError(f"{path} is a directory; the name of a file is expected")
     kept = [path for path in named if path.is_file() or not path.exists()]
@@ -135,6 +139,8 @@ def write_json(path: Path | str, kind: str, payload: dict) -> None:
         allow_nan=False,
     )
     if str(path) == "-":
+        if sys.stdout is None:
+            raise UserError("stdout is closed; --json - writes to it")
         sys.stdout.write(text + "\n")
         return
     path = Path(path)

@@ -89,7 +89,7 @@ def quality(
         recordings = [] if real else [_RECORDING]
     if tune and texts and not tune < texts:
         raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
-    names = tuple(formats.split(",")) if formats else study.FORMATS
+    names = study.FORMATS if formats is None else tuple(formats.split(","))
     perplexity = Perplexity(
         model=model,
         texts=texts,
@@ -100,7 +100,7 @@ def quality(
     )
     try:
         # Before minutes of work, what may be refused.
-        writable(json, png)
+        writable(png, json=json)
         subject = perplexity.load() if texts else None
         entries(store if texts else None)
         with progress_bar() as bar:

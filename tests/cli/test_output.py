@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from kelp_cli import nightly
 from kelp_cli.bench.commands import _others
 from kelp_cli.main import build_app
-from kelp_cli.output import UserError, show, writable
+from kelp_cli.output import UserError, show, writable, write_json
 
 
 def test_what_can_be_written_gets_its_directories_and_stays_as_it_is(tmp_path):
     kept = tmp_path / "kept.json"
     kept.write_text("{}")
-    writable(None, Path("-"), kept, tmp_path / "new" / "rows.json", folder=tmp_path / "page")
+    new = tmp_path / "new" / "rows.json"
+    writable(None, kept, new, json=Path("-"), folder=tmp_path / "page")
     assert kept.read_text() == "{}"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.json", "new", "page"]
     assert not [*(tmp_path / "new").iterdir(), *(tmp_path / "page").iterdir()]
@@ -44,6 +45,12 @@ def test_what_cannot_is_named(tmp_path):
         writable(folder=file)
 
 
+def test_a_closed_stdout_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)  # what `>&-` leaves
+    with pytest.raises(UserError, match="stdout is closed"):
+        write_json("-", "config", {})
+
+
 def test_rows_of_something_else_are_refused(tmp_path):
     other = tmp_path / "README.md"
     other.write_text("# words\n")
@@ -59,6 +66,13 @@ def test_a_device_without_end_holds_no_rows():
     ("command", "line"),
     [
         ("model kv --png {0}", "{0} is a directory; the name of a file is expected"),
+        ("fpga report --board nope", "board 'nope' is unknown; known: ulx3s_85f, ecpix5_85f"),
+        ("quality --texts 0 --formats=", "format '' is unknown; legal: raw16"),
+        ("model kv --png -", "- is no file's name here; only --json goes to stdout"),
+        ("model --write-inputs -", "- is no file's name here; only --json goes to stdout"),
+        ("lab x.npz --csv -", "- is no file's name here; only --json goes to stdout"),
+        ("nightly prove -o {0}", "{0} is a directory; the name of a file is expected"),
+        ("nightly prove -o {0}/cut.json", "{0}/cut.json is no record of kelp nightly; remove it"),
         ("model kv --json {0}", "{0} is a directory; the name of a file is expected"),
         ("quality x.npz --budgets 0.1,nan", "--budgets '0.1,nan' is not positive numbers"),
         ("size --dram inf", "dram = inf is refused; legal: positive numbers"),
@@ -89,6 +103,8 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line)
         *(f"fpga {of} --divisor 3" for of in ("sim", "proof", "netlist")),
         *(f"fpga {of} --mhz {mhz}" for of in ("sim", "build", "proof") for mhz in ("nan", -1)),
         "fpga proof --lines 0",
+        "fpga build --seed -1",
+        "fpga dummy --seed 2147483648",
         "fpga proof --prefill-pages -1",
         "fpga netlist --test-lines 0",
     ],

@@ -141,6 +141,22 @@ class Host:
             if time.monotonic() - started > seconds:
                 raise BoardError(f"the board is not {bit} after {seconds:g} s: {status}")
 
+    def start_test(self, first: int = 0, lines: int | None = None) -> int:
+        """Start the self-test, which overwrites the memory that it tests: so many lines from
+        ``first`` on, by default to the end; how many. ValueError where the board has not so
+        many."""
+        total = self.board(BoardRegister.LINES)
+        count = total - first if lines is None else lines
+        if not (0 <= first and 1 <= count and first + count <= total):
+            raise ValueError(
+                f"a test of {count} lines from line {first} on is refused; the board has {total} "
+                + "lines"
+            )
+        self.board(BoardRegister.TEST_FIRST, first)
+        self.board(BoardRegister.TEST_LINES, count)
+        self.board(BoardRegister.CONTROL, 1 << Control.TEST)
+        return count
+
     # - CXL.mem ------------------------------------------------------------------------------------
     def read(
         self, addresses, *, ld_id: int = 0, progress=None

@@ -11,7 +11,7 @@ import typer
 from ..output import UserError, console, write_json
 from .blocks import REFERENCE, show_blocks
 from .reports import show_seeds
-from .shared import MOST_MHZ, Baud, BoardName, Json, directory_of, show
+from .shared import MOST_MHZ, Baud, BoardName, Json, PlacerSeed, directory_of, known_board, show
 
 __all__ = ["blocks", "build", "dummy", "report"]
 
@@ -33,7 +33,7 @@ def build(
         ),
     ] = None,
     baud: Baud = 3_000_000,
-    seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+    seed: PlacerSeed = 1,
     size: Annotated[
         bool,
         typer.Option(
@@ -50,8 +50,7 @@ def build(
     from kelp_fpga.flow.reports import summary
     from kelp_golden.codec import round_trip
 
-    if board not in flow.TARGETS:
-        raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
+    known_board(board)
     target, directory = flow.TARGETS[board], directory_of(board, seed, config)
     top = partial(target.top, round_trip=round_trip)
     try:
@@ -96,6 +95,7 @@ def build(
 def report(board: BoardName = "ulx3s_85f") -> None:
     """The figures of every seed built as the newest was, and the slowest of them, which counts;
     also in build/fpga/BOARD/report.json."""
+    known_board(board)
     show_seeds(board, directory_of(board, 1).parent)
 
 
@@ -107,7 +107,7 @@ def blocks(
         list[str] | None,
         typer.Option(help="Block to place and route; all of them by default.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+    seed: PlacerSeed = 1,
 ) -> None:
     """Place and route each block of the endpoint alone, on the reference board's device, and
     add it to build/fpga/ulx3s_85f/blocks.json. Takes long; what was done before is not done
@@ -135,7 +135,7 @@ def dummy(
         ),
     ] = 10,
     mhz: Annotated[float, typer.Option(help="The clock.", min=1, max=MOST_MHZ)] = 80.0,
-    seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+    seed: PlacerSeed = 1,
     size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack.")] = False,
     json: Json = None,
 ) -> None:

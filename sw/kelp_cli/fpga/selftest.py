@@ -12,23 +12,20 @@ __all__ = ["selftest"]
 def selftest(host, first: int, lines: int | None) -> dict:
     """The bridge by its host, then the board by itself; what became of each part. The endpoint is
     as after a reset."""
-    from kelp_fpga.board_registers import BoardRegister, Control
+    from kelp_fpga.board_registers import BoardRegister
     from kelp_fpga.selftest.self_test_program import PART_NAMES, Part, State, program
     from kelp_golden.codec import round_trip
 
-    total = host.board(BoardRegister.LINES)
-    count = total - first if lines is None else lines
-    if not (0 <= first and 1 <= count and first + count <= total):
-        raise UserError(f"--first {first} --lines {count} is refused; the board has {total} lines")
     host.wait("memory", 30)
     # The bridge there and back: every bit of a register, both ways.
     bridge = True
     for pattern in [*(1 << n for n in range(32)), 0x7E7E7E7E, 0x7D7D7D7D, 0xFFFFFFFF, 0]:
         host.board(BoardRegister.SCRATCH, pattern)
         bridge &= host.board(BoardRegister.SCRATCH) == pattern
-    host.board(BoardRegister.TEST_FIRST, first)
-    host.board(BoardRegister.TEST_LINES, count)
-    host.board(BoardRegister.CONTROL, 1 << Control.TEST)
+    try:
+        count = host.start_test(first, lines)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates: whoever
     # does has patience.
     host.wait("tested", 10 * host.patience + count / 100)

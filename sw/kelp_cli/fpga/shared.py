@@ -8,8 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
+from ..output import UserError, write_json
 from ..output import show as show_table
-from ..output import write_json
 
 __all__ = [
     "MOST_MHZ",
@@ -19,9 +19,11 @@ __all__ = [
     "Clock",
     "Divisor",
     "Json",
+    "PlacerSeed",
     "TestLines",
     "directory_of",
     "finish",
+    "known_board",
     "show",
 ]
 
@@ -40,6 +42,8 @@ Clock = Annotated[
 Divisor = Annotated[
     int, typer.Option(help="Clock cycles per bit of the UART.", min=4, max=65535)  # as the UART's
 ]
+#: Of nextpnr, an int.
+PlacerSeed = Annotated[int, typer.Option("--seed", help="The placer's.", min=0, max=2**31 - 1)]
 TestLines = Annotated[int, typer.Option(help="Lines that the memory test goes over.", min=1)]
 Built = Annotated[
     str | None,
@@ -52,6 +56,14 @@ Built = Annotated[
 Json = Annotated[
     Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")
 ]
+
+
+def known_board(board: str) -> None:
+    """Raises :class:`UserError` where bitstreams are built for no such board."""
+    from kelp_fpga.flow.build import TARGETS
+
+    if board not in TARGETS:
+        raise UserError(f"board {board!r} is unknown; known: {', '.join(TARGETS)}")
 
 
 def directory_of(board: str, seed: int, config: str | None = None) -> Path:

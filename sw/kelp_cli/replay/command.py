@@ -171,7 +171,7 @@ def replay(
         window=window,
         seed=seed,
     ).plan()
-    writable(json, waves, folder=report)
+    writable(waves, json=json, folder=report)
     command = "kelp " + shlex.join(sys.argv[1:])
     with progress_bar() as bar:
         if engine is Engine.GOLDEN:

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A board's host: which parts of the memory a self-test is started on. Benches of whole boards,
+in tests/fpga/boards, hold the rest."""
+
+import pytest
+
+from kelp_fpga.board_registers import BoardRegister, Control
+from kelp_fpga.link.host import Host
+
+
+class Registers(Host):
+    """A host whose board is its registers alone."""
+
+    def __init__(self, lines):
+        self.held = {BoardRegister.LINES: lines}
+
+    def board(self, register, value=None):
+        if value is not None:
+            self.held[register] = value
+        return self.held[register]
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "lines"), [((), 0, 64), ((60,), 60, 4), ((3, 7), 3, 7), ((63, 1), 63, 1)]
+)
+def test_a_self_test_of_part_of_the_memory(asked, first, lines):
+    host = Registers(64)
+    assert host.start_test(*asked) == lines
+    assert host.held[BoardRegister.TEST_FIRST] == first
+    assert host.held[BoardRegister.TEST_LINES] == lines
+    assert host.held[BoardRegister.CONTROL] == 1 << Control.TEST
+
+
+@pytest.mark.parametrize("asked", [(-1,), (64,), (0, 0), (0, 65), (63, 2), (1, 2**32 - 1)])
+def test_a_self_test_does_not_wrap(asked):
+    host = Registers(64)
+    with pytest.raises(ValueError, match="is refused; the board has 64 lines"):
+        host.start_test(*asked)
+    assert host.held == {BoardRegister.LINES: 64}
