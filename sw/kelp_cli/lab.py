@@ -112,7 +112,7 @@ def lab(
     )
     if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
         raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
-    writable(json, csv_file, html)
+    writable(csv_file, html, json=json)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
     except (TraceError, ClusterError, PolicyError, ValueError) as error:
@@ -145,11 +145,11 @@ class Study:
 
         for name in self.policies:
             load(name)
-        for path in self.traces:
-            line = timeline(path, self.rule, self.accesses, self.first_step)
-            for share in self.shares:
-                line.sequence.share(line.sequence.capacity(share))
-        return cells.cells(
+        lines = {
+            str(path): timeline(path, self.rule, self.accesses, self.first_step)
+            for path in self.traces
+        }
+        wanted = cells.cells(
             self.traces,
             self.shares,
             dict.fromkeys(self.policies),
@@ -158,6 +158,9 @@ class Study:
             first_step=self.first_step,
             settings=self.axes,
         )
+        for cell in wanted:
+            cells.refuse(lines[cell.trace].sequence, cell)
+        return wanted
 
 
 def _shares(residency: str) -> list[float]:
@@ -199,6 +202,8 @@ def _axes(settings: list[str]) -> dict[str, list[float]]:
     found = {}
     for text in settings:
         name, equals, values = text.partition("=")
+        if name in found:
+            raise UserError(f"--set {name} is given twice; legal: once, with all its values")
         try:
             found[name] = list(dict.fromkeys(_number(value) for value in values.split(",")))
         except ValueError:

@@ -5,6 +5,7 @@ where it was killed, and bad input."""
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from paths import RECORDING
@@ -15,7 +16,7 @@ from kelp_cli.main import build_app
 from kelp_cli.output import UserError
 from kelp_sim.lab import gaps
 from kelp_sim.lab import sweep as sweeping
-from kelp_sim.lab.cells import cells, row
+from kelp_sim.lab.cells import _sources, cells, row
 
 FIELDS = {
     "trace",
@@ -267,6 +268,13 @@ def test_a_parameter_is_an_axis_of_the_sweep(traces, tmp_path):
     assert heard == [True] * len(wanted)
 
 
+@pytest.mark.parametrize("order", [("tau", "ema.tau"), ("ema.tau", "tau")])
+def test_a_setting_of_one_policy_is_before_that_of_all(traces, order):
+    values = {"tau": [5], "ema.tau": [7]}
+    asked = cells([traces[0]], [0.5], ["ema"], settings={name: values[name] for name in order})
+    assert {cell.parameters for cell in asked if cell.policy == "ema"} == {(("tau", 7),)}
+
+
 def test_a_policy_of_ones_own_declares_parameters(traces, tmp_path):
     file = tmp_path / "my.py"
     file.write_text(
@@ -418,7 +426,12 @@ def test_cores_agree_with_one(traces):
         (["--policy", "ema", "--set", "tau=x"], "--set 'tau=x' is refused"),
         (["--policy", "ema", "--set", "tau=0.5"], "tau = 0.5 is refused; legal: whole numbers"),
         (["--policy", "ema", "--set", "alpha=0"], "alpha = 0 is refused; legal: 1 … 256"),
-        (["--policy", "quest", "--set", "half=0"], "half = 0 is refused; legal: 1 or more"),
+        (["--policy", "quest", "--set", "half=0"], "half = 0 is refused; legal: 1 … 65536"),
+        (["--policy", "quest", "--set", "half=10000000000"], "half = 10000000000 is refused"),
+        (["--policy", "tworate", "--set", "slow=0"], "tworate: fast = 4, slow = 0 is refused"),
+        (["--policy", "snapkv", "--set", "window=1000000000"], "window = 1000000000 is refused"),
+        (["--policy", "s3fifo", "--set", "ghost=inf"], "ghost = inf, promote = 2 is refused"),
+        (["--policy", "ema", "--set", "tau=5", "--set", "tau=6"], "--set tau is given twice"),
         (["--policy", "speckv", "--set", "window=-1"], "window = -1 is refused"),
         (["--jobs", "0"], "--jobs 0 is refused; legal: 1 … 1024, or -1"),
         (["--residency", "half"], "--residency 'half' is not numbers"),
@@ -431,6 +444,33 @@ def test_cores_agree_with_one(traces):
 def test_bad_input_is_one_line(traces, arguments, fault):
     found = lab(traces[0], "--fresh", "--jobs", 1, *arguments)
     assert isinstance(found.exception, UserError) and fault in str(found.exception)
+
+
+def test_what_a_policy_does_not_take_is_refused_before_any_replay(traces, tmp_path):
+    store = tmp_path / "rows.jsonl"
+    found = lab(traces[0], "--store", store, "--jobs", 1, "--policy", "ema", "--set", "tau=0")
+    assert "tau = 0 is refused" in str(found.exception) and not store.exists()
+
+
+def test_traces_of_one_name_are_refused(traces, tmp_path):
+    twin = tmp_path / "elsewhere" / traces[0].name
+    twin.parent.mkdir()
+    twin.write_bytes(traces[1].read_bytes())
+    for other in (twin, traces[0]):
+        found = lab(traces[0], other, "--fresh", "--jobs", 1)
+        assert f"{traces[0]} and {other} are both named" in str(found.exception)
+
+
+def test_a_stored_row_depends_on_the_device_s_arithmetic(traces, monkeypatch):
+    [cell, *_] = cells([traces[0]], [0.5], ["ema"])
+    before, read = cell.key, Path.read_bytes
+    for name in ("arithmetic.py", "scores.py"):  # of kelp_golden and of kelp_spec
+        _sources.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda p, n=name: read(p) + b"#" * (p.name == n))
+            assert cell.key != before
+    _sources.cache_clear()
+    assert cell.key == before
 
 
 def test_a_trace_that_is_none(tmp_path):

@@ -127,6 +127,7 @@ def _requests(
     tokens: str | None = None,
 ) -> BlockTrace:
     times, requests, names = [], [], []
+    numbers: dict[str, int] = {}
     for index, (number, entry) in enumerate(_lines(path)):
         blocks, at = entry.get(hashes), entry.get("timestamp")
         timed = isinstance(at, int | float) and not isinstance(at, bool) and abs(at) < _LATEST
@@ -135,7 +136,7 @@ def _requests(
         if tokens is not None:
             said = entry.get(tokens, block_tokens)
             block_tokens = _tokens(said, f"{path}: line {number}: {tokens}")
-        names += [str(b) for b in blocks]
+        names += [numbers.setdefault(str(b), len(numbers)) for b in blocks]
         times += [round(at * 1000 / per_second)] * len(blocks)
         requests += [index] * len(blocks)
     if not names:

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+import kelp_golden
+import kelp_spec
+
 from ..replay.waiting import waiting
+from ..trace.accesses import AccessSequence
+from ..trace.trace import distinct
 from . import engine
 from .engine import Outcome, Timeline
 from .fast_adaptive import ADAPTIVE, run_adaptive
@@ -21,7 +26,7 @@ from .fast_scored import SCORED, run_scored
 from .policies import arguments, load, maker, parameters_of
 from .reads import timeline
 
-__all__ = ["Cell", "cells", "compiled", "replay", "row"]
+__all__ = ["Cell", "cells", "compiled", "refuse", "replay", "row"]
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,16 @@ def cells(
     queue, to which flash reads are relative.
 
     ``settings``: a parameter, or POLICY.PARAMETER, → its values; every policy that has it runs with
-    every combination of them. ValueError where none has it.
+    every combination of them. ValueError where none has it, and where two traces have one name.
     """
+    distinct(traces)
     wanted = [("lru", "per-head", ()), ("lru", "pooled", ()), ("belady", "pooled", ())]
     used = set()
     for name in policies:
         legal = parameters_of(load(name))
         axes = {}
-        for setting, values in (settings or {}).items():
+        # A setting of this policy alone comes last, and counts.
+        for setting, values in sorted((settings or {}).items(), key=lambda s: "." in s[0]):
             of, _, parameter = setting.rpartition(".")
             if of == name or (not of and parameter in legal):
                 used.add(setting)
@@ -111,6 +118,9 @@ def _sources(policy: str) -> str:
             *here.glob("policies/*.py"),
             *here.parent.glob("trace/*.py"),
             *here.parent.glob("replay/*.py"),
+            # the device's arithmetic and constants
+            *Path(kelp_golden.__file__).parent.glob("*.py"),
+            *Path(kelp_spec.__file__).parent.glob("*.py"),
         ]
     )
     if policy.partition(":")[0].endswith(".py"):
@@ -131,6 +141,19 @@ def compiled(policy: str, *, pooled: bool) -> bool:
     return policy in (*LISTS, *ADAPTIVE, *SCORED) or (pooled and policy == "kelp")
 
 
+def refuse(sequence: AccessSequence, cell: Cell) -> None:
+    """ValueError where ``cell`` cannot be replayed: too few frames, or parameters that its policy
+    does not take."""
+    capacity = sequence.capacity(cell.residency)
+    _tried(sequence, cell.policy, dict(cell.parameters), capacity, cell.scope == "pooled")
+
+
+def _tried(sequence: AccessSequence, policy: str, parameters, capacity: int, pooled: bool) -> None:
+    share = sequence.share(capacity)
+    queues, frames = (sequence.queues, capacity) if pooled else (1, share)
+    maker(policy, parameters)(engine.Pool(sequence, range(queues), frames))
+
+
 def replay(
     line: Timeline,
     policy: str,
@@ -143,8 +166,7 @@ def replay(
     """The compiled form where there is one, else the plain one; they decide alike
     (tests/sim/lab/test_compiled.py). ``prefetch`` False: it may ask for nothing."""
     if parameters and compiled(policy, pooled=pooled):
-        # says what is wrong with them
-        maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))
+        _tried(line.sequence, policy, parameters, capacity, pooled)
     if policy == "kelp" and pooled:
         from .fast_kelp import run_kelp
 

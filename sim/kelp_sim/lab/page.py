@@ -119,7 +119,7 @@ def _ladder(entries, shares):
         ]
         panel.barh([_name(e) for e in own], rates, color=colours)
         low = min(rates)
-        panel.set_xlim(max(0, low - 0.15 * (100 - low)), 100)
+        panel.set_xlim(max(0, min(99, low - 0.15 * (100 - low))), 100)
         for at, rate in enumerate(rates):
             panel.text(rate, at, f" {rate:.2f}", va="center", fontsize=7)
         panel.tick_params(labelsize=8)
@@ -175,7 +175,8 @@ def _maps(rows, shares):
         panel.set_xlabel("KV head", fontsize=7)
         panel.set_ylabel("layer", fontsize=7)
         panel.tick_params(labelsize=6)
-        figure.colorbar(shown, ax=panel, fraction=0.05).ax.tick_params(labelsize=6)
+        bar = figure.colorbar(shown, ax=panel, fraction=0.05, extend="min")
+        bar.ax.tick_params(labelsize=6)
     figure.suptitle(f"{share:.1%} resident, one pool, %", fontsize=10)
     figure.tight_layout()
     return figure

@@ -51,6 +51,12 @@ def test_mooncake(tmp_path):
     )
 
 
+def test_names_are_told_apart_whatever_they_hold(tmp_path):
+    names = ["a", "a\0", "a", "b" * 100_000]  # in one NumPy array the second would be the first
+    path = jsonl(tmp_path / "m.jsonl", [{"timestamp": 0, "hash_ids": names}])
+    assert IMPORTERS["mooncake"](path).block.tolist() == [0, 1, 0, 2]
+
+
 def test_lmcache_sorts_by_time(tmp_path):
     entry = {
         "request_id": "r",

@@ -15,14 +15,12 @@ class FreeKv(Lru):
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.now: dict[int, list[int]] = {}  # queue: the pages it read in the step it is in
-        self.before: dict[int, list[int]] = {}  # queue: those of the step before
+        self.now: dict[int, list[int]] = {}  # queue: the pages it read in its latest step
         self.step: dict[int, int] = {}
 
     def seen(self, now, missed):
         if self.step.get(now.queue) != now.step:
             self.step[now.queue] = now.step
-            self.before[now.queue] = self.now.get(now.queue, [])
             self.now[now.queue] = []
         self.now[now.queue].append(now.key)
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from .lfu import Scored
 
-__all__ = ["Quest", "falls"]
+__all__ = ["LONGEST", "Quest", "falls"]
+
+LONGEST = 1 << 16  #: steps of a half-life
 
 
 @functools.cache
 def falls(half: int) -> np.ndarray:
-    """What n steps leave of a peak that falls by half in ``half`` steps; n to 64 halvings, more
-    count as these."""
-    if half < 1:
-        raise ValueError(f"quest: half = {half} is refused; legal: 1 or more steps")
+    """What n steps leave of a peak that falls by half in ``half`` steps, 1 … :data:`LONGEST`; n to
+    64 halvings, more count as these."""
     return 0.5 ** (np.arange(64 * half + 1) / half)
 
 
@@ -29,6 +29,8 @@ class Quest(Scored):
 
     def __init__(self, pool, half=64):
         super().__init__(pool)
+        if not 1 <= half <= LONGEST:
+            raise ValueError(f"quest: half = {half} is refused; legal: 1 … {LONGEST} steps")
         self.falls = falls(half)
         self.peak, self.since = np.zeros(len(pool.known)), np.full(len(pool.known), -1, np.int64)
 

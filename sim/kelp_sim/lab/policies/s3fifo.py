@@ -8,6 +8,8 @@ from ..engine import Policy
 
 __all__ = ["S3Fifo"]
 
+_MOST = 1000  #: times the frames
+
 
 class S3Fifo(Policy):
     id = "s3fifo"
@@ -17,10 +19,10 @@ class S3Fifo(Policy):
         """Shares of the frames in the small queue and the ghosts; accesses in the small queue that
         earn a place in the main one."""
         super().__init__(pool)
-        if not (0 < small < 1 and ghost >= 0 and promote >= 1):
+        if not (0 < small < 1 and 0 <= ghost <= _MOST and promote >= 1):
             raise ValueError(
                 f"s3fifo: small = {small}, ghost = {ghost}, promote = {promote} is refused; "
-                + "legal: between 0 and 1, from 0, from 1"
+                + f"legal: between 0 and 1, 0 … {_MOST}, from 1"
             )
         self.small: dict[int, int] = {}  # oldest first; accesses since it came
         self.main: dict[int, int] = {}

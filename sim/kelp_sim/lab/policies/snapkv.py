@@ -10,6 +10,8 @@ from .lfu import Scored
 
 __all__ = ["SnapKv"]
 
+_LONGEST = 1024  #: steps, each with a vote for every page
+
 
 class SnapKv(Scored):
     id = "snapkv"
@@ -18,8 +20,8 @@ class SnapKv(Scored):
     def __init__(self, pool, window=16):
         """Steps that vote."""
         super().__init__(pool)
-        if window < 1:
-            raise ValueError(f"snapkv: window = {window} is refused; legal: 1 or more steps")
+        if not 1 <= window <= _LONGEST:
+            raise ValueError(f"snapkv: window = {window} is refused; legal: 1 … {_LONGEST} steps")
         self.window = window
         self.votes = np.zeros((self.window, len(pool.known)), np.int64)
         self.sum = np.zeros(len(pool.known), np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .lfu import Scored
-from .quest import falls
+from .quest import LONGEST, falls
 
 __all__ = ["TwoRate"]
 
@@ -19,6 +19,10 @@ class TwoRate(Scored):
 
     def __init__(self, pool, fast=4, slow=128):
         super().__init__(pool)
+        if not (1 <= fast <= LONGEST and 1 <= slow <= LONGEST):
+            raise ValueError(
+                f"tworate: fast = {fast}, slow = {slow} is refused; legal: 1 … {LONGEST} steps"
+            )
         # An access adds 1 / half-life to its frequency; times fast · slow, so that it is whole.
         self.gain = slow, fast
         self.falls = falls(fast), falls(slow)
