@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command()(select)
 
 
+_MOST = 1 << 16  #: pages that are named or chosen, and tokens of a page
 #: Options that speak of recordings, or of their absence, alone.
 _OF_TRACE = (
     *("residency", "wait_above", "policy", "guess", "told", "warm"),
@@ -72,10 +73,13 @@ def select(
         ),
     ] = "16,32",
     most: Annotated[
-        int, typer.Option(min=0, help="Pages chosen at most, beside the first and the newest.")
+        int,
+        typer.Option(
+            min=0, max=_MOST, help="Pages chosen at most, beside the first and the newest."
+        ),
     ] = 16,
     page_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of a page; of TRACE always 16.")
+        int, typer.Option(min=1, max=_MOST, help="Tokens of a page; of TRACE always 16.")
     ] = 16,
     residency: Annotated[
         str, typer.Option(help="Of TRACE: shares of the pages that are resident.")
@@ -146,7 +150,7 @@ def select(
         if context.get_parameter_source(name).name != "DEFAULT":
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} goes {'without' if rtl else 'with'} --rtl")
-    writable(json, lists, folder=page)
+    writable(lists, json=json, folder=page)
     if traces:
         from .select_worth import Asked, worth
 
@@ -191,11 +195,12 @@ def select(
 def _quotas(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
-        if min(found) < 1:
+        if not all(1 <= quota <= _MOST for quota in found):
             raise ValueError
     except ValueError:
         raise UserError(
-            f"--quotas {text!r} is not positive integers with commas between, such as 16,32"
+            f"--quotas {text!r} is not whole numbers from 1 to {_MOST} with commas between, such "
+            + "as 16,32"
         ) from None
     return found
 

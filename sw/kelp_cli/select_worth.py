@@ -50,6 +50,8 @@ def worth(
         loaded, documents = study.given(
             asked.model, asked.traces, asked.tokens or 0, -1 if asked.first is None else asked.first
         )
+        if config is None:
+            study.enough(loaded, documents, residencies)
     except (ModelError, TokenizerError, TraceError, RecorderError, ValueError) as error:
         raise UserError(str(error)) from None
     shortest = min(len(ids) - 1 - first for _, ids, first in documents)
@@ -176,7 +178,7 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['choice_loss']:+.1%}",
             f"{row['residency_loss']:+.1%}",
             f"{row['worst_residency_loss']:+.1%}",
-            f"{row['flash_over_lru']:.2f}",
+            "–" if row["flash_over_lru"] is None else f"{row['flash_over_lru']:.2f}",
             f"{row['link_over_chosen']:.2f}",
         )
     show(table)

@@ -27,7 +27,9 @@ def test_a_short_study():
 
 def test_bad_options_are_one_line():
     for options, said in (
-        (("--quotas", "3,x"), "--quotas '3,x' is not positive integers"),
+        (("--quotas", "3,x"), "--quotas '3,x' is not whole numbers from 1 to 65536"),
+        (("--quotas", "99999999999999999999999"), "is not whole numbers from 1 to 65536"),
+        (("--page-tokens", "100000000000"), "--page-tokens"),
         (("--tokens", "100", "--first", "99"), "--first 99 of 100 tokens leaves none"),
         (("--model", "nowhere"), "nowhere"),
         (("--residency", "0.5"), "--residency goes with TRACE"),
@@ -82,6 +84,8 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((str(text),), "text.txt has 3 tokens; legal: two pages, 32 tokens, or more"),
         ((real,), "is of 30 layers"),
         ((small, "--residency", "0,2"), "--residency '0,2' is not shares"),
+        ((small, "--tokens", "600", "--residency", "0.05"), "is 23 frames; legal: 24 or more"),
+        ((small, small), "are both named 'attn_3'; give each recording once"),
         ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),
         ((small, "--page-tokens", "8"), "--page-tokens goes without TRACE"),
         ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),

@@ -22,7 +22,7 @@ from . import kernel, memory
 from .readers import _blocks, plans_of, scale_of
 from .timing import RTL, Choice, Layer, Shape, Timing
 
-__all__ = ["Device", "Run", "decode"]
+__all__ = ["Device", "Run", "decode", "frames_of"]
 
 ONE = 1 << 16
 
@@ -67,6 +67,11 @@ class Run:
     k: np.ndarray | None = None
     v: np.ndarray | None = None
     plans: np.ndarray | None = None  #: uint8 [layers, kv_heads, lines, 64], as the host writes them
+
+
+def frames_of(residency: float, pages: int) -> int:
+    """Frames for a share of so many pages of all queues."""
+    return round(residency * pages)
 
 
 @njit
@@ -126,9 +131,7 @@ class _Host:
                 blocks = _blocks(k[layer, head])
                 self.kx[layer, head, :first], self.ke[layer, head, :first] = blocks.x, blocks.e
                 self._summarise(layer, head, slice(0, first // size * size))
-        self.frames = max(1, round(device.residency * self.pages * self.queues))
-        if device.residency >= 1:
-            self.frames = self.pages * self.queues
+        self.frames = frames_of(device.residency, self.pages * self.queues)
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
         self.now = self._slots = 0

@@ -22,6 +22,7 @@ from ..lab.fast_lists import run_list
 from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from ..trace.accesses import AccessSequence
+from .decode import frames_of
 from .readers import Ideal
 from .timing import Shape, Timing
 
@@ -155,7 +156,7 @@ def misses(reading: Reading, first: int, residency: float, shape: Shape) -> np.n
         queue=layer * kv_heads + head,
         page=page,
     )
-    frames = max(sequence.queues, round(residency * pages * sequence.queues))
+    frames = frames_of(residency, pages * sequence.queues)
     found = run_list(Timeline.of(sequence), "lru", capacity=frames, pooled=True)
     return sequence.counts(found.missed).reshape(steps, layers, kv_heads)
 

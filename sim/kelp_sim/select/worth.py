@@ -14,13 +14,14 @@ from kelp_spec.files import read_text
 from ..quality import llama, real
 from ..quality.llama import Llama
 from ..quality.tokens import Tokenizer
+from ..trace.trace import distinct, read_tokens
 from ..trace.trace import read as read_trace
 from . import rivals
-from .decode import Device, Run, decode
+from .decode import Device, Run, decode, frames_of
 from .readers import Ideal
 from .timing import RTL, Shape, Timing
 
-__all__ = ["HOST", "KEYS", "Found", "given", "summary", "worth"]
+__all__ = ["HOST", "KEYS", "Found", "enough", "given", "summary", "worth"]
 
 #: What a row has, in this order.
 KEYS = (
@@ -62,13 +63,11 @@ def given(
     else:
         model, tokenizer = llama.load(path), Tokenizer(path / "tokenizer.json")
     found: list[Document] = []
+    distinct(paths)
     for one in paths:
         if one.suffix == ".npz":
             trace = read_trace(one)
-            with np.load(one) as data:
-                if "tokens" not in data.files:
-                    raise ValueError(f"{one} keeps no tokens; record it again, or give the text")
-                ids = data["tokens"].astype(np.int64)
+            ids = read_tokens(trace)
             if ids.max() >= model.config["vocab_size"] or trace.layers != model.layers:
                 raise ValueError(
                     f"{one} is of {trace.layers} layers and token {ids.max()}: not of {path}, "
@@ -108,7 +107,9 @@ def worth(
     progress: Callable[[str, float], None] | None = None,
 ) -> Found:
     """``device`` says what the host asks for; the first ``warm`` steps of a document count
-    nowhere. ``progress`` hears what runs and the share that is done."""
+    nowhere. ``progress`` hears what runs and the share that is done. Raises ValueError, before
+    any work, where a residency leaves too few frames."""
+    enough(model, documents, residencies)
     study = _Study(model, residencies, device, slice(warm, None), timing)
     for n, (name, ids, first) in enumerate(documents):
 
@@ -118,6 +119,22 @@ def worth(
 
         study.document(name, ids, first, tell)
     return study.found
+
+
+def enough(model: Llama, documents: Sequence[Document], residencies: Sequence[float]) -> None:
+    """ValueError where there is no frame for the first and the newest page of every queue, which
+    every choice takes."""
+    queues = model.layers * model.kv_heads
+    for name, ids, _ in documents:
+        pages = -(-len(ids) // _PAGE)
+        for residency in residencies:
+            frames = frames_of(residency, pages * queues)
+            if frames < 2 * queues:
+                raise ValueError(
+                    f"{name}: residency {residency:g} of {pages} pages in {queues} queues is "
+                    + f"{frames} frames; legal: {2 * queues} or more, for the first and the "
+                    + "newest page of each"
+                )
 
 
 class _Study:
@@ -251,7 +268,7 @@ def _row(*values) -> dict:
 def summary(rows: list[dict]) -> list[dict]:
     """Over documents, for each reader and residency: means of ratios as means of log ratios, the
     losses as perplexities, the worst document, and a 95 % interval of the residency loss (2000
-    bootstrap draws of documents)."""
+    bootstrap draws of documents). Flash reads over LRU's are None where LRU reads nothing."""
     out = []
     rng = np.random.default_rng(1)
     for reader, residency in dict.fromkeys((r["reader"], r["residency"]) for r in rows):
@@ -267,6 +284,7 @@ def summary(rows: list[dict]) -> list[dict]:
         def ratio(key, mine=mine):
             return float(np.exp(np.mean(np.log([r[key] for r in mine]))))
 
+        lru = mean("lru_flash_per_layer")
         out.append(
             {
                 "reader": reader,
@@ -281,9 +299,14 @@ def summary(rows: list[dict]) -> list[dict]:
                 "residency_loss_interval": np.expm1(np.quantile(draws, [0.025, 0.975])).tolist(),
                 "worst_residency_loss": float(np.expm1(loss[worst])),
                 "worst_document": mine[worst]["document"],
-                "flash_over_lru": mean("flash_per_layer") / max(mean("lru_flash_per_layer"), 1e-9),
+                "flash_over_lru": mean("flash_per_layer") / lru if lru else None,
                 "flash_over_lru_worst": max(
-                    r["flash_per_layer"] / max(r["lru_flash_per_layer"], 1e-9) for r in mine
+                    (
+                        r["flash_per_layer"] / r["lru_flash_per_layer"]
+                        for r in mine
+                        if r["lru_flash_per_layer"]
+                    ),
+                    default=None,
                 ),
                 "link_over_chosen": mean("link_bytes_per_token") / mean("chosen_bytes_per_token"),
             }

@@ -93,10 +93,14 @@ _TITLES = {
 }
 
 
+def _cell(value, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
 def _table(entries) -> str:
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name, _ in COLUMNS)
     body = "".join(
-        "<tr>" + "".join(f"<td>{form.format(e[name])}</td>" for name, form in COLUMNS) + "</tr>"
+        "<tr>" + "".join(f"<td>{_cell(e[name], form)}</td>" for name, form in COLUMNS) + "</tr>"
         for e in entries
     )
     return f"<section><table><tr>{head}</tr>{body}</table></section>"

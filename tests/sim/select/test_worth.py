@@ -181,3 +181,17 @@ def test_a_plan_of_a_beginning_holds_further_on(small):
         found = golden.estimates(late, codes[:, None], plan, m, sh)
         error.append((found - golden.scores(late, _blocks(keys[1000:]), m, sh)).std())
     assert error[0] < 0.8 * error[1], error
+
+
+def test_flash_over_none_is_no_ratio(small):
+    model, ids = small
+    found = worth.worth(model, [("text", ids, FIRST)], [1.0], device=Device(quota=4, most=4))
+    for entry in worth.summary(found.rows):
+        assert entry["flash_over_lru"] is None and entry["flash_over_lru_worst"] is None
+    assert "–" in worth_page.page(found, {}, "what")
+
+
+def test_too_few_frames_are_refused(small):
+    model, ids = small
+    with pytest.raises(ValueError, match="text: residency 0.1 of 19 pages in 12 queues is 23"):
+        worth.worth(model, [("text", ids, FIRST)], [0.5, 0.1], device=Device())
