@@ -28,7 +28,8 @@ def snr_db(exact: np.ndarray, given: np.ndarray) -> float:
 
 
 def attention_error(exact: np.ndarray, given: np.ndarray) -> float:
-    return float(((exact - given) ** 2).sum(dtype=np.float64) / (exact**2).sum(dtype=np.float64))
+    noise = float(((exact - given) ** 2).sum(dtype=np.float64))
+    return noise and noise / float((exact**2).sum(dtype=np.float64))
 
 
 @one_thread()
@@ -43,6 +44,9 @@ def measure(
     decode step is attended. A format may set K and V apart."""
     if trace.k is None or trace.q is None:
         raise TraceError(f"{trace.path} has no keys, values and queries: record with --lines")
+    for name in ("k", "v", "q"):
+        if not np.isfinite(getattr(trace, name)).all():
+            raise TraceError(f"{trace.path}: {name} has numbers that are not finite; record again")
     positions = trace.prefill_tokens + np.arange(0, trace.steps, every)
     group = trace.q_heads // trace.kv_heads
     exact, queries = {}, {}

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from kelp_golden import codec
+from kelp_spec import formats as spec
 
 from ..store import append, entries
-from . import formats, llama
+from . import formats, llama, plans
 from .plans import Plan, uniform
 from .threads import one_thread
 
@@ -47,8 +48,9 @@ class Difference:
 @cache
 def _sources() -> str:
     """Changes with any source that a measurement depends on."""
+    modules = codec, spec, formats, llama, plans
     return hashlib.sha256(
-        b"".join(Path(module.__file__).read_bytes() for module in (codec, formats, llama))
+        b"".join(Path(module.__file__).read_bytes() for module in modules)
     ).hexdigest()[:12]
 
 

@@ -158,7 +158,8 @@ def hit_rate(result: ReplayResult) -> Figure:
         queue = int(shown[cell])
         for label, misses, look in curves:
             rate = _rate(misses[:, queue], result.step_accesses[:, queue], window)
-            axes.plot(steps, rate, label=label, **look)
+            # A line of one step has no length.
+            axes.plot(steps, rate, label=label, marker="" if result.steps > 1 else "o", **look)
         total = 1 - result.step_misses[:, queue].sum() / max(
             1, result.step_accesses[:, queue].sum()
         )
@@ -168,7 +169,8 @@ def hit_rate(result: ReplayResult) -> Figure:
         axes.set_xlim(1, max(2, result.steps))
     _lower_bound(grid[0, 0])
     figure.supxlabel("decode step", fontsize=10, color=_TEXT)
-    figure.supylabel(f"hit rate, last {window} steps", fontsize=10, color=_TEXT)
+    over = f"last {window} steps" if window > 1 else "each step"
+    figure.supylabel(f"hit rate, {over}", fontsize=10, color=_TEXT)
     which = (
         "per head"
         if len(shown) == result.queues
@@ -302,7 +304,8 @@ def latency(result: ReplayResult) -> Figure:
     grid[1].set_xlabel(
         "cycles from request to answer (each bar from its left to its right label)", color=_TEXT
     )
-    _title(figure, "Latency of line requests, share of each bar above it")
+    title = "Latency of line requests, share of each bar above it"
+    _title(figure, title if result.cycles else "Latency of line requests: this engine has no clock")
     return figure
 
 

@@ -368,6 +368,17 @@ def test_noise_of_a_recording():
     assert all(30 < r["k_snr_db"] < 60 for r in rows if r["format"] == "int8")
 
 
+def test_noise_of_zeros_and_of_no_numbers(tmp_path):
+    keys = {k: np.zeros_like(v) if k in "kv" else v for k, v in contents(head_dim=32).items()}
+    queries = np.zeros((2, 4, 24, 32), np.float16)
+    path = save(tmp_path / "zeros.npz", keys | {"q": queries})
+    rows = noise.measure(read(path), ["int8"])
+    assert {(row["k_snr_db"], row["attention_error"]) for row in rows} == {(999.0, 0.0)}
+    keys["v"][1, 0, 3, 5] = np.inf
+    with pytest.raises(TraceError, match="v has numbers that are not finite"):
+        noise.measure(read(save(path, keys | {"q": queries})), ["int8"])
+
+
 def test_noise_needs_keys(tmp_path):
     trace = read(save(tmp_path / "t.npz", contents(with_kv=False)))
     with pytest.raises(TraceError, match="record with --lines"):

@@ -4,6 +4,7 @@
 say what the result says."""
 
 import base64
+import dataclasses
 import html
 import io
 import json
@@ -375,6 +376,12 @@ def test_flash_bars_add_up_to_the_pages_moved(tmp_path):
         )
 
 
+def test_an_engine_without_a_clock_is_said_to_have_none(result):
+    assert "share of each bar" in plots.latency(result).get_suptitle()
+    title = plots.latency(dataclasses.replace(result, cycles=0)).get_suptitle()
+    assert title == "Latency of line requests: this engine has no clock"
+
+
 def test_latency_bars_are_the_histograms(result):
     figure = plots.latency(result)
     for axes, counted in zip(figure.axes, (result.hit_latency, result.miss_latency), strict=True):
@@ -419,6 +426,8 @@ def test_short_and_empty_results_still_draw(tmp_path):
     )
     paths = report.write(result, tmp_path / "short")
     assert len(paths) == 7
+    [line, *_] = plots.hit_rate(result).axes[0].lines
+    assert line.get_marker() == "o"
     assert result.steps == 1 and "100.00%" in shown(result)
 
 
