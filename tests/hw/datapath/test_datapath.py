@@ -62,6 +62,13 @@ STALLED = dataclasses.replace(ROUGH, stall=300)
 TURN = 15 + 1  # cycles in which a due line is taken, whatever the reads do (`LineBuffer`)
 
 
+@pytest.mark.parametrize("bad", [{"read_latency": -1}, {"r_valid": 257}, {"stall": 1 << 31}])
+def test_a_memory_is_no_slower_than_time_and_no_surer_than_sure(bad):
+    ((name, value),) = bad.items()
+    with pytest.raises(ValueError, match=f"{name} = {value} is refused; legal: 0 … "):
+        Memory(**bad)
+
+
 def lines_of(page):
     return [(page, kv, line) for kv in range(2) for line in range(page.stored.used_lines)]
 

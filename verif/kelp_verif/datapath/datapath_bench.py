@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,12 @@ class Memory:
     error_every: int = 0  #: lines whose number is a multiple of it are read with an error
     #: Every now and then a channel stands still for up to so many cycles.
     stall: int = 0
+
+    def __post_init__(self):
+        for name, value in asdict(self).items():
+            most = 256 if name.endswith(("_ready", "_valid")) else (1 << 31) - 1
+            if not 0 <= value <= most:
+                raise ValueError(f"{name} = {value!r} is refused; legal: 0 … {most}")
 
 
 @dataclass(frozen=True)
