@@ -172,11 +172,11 @@ def _seeded():
     return MODELS["llama"]().eval()
 
 
-def _gguf(path, architecture="llama", kind=None, sizes=True):
+def _gguf(path, architecture="llama", kind=None, blocks=1):
     """A GGUF of one tensor."""
     writer = gguf.GGUFWriter(path, architecture)
-    if sizes:
-        writer.add_block_count(1)
+    if blocks:
+        writer.add_block_count(blocks)
     if kind is None:
         writer.add_tensor("token_embd.weight", np.zeros((64, 32), np.float32))
     else:
@@ -189,6 +189,47 @@ def _gguf(path, architecture="llama", kind=None, sizes=True):
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _whole_gguf(path, *, blocks=1, tied=False):
+    """A Llama of one block, with a tokenizer, that says it is of `blocks`."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, number in dict(
+        block_count=blocks, context_length=64, embedding_length=32, feed_forward_length=48
+    ).items():
+        writer.add_uint32(f"llama.{name}", number)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(64)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(["t", "1", "t1", *(f"x{i}" for i in range(61))])
+    writer.add_token_types([1] * 64)
+    writer.add_token_merges(["t 1"])
+    shapes = {"token_embd": (64, 32), "output_norm": (32,)} | ({} if tied else {"output": (64, 32)})
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        shapes[f"blk.0.{name}"] = (32, 32)
+    shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
+    shapes |= {f"blk.0.ffn_{name}": (48, 32) for name in ("gate", "up")} | {
+        "blk.0.ffn_down": (32, 48)
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_without_all_its_weights_is_refused(tmp_path, tied):
+    """transformers would make the others up, at random."""
+    model, _ = load(str(_whole_gguf(tmp_path / "whole.gguf", tied=tied)))
+    assert all((weights == 1).all() for weights in model.state_dict().values())
+    with pytest.raises(RecorderError, match="9 weights are missing, model.layers.1.input_layern"):
+        load(str(_whole_gguf(tmp_path / "less.gguf", blocks=2, tied=tied)))
 
 
 def test_what_is_no_model_is_refused_in_a_line(tmp_path):
@@ -211,7 +252,11 @@ def test_what_is_no_model_is_refused_in_a_line(tmp_path):
         (cut, "is cut short or damaged"),
         (_gguf(tmp_path / "type.gguf", kind=unread), "is of type Q8_K, which is not read"),
         (_gguf(tmp_path / "other.gguf", "plamo"), "architecture plamo is not supported"),
-        (_gguf(tmp_path / "sizes.gguf", sizes=False), "'llama' and has no llama.block_count"),
+        (_gguf(tmp_path / "sizes.gguf", blocks=0), "'llama' and has no llama.block_count"),
+        (_gguf(tmp_path / "blocks.gguf", blocks=1 << 20), "it says 1048576 blocks of 32 elements"),
+        (damaged(8, 2), "is cut short or damaged"),  # tensors
+        (damaged(16, 0), "is cut short or damaged"),  # fields
+        (damaged(whole.read_bytes().index(b"token_embd.weight") + 17, 0), "is cut short or dam"),
         (damaged(4, 99), "version 99"),
         (damaged(whole.read_bytes().index(b"token_embd.weight") + 17 + 4 + 2 * 8, 200), "200"),
         (tmp_path, "cannot be read"),

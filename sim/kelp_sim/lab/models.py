@@ -9,6 +9,7 @@ import struct
 from importlib.util import find_spec
 from pathlib import Path
 
+from . import gguf_header
 from .recorder import RecorderError
 
 __all__ = ["SMOLLM2", "load", "smollm2"]
@@ -47,7 +48,9 @@ def load(model: str):
         logging.disable_progress_bar()
         logging.set_verbosity(logging.CRITICAL)  # what is wrong is said in one line, below
     try:
-        found = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        found, about = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=torch.float32, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except ModuleNotFoundError:
         raise
@@ -55,6 +58,10 @@ def load(model: str):
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RecorderError(f"{model} cannot be read: {reason[:200]}") from None
+    if missing := sorted(about["missing_keys"]):  # they would be random numbers
+        raise RecorderError(
+            f"{model} cannot be read: {len(missing)} weights are missing, {missing[0]} among them"
+        )
     found.config.name_or_path = model  # of a GGUF file transformers keeps the folder alone
     return found.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
@@ -68,6 +75,7 @@ def _check_gguf(path: Path) -> None:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise RecorderError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+        gguf_header.check(path)
         reader = gguf.GGUFReader(path)
         architecture = reader.fields["general.architecture"].contents()
     except RecorderError:
@@ -98,4 +106,18 @@ def _check_gguf(path: Path) -> None:
         raise RecorderError(
             f"{path} names the architecture {architecture!r} and has no {sizes}: it is damaged, or "
             + "of an architecture that is not read; legal: a decoder as llama is"
+        )
+    _check_sizes(path, reader, architecture)
+
+
+def _check_sizes(path: Path, reader, architecture: str) -> None:
+    """What transformers would make room for first, and then find no weights for."""
+    blocks = reader.fields[f"{architecture}.block_count"].contents()
+    rows = {t.name: int(t.shape[0]) for t in reader.tensors}.get("token_embd.weight")
+    width = reader.fields.get(f"{architecture}.embedding_length")
+    width = rows if width is None else width.contents()
+    if blocks not in range(1, len(reader.tensors) + 1) or width != rows:
+        raise RecorderError(
+            f"{path} is damaged: it says {blocks} blocks of {width} elements, and has "
+            + f"{len(reader.tensors)} tensors and embeddings of {rows}; fetch it anew"
         )
