@@ -30,6 +30,7 @@ from transformers import (
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, use_probe
+from cxl_kv.connectors.hf_sparse import Sparse, use_sparse
 
 torch.set_num_threads(1)
 
@@ -371,6 +372,20 @@ def test_a_closed_cache_says_so(device):
     )
     with pytest.raises(cxl_kv.SessionClosedError, match="this cache was closed"):
         generate(model, cache)
+
+
+@pytest.mark.parametrize("sparse", [None, Sparse()])
+def test_a_cache_that_is_closed_within_a_pass_says_so(sparse):
+    """As by another thread, between a layer's write and its read."""
+    model = model_of("llama")
+    use_sparse(model)
+    with cxl_kv.open("golden:unit_select") as device, torch.no_grad():
+        cache = EndpointCache(device, model.config, sparse=sparse)
+        model(**prompt(6), past_key_values=cache)
+        write = cache.write
+        cache.write = lambda *what: (write(*what), cache.close())
+        with pytest.raises(cxl_kv.SessionClosedError, match="this cache was closed"):
+            model(input_ids=torch.tensor([[7]]), past_key_values=cache)
 
 
 @pytest.mark.parametrize(

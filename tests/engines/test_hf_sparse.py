@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
@@ -209,6 +211,64 @@ def test_a_prompt_is_summarised_for_its_last_queries():
             assert not session.plans
             model(input_ids=more.repeat(1, 4), past_key_values=cache)
             assert cache.rows[0] is session and (session.plans[1] != second).any()
+
+
+def test_another_text_brings_its_own_plan():
+    """Also in sessions of rows that were dropped, and where all was cropped."""
+    model = model_of("llama")
+    with (
+        cxl_kv.open(DEVICE) as device,
+        EndpointCache(device, model.config, sparse=Sparse()) as cache,
+    ):
+        model(**prompt(batch=2, tokens=12), past_key_values=cache)
+        model(input_ids=torch.tensor([[7], [8]]), past_key_values=cache)
+        (first, second) = cache.rows
+        cache.batch_select_indices(torch.tensor([1]))
+        assert first.plans and second.plans
+        cache.crop(-5)
+        assert second.plans
+        cache.crop(-8)
+        assert not (first.plans or second.plans)
+        model(**prompt(tokens=12), past_key_values=cache)
+        assert second.plans and not first.plans
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([0]))
+        assert first.plans
+        cache.reset()
+        assert not (first.plans or second.plans)
+
+
+def test_what_lies_behind_the_last_token_is_not_seen():
+    """Of a page that is chosen, as a text before has left it there: 0 times NaN were NaN."""
+    model, found = model_of("llama"), []
+    with cxl_kv.open(DEVICE) as device, torch.no_grad():
+        for left in (0, np.nan, np.inf):
+            with EndpointCache(device, model.config, sparse=Sparse(mass=1.0)) as cache:
+                model(**prompt(tokens=8), past_key_values=cache)
+                lines = np.full((2, 2, 1, 64), left, np.float16)
+                cache.rows[0].write([0, 1], lines, lines, start=9)
+                found.append(model(input_ids=torch.tensor([[7]]), past_key_values=cache).logits)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_keys_that_are_made_of_what_is_stored_are_not_chosen_for():
+    """Latent attention: one clear line; with every layer dense it is as ever."""
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    sizes |= dict(q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=16)
+    sizes |= dict(v_head_dim=24, num_key_value_heads=4, first_k_dense_replace=2)
+    sizes |= dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
+    torch.manual_seed(3)
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes)).half().eval()
+    wanted = generated(model, DynamicCache(config=model.config), 4)
+    use_sparse(model)
+    with cxl_kv.open("golden:unit_select?queues=8&frames=512,16,16,16") as device:
+        with EndpointCache(device, model.config, sparse=Sparse()) as cache:
+            with pytest.raises(
+                UnsupportedError, match="layer 0 attends to keys that .* in Sparse.de"
+            ):
+                generated(model, cache, 4)
+        with EndpointCache(device, model.config, sparse=Sparse(dense=(0, 1))) as cache:
+            assert (generated(model, cache, 4) == wanted).all()
 
 
 def test_a_model_that_would_not_ask_is_refused():

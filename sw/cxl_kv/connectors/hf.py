@@ -136,8 +136,7 @@ class EndpointLayer(DynamicLayer):
         return self.sliding_window if self.is_sliding else -1
 
     def reset(self) -> None:
-        self.length = 0
-        self.is_initialized = self.has_chosen = False
+        self.length, self.is_initialized = 0, False
 
     def reorder_cache(self, *_) -> None:
         raise NotImplementedError("rows are moved, and layers cropped, by the cache as a whole")
@@ -247,6 +246,15 @@ class EndpointCache(Cache):
         left = max(0, self.get_seq_length() + tokens_to_remove)
         for layer in self.layers:
             layer.length = min(layer.length, left)
+        if not left:
+            self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """What comes next is another text, in whatever sessions."""
+        for layer in self.layers:
+            layer.has_chosen = False
+        for session in self._opened:
+            session.plans.clear()
 
     # - room ---------------------------------------------------------------------------------------
     @property
@@ -295,14 +303,17 @@ class EndpointCache(Cache):
 
         In all of these cases nothing was stored.
         """
-        if self.closed:
-            raise SessionClosedError("this cache was closed; make another one for another request")
+        self._usable()
         self._check_sizes(layer, keys, values)
         self._check_room(start + keys.shape[-2])
         self._rows_for(keys)
         k, v = (_to_numpy(x, self._shape.head_dim) for x in (keys, values))
         for row, session in enumerate(self.rows):
             session.write(layer, k[row], v[row], start=start)
+
+    def _usable(self):
+        if self.closed:
+            raise SessionClosedError("this cache was closed; make another one for another request")
 
     def _check_sizes(self, layer, keys, values):
         sizes = keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype
@@ -345,6 +356,7 @@ class EndpointCache(Cache):
 
     def offer(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
         """Keys and values that stand for what the layer's query will choose."""
+        self._usable()  # it may have been closed since they were written
         self._offered = layer
         _given.latest = _Given(weakref.ref(self), layer, weakref.ref(keys))
         return keys, values
@@ -366,6 +378,7 @@ class EndpointCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions first … last − 1 of every row, as the device gives them, of the types and sizes
         of `keys` and `values`."""
+        self._usable()
         self._offered = None
         if layer == self.stored - 1 and not self.probed:
             for session in self.rows:
@@ -507,8 +520,7 @@ class EndpointCache(Cache):
     def reset(self) -> None:
         """Empty, with the sessions kept for the next batch."""
         super().reset()
-        for session in self.rows:
-            session.plans.clear()
+        self._forget_plans()
         self._spare += self.rows
         self.rows = []
 

@@ -154,6 +154,8 @@ def _attend(cache: EndpointCache, layer: int, query, values, attention_mask, sca
             counts[n] += more
         k, v = _to_torch(k, query), _to_torch(v, values)
         at = torch.from_numpy(positions).to(query.device)
+        # Behind the last token lies what was cropped, or another text's, of which 0 · NaN is NaN.
+        v = v.masked_fill((at < 0)[..., None], 0)
         scores = query[row, :, 0].reshape(heads, -1, query.shape[-1]) @ k.transpose(1, 2)
         scores = (scores * scaling).float()
         hidden = (at < 0)[:, None]
@@ -176,6 +178,12 @@ def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
     if cache is None or not cache.offers(layer):
         if cache is not None:
             _plan(cache, layer, query, key, _theta(module.config))
+        elif attention_mask is not None and key.shape[-2] == 1 < attention_mask.shape[-1]:
+            raise UnsupportedError(
+                f"layer {module.layer_idx} attends to keys that are another layer's, or made of "
+                + "what is stored, and these are not chosen for; name the layer whose they are, or "
+                + "every layer, in Sparse.dense"
+            )
         return _eager_of(module)(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
