@@ -9,7 +9,7 @@ import pytest
 
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, Region
 from kelp_spec.config import MOST_NAMED, Config, ConfigError, named
-from kelp_spec.cxlio.config import UNIT_BYTES, cxlio_of
+from kelp_spec.cxlio.config import UNIT_BYTES, cxlio_of, named_cxlio
 from kelp_spec.formats import Format, formats_of
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.select import SelectMap
@@ -105,6 +105,17 @@ def test_a_device_with_cxl_io_has_room_for_its_address_map(name, select):
         places = config.sessions - 1, config.queues - 1
         ends.append(addresses.gather(*places, -1, 1, select - 1, config.half_lines - 1) + 64)
     assert max(ends) <= held < max(ends) + (1 << config.aperture_bits) + UNIT_BYTES
+
+
+def test_a_monitor_has_a_vector_that_there_is():
+    """Else its interrupt never comes."""
+    full = named_cxlio("full").replace(vectors=3, pmu_vector=2)
+    for bad, legal in (({"vectors": 2}, "1 … 1"), ({"vectors": 2, "pmu_vector": 0}, "1 … 1")):
+        with pytest.raises(ValueError, match=f"pmu_vector = . is refused; legal: {legal}"):
+            full.replace(**bad)
+    with pytest.raises(ValueError, match="vectors = 1 is refused; legal: 2 … 16"):
+        full.replace(vectors=1)
+    assert named_cxlio("recorded").replace(vectors=2).pmu_vector == 2  # there is no monitor
 
 
 def test_a_hot_list_has_an_end():
