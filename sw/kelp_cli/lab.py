@@ -112,7 +112,7 @@ def lab(
     )
     if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
         raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
-    writable(csv_file, html, json=json)
+    writable(csv_file, html, None if fresh else store, json=json)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
     except (TraceError, ClusterError, PolicyError, ValueError) as error:

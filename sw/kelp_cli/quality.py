@@ -100,7 +100,7 @@ def quality(
     )
     try:
         # Before minutes of work, what may be refused.
-        writable(png, json=json)
+        writable(png, store if texts else None, json=json)
         subject = perplexity.load() if texts else None
         entries(store if texts else None)
         with progress_bar() as bar:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..trace.trace import Trace, read
+from ..trace.trace import Trace, TraceError, read
 from .findings import Finding, finding
 from .inputs import Inputs
 
@@ -19,7 +19,7 @@ __all__ = ["findings", "measured", "recent_mass"]
 
 def recent_mass(trace: Trace, share: float) -> float:
     """Mean over steps, layers and heads of the mass on the newest ⌈share · pages⌉ pages, of the
-    mass on all."""
+    mass on all. TraceError where a step has none."""
     mass = trace.mass.reshape(trace.queues, trace.steps, trace.pages).astype(np.float64)
     total = np.cumsum(mass, axis=2)
     newest = (trace.prefill_tokens + np.arange(trace.steps)) // trace.page_tokens
@@ -31,7 +31,9 @@ def recent_mass(trace: Trace, share: float) -> float:
         0.0,
     )
     everything = total[:, :, -1]
-    return float(1 - (older / np.maximum(everything, 1)).mean())
+    if not everything.all():
+        raise TraceError(f"{trace.path}: has steps without attention mass; record again")
+    return float(1 - (older / everything).mean())
 
 
 def measured(inputs: Inputs, recordings: Sequence[Path]) -> Inputs:

@@ -148,6 +148,25 @@ def _registers(host, config, names) -> list[int]:
     return [int(words[offset // 64][offset % 64 // 8]) for offset in offsets]
 
 
+class _Clock:
+    """Cycles that a board has counted since this was made, up to the latest look. Its register
+    begins again every 2³² of them, which is a minute: looks are closer to one another."""
+
+    def __init__(self, host):
+        self._host, self.cycles = host, 0
+        self._last = self._now()
+
+    def _now(self) -> int:
+        from kelp_fpga.board_registers import BoardRegister
+
+        return self._host.board(BoardRegister.TIME)
+
+    def look(self) -> None:
+        now = self._now()
+        self.cycles += now - self._last & 0xFFFFFFFF
+        self._last = now
+
+
 def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardReplay:
     """The history, then whole steps until `lines` lines have been asked for. With `lockstep` each
     request waits until the board is quiescent, and the board's counters must be the golden model's
@@ -178,12 +197,12 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
     ends = np.flatnonzero(np.diff(step, append=-2)) + 1
     last = int(ends[np.searchsorted(ends, min(history + lines, len(requests)))])
     first, examples, mismatches, before = 0, [], 0, {}
-    began, cycles = time.monotonic(), 0
+    began, clock = time.monotonic(), _Clock(host)
     for end in ends[ends <= last].tolist():
         if first == history:
             before = dict(zip(names, _registers(host, config, names), strict=True))
             pages = host.board(BoardRegister.FETCHES), host.board(BoardRegister.STORES)
-            began, cycles = time.monotonic(), host.board(BoardRegister.TIME)
+            began, clock = time.monotonic(), _Clock(host)
         if step[first] >= 0:
             write_register(host, config, *setup.advance())
         # A step's layers one after another: reads and writes of one layer go together, which never
@@ -215,6 +234,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
                 progress(first + int(at[-1]) + 1, last)
         if lockstep:
             host.wait("quiescent", 60)
+        clock.look()
         golden.lockstep.step(golden.session)
         wanted_poison, wanted = golden.run(first, end)
         bad = ~write & ((poison != wanted_poison) | ((got != wanted).any(axis=1) & ~wanted_poison))
@@ -225,7 +245,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
             for i in np.flatnonzero(bad).tolist()
         ]
         first = end
-    seconds, cycles = time.monotonic() - began, host.board(BoardRegister.TIME) - cycles & 0xFFFFFFFF
+    seconds = time.monotonic() - began
     after = dict(zip(names, _registers(host, config, names), strict=True))
     wrong = {}
     if lockstep:
@@ -244,5 +264,5 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
         fetched_pages=host.board(BoardRegister.FETCHES) - pages[0],
         stored_pages=host.board(BoardRegister.STORES) - pages[1],
         seconds=seconds,
-        cycles=cycles,
+        cycles=clock.cycles,
     )

@@ -26,7 +26,7 @@ from kelp_sim.model import (
 )
 from kelp_sim.model.findings import Condition, agrees, finding
 from kelp_sim.model.inputs import DEFAULTS, InputError, Measured, load, with_bench
-from kelp_sim.trace.trace import read
+from kelp_sim.trace.trace import TraceError, read
 from kelp_spec.formats import Format
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,6 +135,14 @@ def test_cost_by_hand(inputs):
 def test_endpoints_are_none_where_none_is_needed(inputs):
     row = cost.machines(inputs, 4096, 1)
     assert (row["endpoints"], row["cheaper"]) == (0, "no difference")
+
+
+def test_a_recording_without_mass_has_no_recent_mass(tmp_path):
+    keys = contents(with_kv=False)
+    keys["mass"][1, 0, 3] = 0
+    path = save(tmp_path / "t.npz", keys)
+    with pytest.raises(TraceError, match="t.npz: has steps without attention mass"):
+        attention.recent_mass(read(path), 0.5)
 
 
 def test_recent_mass(tmp_path):
