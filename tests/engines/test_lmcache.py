@@ -338,6 +338,19 @@ def test_the_storage_plugin_keeps_chunks(plugin):
     assert plugin.get_blocking(engine_key(10)) is None and not plugin.contains(engine_key(10))
 
 
+def test_a_callback_that_fails_is_no_failed_put(plugin):
+    """LMCache counts on it: an error of the put would leave its buffers held for ever."""
+
+    def broken(key):
+        raise RuntimeError("a listener's bug")
+
+    keys = [engine_key(i) for i in range(3)]
+    plugin.batched_submit_put_task(
+        keys, [object_of(i) for i in range(3)], on_complete_callback=broken
+    )
+    assert all(map(plugin.contains, keys))
+
+
 # - beside LMCache's own DAX adapter ---------------------------------------------------------------
 
 

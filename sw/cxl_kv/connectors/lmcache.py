@@ -342,7 +342,10 @@ class CxlStoragePlugin(StoragePluginInterface):
             if not stored:
                 self._forget(key)
             elif on_complete_callback is not None:
-                on_complete_callback(key)
+                try:
+                    on_complete_callback(key)
+                except Exception as error:  # as LMCache has it: the others are stored all the same
+                    _LOG.warning("a callback failed: %s: %s", type(error).__name__, error)
 
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
         try:
