@@ -8,6 +8,7 @@ import copy
 import gc
 import itertools
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from transformers import (
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
 )
 
 import cxl_kv
@@ -682,3 +684,73 @@ def test_what_is_expected_is_a_number(device, wrong):
         pytest.raises(ValueError, match=f"length = {wrong} is refused"),
     ):
         cache.expect(wrong)
+
+
+# - any sequence of operations ---------------------------------------------------------------------
+def states(rng, batch, tokens):
+    """Keys or values, as projections, slices and expansions leave them in memory."""
+    layout = rng.choice(["sliced", "dense", "expanded", "transposed"])
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    if layout == "transposed":
+        return (
+            torch.randn(batch, 2, 35, tokens, generator=generator).half()[:, :, 3:].transpose(2, 3)
+        )
+    found = torch.randn(batch, tokens, 2, 35, generator=generator).half()[..., 3:].transpose(1, 2)
+    if layout == "expanded":
+        return found[:, :1].expand(-1, 2, -1, -1)
+    return found.contiguous() if layout == "dense" else found
+
+
+def rows_of(rng, what, batch):
+    """Arguments of a cache's method that moves rows, and the rows there are then."""
+    if what == "batch_repeat_interleave":
+        return 2, 2 * batch
+    first, count = (0, batch) if what == "reorder_cache" else (-batch, rng.choice([1, 2, 4]))
+    return torch.tensor([rng.randrange(first, batch) for _ in range(count)]), count
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(
+    "url",
+    ["golden:trace?sessions=16&frames=16,4,4,4", "dax:{}/memory?config=trace&create=1&sessions=16"],
+)
+def test_after_any_sequence_of_operations_a_cache_holds_what_a_dynamic_one_does(
+    tmp_path, url, window, seed=1
+):
+    """Under pressure, too; passes that are refused, and copies of which one is closed, leave no
+    trace."""
+    rng, config = random.Random(seed), MistralConfig(**SIZES, sliding_window=window)
+    moves = ["reorder_cache", "batch_repeat_interleave", "batch_select_indices"]
+    with cxl_kv.open(url.format(tmp_path)) as device:
+        theirs, ours = DynamicCache(config=config), EndpointCache(device, config)
+        batch = 2
+        for _ in range(60):
+            what, length = (
+                rng.choice([*["update"] * 4, *moves, "crop", "copy", "reset"]),
+                ours.get_seq_length(),
+            )
+            if what == "update" or not length:
+                tokens = rng.choice([1, 1, 2, 17])
+                if length:
+                    with pytest.raises(ValueError, match="a batch of"):
+                        ours.update(*(states(rng, batch + 1, 1) for _ in "kv"), 0)
+                for layer in range(2 * (length + tokens <= 110)):
+                    k, v = (states(rng, batch, tokens) for _ in "kv")
+                    wanted, found = theirs.update(k, v, layer), ours.update(k, v, layer)
+                    assert all(map(torch.equal, wanted, found))
+            elif what in moves and (what != moves[1] or batch <= 2):
+                argument, batch = rows_of(rng, what, batch)
+                for cache in (theirs, ours):
+                    getattr(cache, what)(argument)
+            elif what == "crop" and not window:
+                for cache in (theirs, ours):
+                    cache.crop(-(length // 3))
+            elif what == "copy":
+                kept = [ours, copy.deepcopy(ours)]
+                rng.shuffle(kept)
+                kept.pop().close()
+                (ours,) = kept
+            elif what == "reset":
+                ours.reset()
+                theirs, batch = DynamicCache(config=config), rng.choice([1, 2, 3])
+            assert ours.get_seq_length() == theirs.get_seq_length()
