@@ -103,9 +103,15 @@ def _tokens(value, name: str) -> int:
     return value
 
 
+def _file(path: Path) -> None:
+    """Refuses what is there and is none; /dev/zero has no line, and no end."""
+    if path.is_dir() or path.is_char_device():
+        kind = "directory" if path.is_dir() else "device"
+        raise TraceError(f"{path}: is a {kind}; a file is expected")
+
+
 def _lines(path: Path) -> Iterator[tuple[int, dict]]:
-    if path.is_char_device():  # /dev/zero has no line, and no end
-        raise TraceError(f"{path}: is a device; a file is expected")
+    _file(path)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -162,6 +168,7 @@ def _lmcache(path: Path) -> BlockTrace:
 
 def _oracle(path: Path) -> BlockTrace:
     """libCacheSim's oracleGeneral: 24-byte records."""
+    _file(path)
     size = path.stat().st_size
     if not size or size % _ORACLE.itemsize:
         raise TraceError(
