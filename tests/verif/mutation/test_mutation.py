@@ -56,6 +56,41 @@ class Idle(wiring.Component):
         return m
 
 
+class Thirds(wiring.Component):
+    """`o` is 1 in one of three cycles, `late` once `a` has been 1 in twelve of them."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "o": Out(1), "late": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        third, seen = Signal(2), Signal(4)
+        m.d.sync += third.eq(Mux(third == 2, 0, third + 1))
+        with m.If(self.a & (third == 1) & (seen != 12)):
+            m.d.sync += seen.eq(seen + 1)
+        m.d.comb += [self.o.eq(third == 1), self.late.eq(seen >= 12)]
+        return m
+
+
+class Served(wiring.Component):
+    """`o` is 1 while nothing waits and nothing is served; what is served waits until it is done."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "b": In(1), "o": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        waiting, serves = Signal(3), Signal()
+        done = Signal()
+        m.d.comb += done.eq(serves & self.b)
+        m.d.sync += [
+            waiting.eq(waiting + (self.a & (waiting != 7)) - done),
+            serves.eq(Mux(serves, ~done, waiting != 0)),
+        ]
+        m.d.comb += self.o.eq(~serves & (waiting == 0))
+        return m
+
+
 class Table(wiring.Component):
     """`o` is the square of `a`."""
 
@@ -190,6 +225,39 @@ def test_a_bit_that_never_changes_is_no_state():
     stuck = [m for m in mutants if m.site.startswith("const0") and "D[1]" in m.site]
     assert stuck and equivalent(text, stuck) == {m.number for m in stuck}
     assert not equivalent(text, [m for m in mutants if re.match(r"(inv|const).*D\[0\]", m.site)])
+
+
+def test_what_only_a_state_shows_that_is_never_reached_changes_nothing():
+    """`third` is never 3 and `seen` never 14, so a bit may be left out where they are compared with
+    1 and 12; what shows late does show."""
+    found = at_lines_of(Thirds)
+    never, late = found("const0", "A[1]", "seen != 12"), found("const.", "A[3]", "seen >= 12")
+    assert len(never) == 2 and late
+    assert equivalent(found.text, never + late) == {m.number for m in never}
+
+
+def test_what_the_states_that_are_reached_hide_changes_nothing():
+    """What is served waits, so it is enough to ask whether something waits, and not whether
+    something is served."""
+    found = at_lines_of(Served)
+    serves, waits = sorted(found("const1", "Y[0]", "self.o.eq"), key=lambda m: m.site)
+    assert equivalent(found.text, [serves, waits]) == {serves.number}
+
+
+def at_lines_of(block):
+    """`block` as `text`; called, its mutants of a mode, at a bit of a port, in the line that has
+    some words."""
+    text = to_rtlil(block(), name="top", sources=True)
+    mutants = netlist.listed(text, {block.__name__: ["top"]}, count=200, seed=1)
+    lines, first = inspect.getsourcelines(block)
+
+    def found(mode, bit, words):
+        line = first + next(n for n, line in enumerate(lines) if words in line)
+        site = rf"{mode} at top \S+{re.escape(bit)}, test_mutation.py:{line}$"
+        return [m for m in mutants if re.match(site, m.site)]
+
+    found.text = text
+    return found
 
 
 def test_what_a_block_below_does_not_look_at_changes_nothing():
