@@ -232,6 +232,26 @@ def test_cancelled_flushes_lose_nothing(config, formats):
     run(t, ROUGH)
 
 
+@everywhere
+def test_a_flush_forgets_its_own_frame_alone(config):
+    """What other frames left in slots is there afterwards, in each slot, though the frames differ
+    in one bit: it is not read again."""
+    t = Traffic(config, 1)
+    count = min(config.line_slots, config.scale_slots, config.frames[0])
+    pages = [t.page(n, Format.INT8) for n in range(count)]
+    for page in pages:
+        t.load(page)
+    others = [1 << n for n in range(config.frame_bits) if count <= 1 << n < sum(config.frames)]
+    for flushed in (None, *others):
+        if flushed is not None:
+            t.flush(t.page(flushed, Format.INT4), 0)
+            t.wait_flushed()
+        for page in pages:
+            t.read(page, 0, 0)
+        t.wait_answered()
+    assert others and run(t, QUICK).figures["reads"] == 2 * count
+
+
 @rated
 def test_flushes_overlap_with_traffic_of_other_frames(config):
     """The head does not wait for a flush: reads of other frames behind five flushes are answered

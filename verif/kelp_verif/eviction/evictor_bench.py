@@ -32,6 +32,7 @@ async def lockstep(dut):
     for n in range(bench_params()["ops"]):
         if n % 40 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([4, 20, 64])))
+        if n % 25 == 0:
             tb.change()
         if n % 25 == 24 and bench_params().get("closes"):
             # Mostly the session of the queue whose list stands, which its next life is not to have.

@@ -785,7 +785,7 @@ class LockStepTB(TB):
         self.expected, self.expected_events = [], 0
         self.predicted = False
         self.refreshed = 0
-        self.near, self.bit = None, 0
+        self.near, self.bit, self.bits = None, 0, []
         # A frame is always free in time: policy `kelp` values a queue anew when the access is
         # over, and this bench predicts once for each.
         if max(self.policies):
@@ -793,15 +793,20 @@ class LockStepTB(TB):
 
     def draw_score(self):
         """Some are small, which policy `kelp` may take for none; for a while they differ in one
-        bit."""
+        bit, which few have, so that not each queue's best does."""
         if self.near is not None:
-            return self.near ^ self.rng.choice((0, self.bit))
+            return self.near & ~self.bit | (self.bit if self.rng.random() < 0.15 else 0)
         return self.rng.getrandbits(self.rng.choice((16, 16, 11)))
 
     def change(self):
-        """From now on scores are any, or one of two that differ in a bit."""
-        self.near = self.rng.choice((None, self.rng.getrandbits(16)))
-        self.bit = 1 << self.rng.randrange(16)
+        """From now on scores are any, or one of two that differ in a bit, in each bit in turn."""
+        rng, scores = self.rng, self.words.score
+        self.bits = self.bits or rng.sample(range(16), 16)
+        self.near = rng.choice((None, *3 * [rng.getrandbits(16)]))
+        if self.near is not None:
+            self.bit = 1 << self.bits.pop()
+        for at in range(len(scores)):
+            scores[at] = self.draw_score()
 
     def need_frames(self, low_water):
         """From now on so many frames of each pool are kept free: several pools may ask at once."""
