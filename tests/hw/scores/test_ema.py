@@ -19,8 +19,10 @@ from kelp_spec.scores import idle_constants, recency_constants
 from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
-SMALL = named("unit")
-MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words a bench can reach
+#: with pages enough for the SRAM macro, whose words a bench can reach
+SMALL = named("unit").with_(pages=1024)
+#: the same for each test of SMALL: one model, and the mutants of the one are the others', too
+MODEL = Model(public=[*PUBLIC, ("kelp_sram", "words")])
 
 
 def test_step_latency_and_interval():
@@ -110,7 +112,7 @@ def test_constants_are_the_nearest_and_bad_ones_are_refused():
 
 
 def test_events_in_order_with_idles_and_waits():
-    records = run(SMALL, "random_events", params={"cycles": 8000}).records
+    records = run(SMALL, "random_events", params={"cycles": 8000}, model=MODEL).records
     assert records["committed"] > 1200
     events = (ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN)
     committed = {f"{policy.name} {kind.name}" for policy in Policy for kind in events}
@@ -126,8 +128,8 @@ def test_one_update_per_cycle_over_640_queues():
 
 
 def test_flipped_bits():
-    run(MACRO, "flipped_bits", model=Model(public=[("kelp_sram", "words")]))
+    run(SMALL, "flipped_bits", model=MODEL)
 
 
 def test_flipped_bits_in_events_that_wait():
-    run(SMALL, "flipped_events", model=Model(public=PUBLIC))
+    run(SMALL, "flipped_events", model=MODEL)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kelp_hw.export import tools
 from kelp_hw.export.rtlil import to_rtlil
+from kelp_hw.export.verilog import macro_sources
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import named_cxlio
 
@@ -124,7 +125,7 @@ def _has_blocks(text: str, module: str) -> bool:
 def _planted(module: str, mine: list[Mutant], whole: bool = False) -> list[str]:
     """Reads `module` with `mine` in it, each asleep; what is below is a box or, `whole`, there."""
     proc = "proc; opt_clean" if whole else f"proc \\{module}; opt_clean \\{module}"
-    script = ["read_rtlil in.il", *proc.split("; ")]
+    script = ["read_rtlil in.il", *(["read_verilog macros.v"] if whole else []), *proc.split("; ")]
     script += [
         m.command.replace("mutate ", f"mutate -ctrl {SELECT} 16 {m.number} ", 1) for m in mine
     ]
@@ -169,7 +170,9 @@ def _reached(
     for m in mine:
         script += ["design -save cut", *_miter(m.number), *_to_aiger(m.number), "design -load cut"]
     limit = (_WHOLE_CUTS if whole else _CUTS) + seconds * len(mine)
-    return _never_differ({"in.il": text}, script, [m.number for m in mine], limit)
+    macros = "".join(path.read_text(encoding="utf-8") for path in macro_sources(text))
+    texts = {"in.il": text, "macros.v": macros}
+    return _never_differ(texts, script, [m.number for m in mine], limit)
 
 
 def _to_aiger(number: int) -> list[str]:

@@ -246,6 +246,12 @@ class TB:
         await self.tick()
         self.dut.i__valid.value = 0
 
+    async def rest(self, cycles):
+        """Cycles without an event, whatever stands at the port."""
+        for _ in range(cycles):
+            self.dut.i__payload.value = self.rng.getrandbits(self.event.width)
+            await self.tick()
+
     async def drain(self):
         for _ in range(400):
             await self.tick()
@@ -264,9 +270,7 @@ async def repeated(tb):
     for page in tb.rng.sample(sorted(tb.score), 8):
         for kind in (SCAN,) * (EmaEngine.HAZARD + 2) + (TOUCH,):
             await tb.send(tb.make(*page, kind))
-        for _ in range(EmaEngine.LATENCY):
-            tb.dut.i__payload.value = tb.rng.getrandbits(tb.event.width)
-            await tb.tick()
+        await tb.rest(EmaEngine.LATENCY)
         await tb.send(tb.make(*page, SCAN))
         await tb.drain()
     # Nor for other pages, at any distance: two of each queue, as far apart as there are queues.
@@ -274,6 +278,18 @@ async def repeated(tb):
     for page in range(2):
         for squeue in queues:
             await tb.send(tb.make(squeue, page, INIT))
+    # Nor for a page whose number differs in one bit, however far behind.
+    plain = tb.rng.randrange(tb.config.squeues)
+    tb.configure(plain, policy=Policy.EMA)
+    await tb.tick()
+    tb.dut.config_write__valid.value = 0
+    for bit in range(tb.config.page_bits):
+        page = tb.rng.randrange(tb.config.pages)
+        for gap in range(EmaEngine.HAZARD):
+            await tb.send(tb.make(plain, page, INIT))
+            await tb.rest(gap)
+            await tb.send(tb.make(plain, page ^ 1 << bit, INIT))
+            await tb.rest(EmaEngine.HAZARD)
     await tb.drain()
     assert tb.waited == tb.scan_waited == 0
     tb.waited = before
@@ -367,7 +383,12 @@ async def flipped_bits(dut):
     await tb.tick()
     dut.config_write__valid.value = 0
     corrected = uncorrected = 0
-    for n in range(60):
+    # Each bit alone, looked at; and as many pairs.
+    places = range(code.code_bits)
+    each = [([bit], kind) for bit in places for kind in (SCAN, MASS)]
+    each += [(rng.sample(places, 2), rng.choice((SCAN, MASS, INIT))) for _ in places]
+    each += [([rng.choice(places)], INIT) for _ in range(8)]
+    for flips, kind in rng.sample(each, len(each)):
         page = pushed, rng.randrange(c.pages)
         await tb.send(tb.make(*page, INIT))
         await tb.send(tb.make(*page, MASS))
@@ -378,13 +399,11 @@ async def flipped_bits(dut):
             for piece, words in pieces
             if piece.first <= row < piece.first + piece.rows
         ]
-        flips = rng.sample(range(code.code_bits), 1 if n % 3 else 2)
         for low, bits in held:
             bits.value = int(bits.value) ^ (
                 sum(1 << f for f in flips) >> low & (1 << len(bits)) - 1
             )
         await tb.tick()
-        kind = rng.choice([SCAN, MASS, INIT])
         if len(flips) == 2 and kind != INIT:
             tb.score[page] = 0
         await tb.send(tb.make(*page, kind))
