@@ -22,7 +22,7 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
 #: with pages enough for the SRAM macro, whose words a bench can reach
 SMALL = named("unit").with_(pages=1024)
 #: the same for each test of SMALL: one model, and the mutants of the one are the others', too
-MODEL = Model(public=[*PUBLIC, ("kelp_sram", "words")])
+MODEL = Model(public=[*PUBLIC, ("kelp_sram", "words"), ("top", "places")])
 
 
 def test_step_latency_and_interval():
@@ -133,3 +133,7 @@ def test_flipped_bits():
 
 def test_flipped_bits_in_events_that_wait():
     run(SMALL, "flipped_events", model=MODEL)
+
+
+def test_flipped_bits_in_events_that_wait_for_their_factor():
+    run(SMALL, "flipped_places", model=MODEL)
