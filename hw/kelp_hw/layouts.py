@@ -36,6 +36,7 @@ from kelp_spec.metadata import (
     page_word_fields,
 )
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, Policy
+from kelp_spec.registers import EVENT_ARGUMENT_BITS
 from kelp_spec.select import select_offset_bits
 
 __all__ = [
@@ -508,7 +509,8 @@ class Layouts:
                 "ld_id": LD_ID_BITS,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
-                "argument": 16,
+                # a tag, a number of a hint line, … of 16 bits at most, or a frame
+                "argument": min(EVENT_ARGUMENT_BITS, max(16, c.frame_bits)),
             }
         )
 

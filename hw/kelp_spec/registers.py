@@ -37,6 +37,8 @@ SESSION_STRIDE = 0x200
 #: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above
 HISTOGRAM_BINS = 24
 EVENT_RECORDS = 16
+#: of an event; one that is wider, as the number of a frame beyond 2^20, is cut to its lowest bits
+EVENT_ARGUMENT_BITS = 20
 
 _SOURCES = tuple(s.name.lower() for s in PrefetchSource if s)
 
@@ -337,7 +339,12 @@ class RegisterMap:
                     Field("ld_id", 8, 4, ""),
                     Field("squeue", 12, 16, ""),
                     Field("page", 28, 16, ""),
-                    Field("argument", 44, 20, ""),
+                    Field(
+                        "argument",
+                        44,
+                        EVENT_ARGUMENT_BITS,
+                        "docs/interface.md; the lowest bits of a wider one",
+                    ),
                 ),
                 "event record, oldest first",
             )

@@ -16,6 +16,7 @@ from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.metadata import LAYER_RANGES, Event
 from kelp_spec.registers import (
+    EVENT_ARGUMENT_BITS,
     EVENT_RECORDS,
     IDENTITY,
     SESSION_BASE,
@@ -48,7 +49,11 @@ class EventLog:
             return
         self.records.append(
             (
-                int(code) | ld_id << 8 | squeue << 12 | page << 28 | (argument & 0xFFFFF) << 44,
+                int(code)
+                | ld_id << 8
+                | squeue << 12
+                | page << 28
+                | (argument & (1 << EVENT_ARGUMENT_BITS) - 1) << 44,
                 self.time & 0xFFFFFFFF,
             )
         )

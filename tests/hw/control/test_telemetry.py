@@ -9,8 +9,8 @@ from timing import check_pace
 from kelp_hw.control.telemetry import Telemetry
 from kelp_hw.layouts import DropReason
 from kelp_spec.config import named
-from kelp_spec.metadata import Op, Outcome, PrefetchSource
-from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
+from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
+from kelp_spec.registers import COUNTERS, EVENT_ARGUMENT_BITS, QUEUE_COUNTERS
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
 
@@ -52,6 +52,30 @@ def test_a_session_that_closes_over_all_slots_loses_no_drop(slots):
 
     simulate(dut, bench)
     assert sum(counted) == 2 * slots and not counted[-1]
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (named("llama70b"), (1 << 20) - 1),  # its last frame
+        (named("llama70b").with_(frames=(1 << 22,) * 4), (1 << EVENT_ARGUMENT_BITS) - 1),
+    ],
+    ids=["llama70b", "wider than a record"],
+)
+def test_an_event_names_the_last_frame(config, told):
+    dut = Telemetry(config=config)
+
+    async def bench(ctx):
+        ctx.set(dut.i_result.p.op.kind, Op.FILL)
+        ctx.set(dut.i_result.p.op.failed, 1)
+        ctx.set(dut.i_result.p.op.frame, config.total_frames - 1)
+        ctx.set(dut.i_result.valid, 1)
+        for _ in range(Telemetry.LATENCY):
+            await ctx.tick()
+        assert ctx.get(dut.o_event.valid) and ctx.get(dut.o_event.p.code) == Event.FETCH_FAILED
+        assert ctx.get(dut.o_event.p.argument) == told
+
+    simulate(dut, bench)
 
 
 def run(block=Telemetry, cycles=6_000, **change):
