@@ -22,6 +22,8 @@ from .registers import Registers, unpack
 __all__ = ["Control", "overflow_record"]
 
 _KEPT = 1000  #: event records kept for a requester that has not asked yet; a frame holds them
+#: What a requester did that concerns no session: its record is of session 0.
+_OF_NO_SESSION = (Event.REGISTER_REFUSED.name, Event.HINT_MALFORMED.name, Event.OUT_OF_MAP.name)
 _CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
 
 
@@ -182,8 +184,9 @@ class Control:
     # - events -------------------------------------------------------------------------------------
     def attach(self, requester, owned: dict[int, int]) -> None:
         """A requester that sees the events from now on: with LD-ID 0 all of them; with another what
-        happens to its `owned` sessions, from the number on that it owns them, nothing that another
-        LD-ID did, and that the log has run over in what it did itself."""
+        happens to its `owned` sessions, from the number on that it owns them, what it did that
+        concerns no session, nothing that another LD-ID did, and that the log has run over in what
+        it did itself."""
         self._unseen[id(requester)] = _Unseen(requester.ld_id, owned)
 
     def mark(self, requester) -> int:
@@ -253,8 +256,9 @@ class _Unseen:
         if self.ld_id == 0:
             return True
         first = self._owned.get(record["session"])
-        mine = first is not None and record["number"] >= first
-        return mine and record["ld_id"] in (0, self.ld_id)
+        if first is not None and record["number"] >= first:
+            return record["ld_id"] in (0, self.ld_id)
+        return record["ld_id"] == self.ld_id and record["code"] in _OF_NO_SESSION
 
     def append(self, record: dict) -> None:
         if len(self._records) == _KEPT and self._lost is None:

@@ -12,6 +12,7 @@ import cxl_kv
 from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
+from kelp_spec.address import AddressMap
 from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -147,6 +148,22 @@ def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path, make):
                 differ = {key: (a[key], b[key]) for key in a if a[key] != b[key]}
                 assert not differ, f"step {step}: {name} {differ}"
             assert a == b, f"step {step}: {name}"
+
+
+def test_a_tenant_sees_its_own_refusals_that_concern_no_session(tmp_path):
+    """Though session 0, which their records name, is another's; that one does not see them."""
+    with Server(make_core("golden:unit")) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as theirs, cxl_kv.open(url) as mine:
+            theirs.open_session(SHAPE)
+            hints = AddressMap(mine.config).hint_base
+            mine.transport.store(np.array([hints], np.uint64), np.full((1, 64), 0xFF, np.uint8))
+            mine.transport.load(np.array([1 << 45], np.uint64))
+            mine.registers.write("s0_command", command=SessionCommand.CLOSE)
+            refused = [(e["number"], e["code"], e["ld_id"]) for e in mine.events()]
+            codes = ("HINT_MALFORMED", "OUT_OF_MAP", "REGISTER_REFUSED")
+            assert refused == [(i, code, mine.transport.ld_id) for i, code in enumerate(codes)]
+            assert theirs.events() == [] == mine.events()
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])
