@@ -257,7 +257,9 @@ class DaxCore(Core):
             np.zeros((len(addresses), LINE_BYTES), np.uint8),
             np.zeros(len(addresses), np.uint8),
         )
-        there = allowed & self.header.were_written(number)
+        # Of those allowed only: the header is there then.
+        there = allowed.copy()
+        there[allowed] = self.header.were_written(number[allowed])
         if there.any():
             which = np.flatnonzero(there)
             got = np.empty((len(which), LINE_BYTES), np.uint8)

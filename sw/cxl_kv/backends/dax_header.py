@@ -252,11 +252,12 @@ class Header:
         return True
 
     def give_up(self, session: int) -> None:
-        """Close a session that was opened here; `exclusive` is held. Of one that was lost, nothing
-        is touched but this process's lock."""
+        """Close a session that was opened here; `exclusive` is held. Of one that was lost, or whose
+        memory is gone, nothing is touched but this process's lock: should the memory come back, the
+        session is that of a process that is gone."""
         try:
             self.mine(session)
-        except SessionLostError:
+        except (SessionLostError, TransportError):
             pass
         else:
             self.forget(session)

@@ -21,6 +21,7 @@ from tenants import greeted, tenants
 
 import cxl_kv
 from cxl_kv.backends import remote
+from cxl_kv.core import Status
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
@@ -372,6 +373,28 @@ def test_memory_that_goes_away_behind_a_server_is_named(tmp_path):
             with pytest.raises(cxl_kv.BusError, match="session 0, layer 1, head 0, page 2") as lost:
                 session.write(1, k[1, :, 8:12], v[1, :, 8:12], start=8)
             assert (lost.value.session, lost.value.layer, lost.value.page) == (0, 1, 2)
+
+
+def test_a_server_outlives_its_memory(tmp_path):
+    """Whoever had a session leaves no LD-ID out of use, and who comes then is told."""
+    path = tmp_path / "memory"
+    with Server(make_core(f"dax:{path}?config=unit&create=1")) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as device:
+            session, ld_id = device.open_session(SHAPE), device.ld_id
+            session.write([0, 1], *tensors())
+            size = path.stat().st_size
+            os.truncate(path, 0)
+            with pytest.raises(cxl_kv.TransportError, match="truncated or the device unplugged"):
+                session.read(0, stop=1)
+        settled(lambda: not server.clients)
+        with cxl_kv.open(url) as device:
+            assert device.ld_id == ld_id
+            assert device.transport.load(np.zeros(1, np.uint64)).status == [Status.NOT_MAPPED]
+            with pytest.raises(cxl_kv.TransportError, match="truncated or the device unplugged"):
+                device.open_session(SHAPE)
+            os.truncate(path, size)
+            device.open_session(SHAPE).write([0, 1], *tensors())
 
 
 def test_a_server_leaves_its_successors_socket_alone(tmp_path):
