@@ -98,22 +98,22 @@ def register(app: typer.Typer) -> None:
         try:
             limits = Limits(idle_seconds=idle)
             with _server(device, core, budget_bytes=budget, tokens=known, limits=limits) as server:
-                for url in listen or ["unix:/tmp/kelp.sock"]:
-                    try:
-                        url = server.listen(url, exposed=expose)
-                    except ValueError as error:
-                        raise UserError(str(error)) from None
-                    except OSError as error:
-                        raise UserError(_cannot_listen(url, error)) from None
-                    console.print(f"serving {device} on {url}")
+                places = [
+                    (server.listen, url, f"serving {device} on")
+                    for url in listen or ["unix:/tmp/kelp.sock"]
+                ]
                 if metrics:
+                    places.append((server.serve_metrics, metrics, "metrics on"))
+                lines = []
+                for begin, where, what in places:
                     try:
-                        url = server.serve_metrics(metrics, exposed=expose)
+                        lines.append(f"{what} {begin(where, exposed=expose)}")
                     except ValueError as error:
                         raise UserError(str(error)) from None
                     except OSError as error:
-                        raise UserError(_cannot_listen(metrics, error)) from None
-                    console.print(f"metrics on {url}")
+                        raise UserError(_cannot_listen(where, error)) from None
+                for line in lines:  # once nothing is refused any more
+                    console.print(line)
                 signal.sigwait(_SIGNALS)
                 # A second signal does not wait for sessions to close.
                 for number in _SIGNALS:

@@ -461,6 +461,8 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
+    """And nothing else: not that it serves where a later address is refused."""
+    here = ["--listen", f"unix:{tmp_path}/kelp.sock"]
     for arguments, problem in (
         (["golden:nonsense"], "unknown configuration"),
         (["golden:unit", "--listen", "udp:x"], "kelp: 'udp:x' is refused"),
@@ -473,8 +475,11 @@ def test_the_command_says_what_is_wrong(tmp_path):
         (["unix:/tmp/kelp.sock"], "'unix:/tmp/kelp.sock' is refused here: it names a server"),
         (["golden:unit", "--budget", "-3"], "budget = -3 is refused"),
         ([f"dax:{tmp_path}/nothing?config=unit"], "create=1"),
+        (["golden:unit", *here, "--metrics", "127.0.0.1:0"], "they need a token"),
+        (["golden:unit", *here, "--listen", "udp:x"], "kelp: 'udp:x' is refused"),
     ):
         done = subprocess.run(
             [*KELP, "serve", *arguments], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 1 and problem in done.stderr and "Traceback" not in done.stderr
+        assert not done.stdout
