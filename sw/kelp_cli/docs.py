@@ -3,6 +3,7 @@
 """``kelp docs``: the generated parts of docs/."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,12 @@ DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables s
 
 
 _RUNS = "<!-- runs: written by `kelp docs` from data/bench/nightly.json -->\n"
-_BESIDE = ("nightly.json", "mutate.json", "coverage.json")  # where the rows of the bench are
+#: Where the rows of the bench are, and what writes each.
+_BESIDE = {
+    "nightly.json": "kelp nightly",
+    "mutate.json": "make mutate",
+    "coverage.json": "make coverage",
+}
 _MUTANTS = "<!-- mutants: written by `kelp docs` from data/bench/mutate.json -->\n"
 _COVERAGE = "<!-- coverage: written by `kelp docs` from data/bench/coverage.json -->\n"
 
@@ -39,33 +45,44 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     from kelp_verif.mutation.hunt import markdown
 
     config = named(DOCUMENTED)
-    runs = _rows(bench.with_name("nightly.json"))
-    mutants = _rows(bench.with_name("mutate.json"))["blocks"]
-    covered = _rows(bench.with_name("coverage.json"))
-    page = (directory / "verification.md").read_text(encoding="utf-8")
-    for mark, rows in (
-        (_RUNS, runs_markdown(runs)),
-        (_COVERAGE, coverage_markdown(covered)),
-        (_MUTANTS, markdown(mutants)),
+    verification = directory / "verification.md"
+    page = read_text(verification)
+    for mark, name, render in (
+        (_RUNS, "nightly.json", runs_markdown),
+        (_COVERAGE, "coverage.json", coverage_markdown),
+        (_MUTANTS, "mutate.json", lambda record: markdown(record["blocks"])),
     ):
-        before, _, after = page.split(mark)
-        page = mark.join((before, f"\n{rows}\n", after))
+        rows = _rendered(bench.with_name(name), _BESIDE[name], render)
+        parts = page.split(mark)
+        if len(parts) != 3:
+            raise UserError(f"{verification} has no two lines {mark.rstrip()}; see git diff")
+        page = mark.join((parts[0], f"\n{rows}\n", parts[2]))
     return {
         "registers.md": registers_markdown(config),
         "cxl_registers.md": cxl_registers_markdown(named_cxlio("joined")),
         "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
-        "figures.md": figures_markdown(_rows(bench), GROUPS),
+        "figures.md": _rendered(
+            bench, f"kelp bench -o {bench}", lambda rows: figures_markdown(rows, GROUPS)
+        ),
         "verification.md": page,
     }
 
 
-def _rows(path: Path):
+def _rendered(path: Path, maker: str, render: Callable) -> str:
+    """What `render` makes of the rows in a file; a UserError where it holds none of `maker`'s."""
     try:
-        return json.loads(read_text(path))
+        rows = json.loads(read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
+    try:
+        return render(rows)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} holds other rows than `{maker}` writes ({type(error).__name__}: {error}); "
+            + "make it anew"
+        ) from None
 
 
 def register(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -125,6 +126,29 @@ def test_rows_that_are_cut_are_named(tmp_path):
         (tmp_path / f"{name}.json").write_text("[")
     found = CliRunner().invoke(build_app(), ["docs", "--bench", f"{tmp_path}/bench.json"])
     assert str(found.exception).startswith(f"{tmp_path}/nightly.json is not JSON: ")
+
+
+@pytest.mark.parametrize("name", ["bench", "nightly", "mutate", "coverage"])
+@pytest.mark.parametrize(
+    "rows", ['{"rows": 1}', '{"blocks": 7}', "[[1]]", "3", '[{"part": "bench"}]']
+)
+def test_rows_of_another_shape_are_named(tmp_path, name, rows):
+    for path in (*(ROOT / "data" / "bench").glob("*.json"), ROOT / "docs" / "verification.md"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / f"{name}.json").write_text(rows)
+    options = ["docs", "--bench", f"{tmp_path}/bench.json", "-o", str(tmp_path)]
+    found = CliRunner().invoke(build_app(), options)
+    assert isinstance(found.exception, UserError), found.exception
+    assert str(found.exception).startswith(f"{tmp_path}/{name}.json holds other rows than `")
+
+
+def test_a_page_without_its_marks_is_named(tmp_path):
+    (tmp_path / "verification.md").write_text("# Verification\n")
+    options = ["docs", "--bench", str(ROOT / "data/bench/bench.json"), "-o", str(tmp_path)]
+    found = CliRunner().invoke(build_app(), options)
+    assert isinstance(found.exception, UserError), found.exception
+    assert str(found.exception).startswith(f"{tmp_path}/verification.md has no two lines <!-- runs")
+    assert [path.name for path in tmp_path.iterdir()] == ["verification.md"]
 
 
 @pytest.mark.parametrize("columns", [24, 40, 80])
