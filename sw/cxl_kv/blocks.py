@@ -83,7 +83,7 @@ class BlockStore:
         self.session = device.open_session(shape, policy=policy)
         # key → (place, bytes), least recently used first
         self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
-        self._pins: dict[Hashable, int] = {}
+        self._pins: dict[Hashable, int] = {}  # also of keys whose block is gone
         self._free = list(range(self.capacity - 1, -1, -1))
         self._lock = threading.RLock()
         self._dropping = False  # on_drop is told, by whoever has the lock
@@ -181,9 +181,7 @@ class BlockStore:
             if len(placed) == 1:
                 number, key, _, _, _ = placed[0]
                 results[number] = error
-                if key in self._index:
-                    self._free.append(self._index.pop(key)[0])
-                    self._pins.pop(key, None)
+                self.delete(key)
                 return
             lost: dict[Hashable, Exception] = {}
             for one in placed:  # whose fault it was, one by one
@@ -293,7 +291,6 @@ class BlockStore:
             if key not in self._index:
                 return False
             self._free.append(self._index.pop(key)[0])
-            self._pins.pop(key, None)
             return True
 
     def delete_unpinned(self, key: Hashable) -> int | None:
@@ -307,7 +304,9 @@ class BlockStore:
             return size
 
     def pin(self, key: Hashable) -> bool:
-        """Keep a block until as many `unpin`s; whether it was there."""
+        """Keep a block until as many `unpin`s; whether it was there. Where it is lost or deleted
+        before, its pins stay for the next block of that key: whose an `unpin` is nobody tells, so
+        it must not let go of what another has pinned since."""
         with self._lock:
             if key in self._index:
                 self._pins[key] = self._pins.get(key, 0) + 1

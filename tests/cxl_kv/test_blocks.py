@@ -70,6 +70,19 @@ def test_delete_unpinned_spares_what_is_in_use(device):
         assert store.delete_unpinned(0) is None
 
 
+def test_a_late_unpin_takes_no_other_readers_pin():
+    """Of a block that was lost under a reader's pin, and stored anew and pinned by another one."""
+    with cxl_kv.open("golden:unit") as device, BlockStore(device, 512, blocks=2) as store:
+        store.put(0, block(0, 512))
+        assert store.pin(0) and store.delete(0) and not store.pin(0)
+        store.put(0, block(1, 512))
+        assert store.pin(0) and store.unpin(0)  # the first reader's
+        for key in (1, 2):
+            store.put(key, block(key, 512))
+        assert 0 in store and store.delete_unpinned(0) is None
+        assert store.unpin(0) and not store.unpin(0) and store.delete_unpinned(0) == 512
+
+
 def test_no_pin_is_lost_to_delete_unpinned():
     """Whoever got a pin finds the block until it is given back, whatever others delete."""
     with cxl_kv.open("golden:unit") as device, BlockStore(device, 512, blocks=3) as store:
