@@ -110,6 +110,14 @@ def test_values_come_back_as_they_went_in(storage):
     assert not storage.exists("hash3")
 
 
+def test_a_page_that_cannot_be_stored_keeps_back_no_other(storage):
+    """The whole is no success, and nothing is there that was not stored."""
+    values = [tensor(0), torch.cat([tensor(1), tensor(2)]), tensor(3)]  # one above `page_bytes`
+    assert storage.batch_set(["first", "large", "last"], values) is False
+    assert [storage.exists(key) for key in ("first", "large", "last")] == [True, False, True]
+    assert storage.batch_set(["first", "last"], [values[0], values[2]]) is True
+
+
 def test_pools_move_pages_by_index(storage):
     pool, other = Pool(), Pool()
     storage.register_mem_pool_host(pool)

@@ -8,6 +8,7 @@ import random
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from vllm.config import KVTransferConfig
@@ -15,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.request import RequestStatus
 from vllm_engine import BLOCK, BLOCKS, DIM, HEADS, LAYERS, Engine, prompt
 
+import cxl_kv
 from cxl_kv.connectors.vllm_connector import Key, Moves, News
 
 
@@ -208,6 +210,15 @@ def test_a_block_goes_to_its_own_place_and_no_other(engine):
     connector.start_load_kv(None)
     assert not connector.get_block_ids_with_load_errors()
     assert all(torch.equal(cache[name], moved[name]) for name in cache)
+
+
+def test_caches_that_are_registered_again_leave_no_device_open(engine):
+    before = engine.worker.device
+    caches = [torch.zeros(BLOCKS, HEADS, BLOCK, DIM) for _ in range(LAYERS)]
+    engine.worker.register_kv_caches({f"layer.{i}": cache for i, cache in enumerate(caches)})
+    assert engine.worker.device is not before
+    with pytest.raises(cxl_kv.TransportError, match="was closed"):
+        before.transport.load(np.zeros(1, np.uint64))
 
 
 def test_what_is_lost_as_soon_as_it_is_stored_is_not_promised(engine):

@@ -151,10 +151,12 @@ class CxlHiCacheStorage(HiCacheStorage):
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        return all(
+        """Whether all are stored. Each is tried, whatever became of those before it."""
+        done = [
             self.set(key, value)
             for key, value in zip(keys, values or [None] * len(keys), strict=True)
-        )
+        ]
+        return all(done)
 
     def exists(self, key: str) -> bool:
         return self._key(key) in self.store

@@ -369,7 +369,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     # - worker -------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Each layer's cache, its blocks along the first dimension, or the kernel blocks that make
-        them up; the device is opened here. ValueError for another layout."""
+        them up; the device is opened here, and one from an earlier call closed: its blocks are
+        misses from then on. ValueError for another layout."""
+        self.shutdown()
         self._layers, self._sizes = {}, [0 for _ in self._groups]
         for name, cache in kv_caches.items():
             if name not in self._group_of:
