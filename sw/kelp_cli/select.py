@@ -52,7 +52,8 @@ def select(
         int | None,
         typer.Option(
             min=64,
-            help="Tokens of each; 2048 when left out, of a recording all.",
+            help="Tokens of each; 2048 when left out, of TRACE a recording's all and a text's "
+            + "first 2048.",
             show_default=False,
         ),
     ] = None,

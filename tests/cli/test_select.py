@@ -83,6 +83,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         (("nowhere.npz",), "nowhere.npz: no such file"),
         ((str(text),), "text.txt has 3 tokens; legal: two pages, 32 tokens, or more"),
         ((real,), "is of 30 layers"),
+        ((small, "--tokens", "4000"), "tokens, and --tokens 4000 is refused; legal: 2048 at most"),
         ((small, "--residency", "0,2"), "--residency '0,2' is not shares"),
         ((small, "--tokens", "600", "--residency", "0.05"), "is 23 frames; legal: 24 or more"),
         ((small, small), "are both named 'attn_3'; give each recording once"),

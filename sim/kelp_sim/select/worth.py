@@ -56,8 +56,9 @@ class Found:
 def given(
     path: Path, paths: Sequence[Path], tokens: int, first: int
 ) -> tuple[Llama, list[Document]]:
-    """A model, and documents for it: recordings (their tokens, from the first step on) and texts
-    (the first ``tokens``, from ``first`` on)."""
+    """A model, and documents for it: recordings, from their first step on, and texts, from
+    ``first`` on (-1: a quarter); the first ``tokens`` of each (0: all of a recording, 2048 at most
+    of a text). ValueError where one has fewer, or too few."""
     if path.suffix == ".gguf":
         model, tokenizer = real.load(path)
     else:
@@ -74,19 +75,25 @@ def given(
                     + f"which has {model.layers} and {model.config['vocab_size']} tokens"
                 )
             start = trace.prefill_tokens if first < 0 else first
-            ids = ids[: tokens or None]
+            most = len(ids)
         else:
             try:
                 text = read_text(one)
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"{one} is no text: {error}") from None
-            ids = np.array(tokenizer.encode(text)[: tokens or 2048], np.int64)
-            quarter = max(len(ids) // 4 // _PAGE, 1) * _PAGE
+            ids, most = np.array(tokenizer.encode(text), np.int64), 2048
+            quarter = max(min(tokens or most, len(ids)) // 4 // _PAGE, 1) * _PAGE
             start = quarter if first < 0 else first
         if len(ids) < 2 * _PAGE:
             raise ValueError(
                 f"{one} has {len(ids)} tokens; legal: two pages, {2 * _PAGE} tokens, or more"
             )
+        if tokens > len(ids):
+            raise ValueError(
+                f"{one} has {len(ids)} tokens, and --tokens {tokens} is refused; legal: "
+                + f"{len(ids)} at most, or none given"
+            )
+        ids = ids[: tokens or most]
         if not 0 < start < len(ids) - 1:
             raise ValueError(
                 f"{one} has {len(ids)} tokens: decoding from token {start} on leaves none to "
