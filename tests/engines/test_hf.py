@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     DynamicCache,
+    EncoderDecoderCache,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -104,7 +107,7 @@ def test_the_tokens_are_those_of_a_dynamic_cache(device, name, dtype):
     assert (
         len(cache.rows) == 2
         and cache.get_seq_length() == 24
-        and all(layer.keys is None for layer in cache.layers)
+        and not any(torch.is_tensor(x) for layer in cache.layers for x in vars(layer).values())
     )
     assert (
         cache.rows[0].telemetry()["allocations"].sum()
@@ -245,6 +248,28 @@ def test_what_cannot_be_stored_is_refused_by_name(device):
     with pytest.raises(cxl_kv.DeviceFullError, match="8 sessions"):
         generate(model_of("llama"), cache_of(device, model_of("llama")), prompt(batch=9))
     assert model_shape(model.config, torch.float16, formats="int8").queues == 6
+
+
+def test_an_encoder_decoder_model_has_its_own_attention_on_the_device(device):
+    """Of its cross-attention's cache it takes the tensors themselves, which are not there."""
+    torch.manual_seed(3)
+    sizes = dict(vocab_size=101, d_model=64, max_position_embeddings=64)
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 64}
+    config = BartConfig(**sizes, eos_token_id=None, forced_eos_token_id=None)
+    model = BartForConditionalGeneration(config).to(torch.float16).eval()
+
+    def tokens(own, cross):
+        return generate(model, EncoderDecoderCache(own, cross), prompt())
+
+    expected = tokens(DynamicCache(config=config), DynamicCache(config=config))
+    with EndpointCache(device, config) as cache:
+        assert (tokens(cache, DynamicCache(config=config)) == expected).all()
+    with (
+        EndpointCache(device, config) as cache,
+        pytest.raises(cxl_kv.UnsupportedError, match="layer 0 are on the device.*a DynamicCache"),
+    ):
+        tokens(DynamicCache(config=config), cache)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,19 @@ def test_a_prompt_is_summarised_for_its_last_queries():
             assert cache.rows[0] is session and (session.plans[1] != second).any()
 
 
+def test_a_copy_counts_its_own_choices():
+    model, more = model_of("llama"), torch.tensor([[7]])
+    with (
+        cxl_kv.open(DEVICE) as device,
+        EndpointCache(device, model.config, sparse=Sparse()) as cache,
+    ):
+        model(**prompt(tokens=12), past_key_values=cache)
+        model(input_ids=more, past_key_values=cache)
+        with copy.deepcopy(cache) as other:
+            model(input_ids=more, past_key_values=other)
+            assert [x.sparse.counts[0][0] for x in (cache, other)] == [1, 2]
+
+
 def test_another_text_brings_its_own_plan():
     """Also in sessions of rows that were dropped, and where all was cropped."""
     model = model_of("llama")

@@ -26,6 +26,7 @@ what a row holds. It tells a cache nothing of them, so this module wraps the ste
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -96,6 +97,17 @@ class EndpointLayer(DynamicLayer):
         self.length = 0
         #: whether the device has chosen, and may have summarised pages by the sessions' plans
         self.has_chosen = False
+
+    def _tensor(self) -> None:
+        if self.length:
+            raise UnsupportedError(
+                f"the keys and values of layer {self.index} are on the device, and no tensors of "
+                + "it; what wants these, as an encoder-decoder model of its "
+                + "cross_attention_cache, needs a DynamicCache there"
+            )
+
+    #: None before there are any, as of other layers; UnsupportedError from then on.
+    keys = values = property(_tensor, lambda self, _: None)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -495,7 +507,7 @@ class EndpointCache(Cache):
             **self._shape_changes,
             max_tokens=self._max_tokens,
             policy=self.policy,
-            sparse=self.sparse,
+            sparse=copy.deepcopy(self.sparse, memo),  # it counts
         )
         memo[id(self)] = other
         other._shape, other._sizes, other._most = self._shape, self._sizes, self._most
