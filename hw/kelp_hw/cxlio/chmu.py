@@ -35,7 +35,8 @@ class Chmu(wiring.Component):
     pages that share a place (the address folded by exclusive or) the one with the higher score
     stays. At the end of the epoch those whose score is at the threshold or above go to the list, by
     ascending place, in cycles without a score; of scores in `PATIENCE` + 1 cycles on end the last
-    is not looked at meanwhile, so that no flood of them keeps a list from being made. In mode
+    is not looked at meanwhile, so that no flood of them keeps a list from being made; where the
+    next epoch ends before that, its list follows, without those listed already. In mode
     `ALWAYS` a page goes when it becomes hot, once an epoch while it keeps its place.
 
     The list is a ring: the host moves its head, the unit its tail; one place stays free. What finds
@@ -129,13 +130,14 @@ class Chmu(wiring.Component):
         ]
         with m.If(step):
             m.d.sync += place.eq(Mux(last, 0, place + 1))
+        again = Signal()  # an epoch has ended during the walk: another one follows
         with m.If(last):
-            m.d.sync += [walking.eq(0), clearing.eq(0)]
-        with m.Elif(over & ~clearing):
-            m.d.sync += walking.eq(1)
+            m.d.sync += [walking.eq(again | over), again.eq(0), clearing.eq(0)]
+        with m.Elif(over):
+            m.d.sync += [walking.eq(1), again.eq(walking)]
         emptied = bank.strobes.chmu_reset | (values.chmu_enable & ~was_enabled)
         with m.If(emptied):
-            m.d.sync += [clearing.eq(1), walking.eq(0), place.eq(0)]
+            m.d.sync += [clearing.eq(1), walking.eq(0), again.eq(0), place.eq(0)]
         row, threshold = look.data, values.chmu_threshold
         same, wins, hot, judged = Signal(), Signal(), Signal(), Signal(CHMU_SCORE_BITS)
         listed, append = Signal(), Signal()

@@ -20,8 +20,8 @@ ENABLE, RESET, OVERFLOW_IRQ, FILL_IRQ, ALL = 1 << 16, 1 << 17, 1 << 9, 1 << 10, 
 
 
 class Host:
-    def __init__(self, seed=1):
-        self.dut, self.rng = Chmu(config=CONFIG), random.Random(seed)
+    def __init__(self, seed=1, config=CONFIG):
+        self.dut, self.rng = Chmu(config=config), random.Random(seed)
         self.told = 0
 
     async def tick(self, ctx, heat=None):
@@ -124,6 +124,30 @@ def test_scores_in_each_cycle_keep_no_list_from_being_made():
         for _ in range(ENTRIES * (host.dut.PATIENCE + 1)):
             await host.tick(ctx, (0, 700))
         assert await host.listed(ctx) == [unit << 16 | 700 + unit for unit in range(5)]
+
+    simulate(host.dut, bench)
+
+
+@pytest.mark.parametrize(
+    "free", [3, 4, 5], ids=["amid the walk", "in its last cycle", "after the walk"]
+)
+def test_an_epoch_that_ends_while_the_last_ones_list_is_made_has_a_list(free):
+    """Of 16 places; with scores in all cycles but `free` the walk takes 128 − 7 · `free` cycles, an
+    epoch 100."""
+    host = Host(config=CONFIG.replace(hot_entries=16))
+
+    async def bench(ctx):
+        await host.start(ctx, mode=Mode.EPOCH, threshold=600, length=1)
+        while not await host.ended(ctx):
+            pass
+        over = []
+        for cycle in range(100):
+            over.append(ctx.get(host.dut.over))
+            await host.tick(ctx, None if cycle < free else (0, 700))
+        assert over == [0] * 99 + [1]
+        for _ in range(2 * 16):
+            await host.tick(ctx)
+        assert await host.listed(ctx) == [700]
 
     simulate(host.dut, bench)
 
