@@ -186,7 +186,6 @@ class LocalTransport(Transport):
         number. It is owned from the first step on; where a later one fails, it is closed, and where
         the generator is left half-way, it is closed as any other that is owned."""
         with self.exclusive():
-            self._usable()
             request = self._control.checked(request)
             first = self._control.mark(self)  # before OPEN: after it, nothing may fail
             session = self._control.begin_open(request, self.ld_id)
@@ -196,7 +195,6 @@ class LocalTransport(Transport):
             budgets = self._control.budgets(session, request)
             while True:
                 with self.exclusive():
-                    self._usable()
                     if next(budgets, budgets) is budgets:
                         return session
                 yield
@@ -212,7 +210,6 @@ class LocalTransport(Transport):
 
     def close_session(self, session: int) -> None:
         with self.exclusive():
-            self._usable()
             self._control.close_session(session)
             self._owned.pop(session, None)
 
@@ -224,11 +221,9 @@ class LocalTransport(Transport):
     def closing(self, session: int) -> Iterator[None]:
         """Close it bit by bit: a generator that yields until it is closed."""
         with self.exclusive():
-            self._usable()
             self._control.begin_close(session)
         while True:
             with self.exclusive():
-                self._usable()
                 if self._control.is_closed(session):
                     self._owned.pop(session, None)
                     return
@@ -236,13 +231,15 @@ class LocalTransport(Transport):
 
     def events(self) -> list[dict]:
         with self.exclusive():
-            self._usable()
             return self._control.events_of(self)
 
+    @contextlib.contextmanager
     def exclusive(self):
         self.home.check()
-        self._usable()
-        return self.core.exclusive()
+        with self.core.lock:  # else another thread may close the core before it is ours
+            self._usable()
+            with self.core.exclusive():
+                yield
 
     def view(self, offset, size):
         self.home.check()

@@ -92,18 +92,26 @@ class RemoteTransport(Transport):
         self._connection = connect(url, min(self._timeout, _HELLO_SECONDS))
         let_go_in_children(self)
         try:
-            hello = from_json(self._ask(Op.HELLO, to_json(hello)))
+            self._learn(from_json(self._ask(Op.HELLO, to_json(hello))))
             self._connection.settimeout(self._timeout)
         except BaseException:
             self._connection.close()
             raise
-        self.config = Config.of_json(hello["config"])
-        self.ld_id, self.hints, self.persistent = (
-            hello["ld_id"],
-            hello["hints"],
-            hello["persistent"],
-        )
-        self.formats = frozenset(Format(f) for f in hello["formats"])
+
+    def _learn(self, hello) -> None:
+        try:
+            self.config = Config.of_json(hello["config"])
+            self.ld_id, self.hints, self.persistent = (
+                hello["ld_id"],
+                hello["hints"],
+                hello["persistent"],
+            )
+            self.formats = frozenset(Format(f) for f in hello["formats"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise errors.TransportError(
+                f"{self.url}: its device is none that this version of cxl_kv knows "
+                + f"({type(error).__name__}: {error}); install the server's"
+            ) from None
 
     def _ask(self, op: Op, *parts) -> bytearray:
         self.home.check()
@@ -129,7 +137,9 @@ class RemoteTransport(Transport):
         if code == Reply.OK:
             return payload
         reply = from_json(payload)
-        kind = getattr(errors, reply["error"], errors.TransportError)
+        if not (isinstance(reply, dict) and reply.keys() >= {"error", "message"}):
+            reply = {"error": "", "message": f"{self.url}: reply {code} is none of an error"}
+        kind = getattr(errors, str(reply["error"]), errors.TransportError)
         if not (isinstance(kind, type) and issubclass(kind, errors.CxlKvError)):
             kind = errors.TransportError
         error = kind(reply["message"])

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -256,6 +258,24 @@ def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
     with pytest.raises(cxl_kv.TransportError, match="truncated"):
         sessions[0].read(0, stop=1)
     device.close()
+
+
+def test_a_device_that_another_thread_closes_first_says_so(path):
+    """Not that its file was closed behind the library's back."""
+    transport, said = opened(path).transport, []
+
+    def ask():
+        with pytest.raises(cxl_kv.TransportError) as caught, transport.exclusive():
+            pass
+        said.append(str(caught.value))
+
+    other = threading.Thread(target=ask)
+    with transport.core.lock:
+        other.start()
+        time.sleep(0.2)  # it waits for the lock now
+        transport.close()
+    other.join(10)
+    assert said == ["the device was closed; open it again"]
 
 
 def _hold(path, ready, seed):

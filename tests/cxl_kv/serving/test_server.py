@@ -397,6 +397,37 @@ def test_a_server_outlives_its_memory(tmp_path):
             device.open_session(SHAPE).write([0, 1], *tensors())
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "problem"),
+    [
+        (wire.Reply.OK, {"config": {"name": "x", "warp": 3}}, "none that this version.* 'warp'"),
+        (wire.Reply.OK, [], "none that this version of cxl_kv knows .*install the server's"),
+        (wire.Reply.FAILED, {"why": "busy"}, "reply 129 is none of an error"),
+        (wire.Reply.FAILED, {"error": 3, "message": "busy"}, "busy"),
+        (0x55, [1], "reply 85 is none of an error"),
+    ],
+)
+def test_a_server_of_another_version_is_named(tmp_path, code, said, problem):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s")
+        listener.listen()
+
+        def answer():
+            client, _ = listener.accept()
+            with client:
+                _, number, _ = wire.receive(client)
+                wire.send(client, code, number, wire.to_json(said))
+                gone.append(client.recv(1) == b"")
+
+        gone = []
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(cxl_kv.TransportError, match=problem):
+            cxl_kv.open(f"unix:{tmp_path}/s?timeout=20")
+        server.join(20)
+        assert gone == [True], "the connection is closed"
+
+
 def test_a_server_leaves_its_successors_socket_alone(tmp_path):
     path = tmp_path / "kelp.sock"
     with Server(make_core(DEVICE)) as server:
