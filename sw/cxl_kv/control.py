@@ -22,8 +22,8 @@ from .registers import Registers, unpack
 __all__ = ["Control", "overflow_record"]
 
 _KEPT = 1000  #: event records kept for a requester that has not asked yet; a frame holds them
-#: What a requester did that concerns no session: its record is of session 0.
-_OF_NO_SESSION = (Event.REGISTER_REFUSED.name, Event.HINT_MALFORMED.name, Event.OUT_OF_MAP.name)
+#: What a requester did that concerns no open session, though the record names session 0.
+_OF_NO_SESSION = (Event.REGISTER_REFUSED.name, Event.HINT_MALFORMED.name, Event.OPEN_REFUSED.name)
 _CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
 
 
@@ -255,10 +255,14 @@ class _Unseen:
     def may_see(self, record: dict) -> bool:
         if self.ld_id == 0:
             return True
+        own = record["ld_id"] == self.ld_id
+        if record["code"] in _OF_NO_SESSION:
+            return own
         first = self._owned.get(record["session"])
         if first is not None and record["number"] >= first:
-            return record["ld_id"] in (0, self.ld_id)
-        return record["ld_id"] == self.ld_id and record["code"] in _OF_NO_SESSION
+            return own or record["ld_id"] == 0
+        # Beyond what a session of its has, or beyond all of them.
+        return own and record["code"] == Event.OUT_OF_MAP.name
 
     def append(self, record: dict) -> None:
         if len(self._records) == _KEPT and self._lost is None:

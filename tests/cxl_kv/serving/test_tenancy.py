@@ -108,6 +108,10 @@ def nobody(device, state, step):
 def busy(device, state, step):
     """Writes, reads, pins, provokes every refusal it can, closes and opens again."""
     if "session" not in state or state["session"].closed:
+        shape = device.registers.pack("s0_shape", layers=0, kv_heads=1)
+        nothing = dict.fromkeys(("formats", "policy", "recency", "auto_step"), 0)
+        with pytest.raises(cxl_kv.OpenRefusedError, match="the device refused"):
+            device.transport.open_session({"shape": shape, "budgets": [[0, []]], **nothing})
         state["session"] = device.open_session(
             SHAPE.with_(formats=("raw16", "int8")[step % 2]), policy=cxl_kv.Policy(window=3)
         )
@@ -163,6 +167,11 @@ def test_a_tenant_sees_its_own_refusals_that_concern_no_session(tmp_path):
             refused = [(e["number"], e["code"], e["ld_id"]) for e in mine.events()]
             codes = ("HINT_MALFORMED", "OUT_OF_MAP", "REGISTER_REFUSED")
             assert refused == [(i, code, mine.transport.ld_id) for i, code in enumerate(codes)]
+            with cxl_kv.open(f"{url}?admin=1") as admin:
+                admin.transport.store(
+                    np.array([hints], np.uint64), np.full((1, 64), 0xFF, np.uint8)
+                )
+                assert admin.events()[-1]["code"] == "HINT_MALFORMED"
             assert theirs.events() == [] == mine.events()
 
 
