@@ -185,8 +185,8 @@ class Control:
     def attach(self, requester, owned: dict[int, int]) -> None:
         """A requester that sees the events from now on: with LD-ID 0 all of them; with another what
         happens to its `owned` sessions, from the number on that it owns them, what it did that
-        concerns no session, nothing that another LD-ID did, and that the log has run over in what
-        it did itself."""
+        concerns no session, FATAL, nothing that another LD-ID did, and that the log has run over in
+        what it did itself."""
         self._unseen[id(requester)] = _Unseen(requester.ld_id, owned)
 
     def mark(self, requester) -> int:
@@ -253,7 +253,7 @@ class _Unseen:
         self._lost: dict | None = None  # the first that had to go
 
     def may_see(self, record: dict) -> bool:
-        if self.ld_id == 0:
+        if self.ld_id == 0 or record["code"] == Event.FATAL.name:  # which ends all sessions
             return True
         own = record["ld_id"] == self.ld_id
         if record["code"] in _OF_NO_SESSION:

@@ -13,6 +13,7 @@ from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 from kelp_spec.address import AddressMap
+from kelp_spec.metadata import Event, Protected
 from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -173,6 +174,19 @@ def test_a_tenant_sees_its_own_refusals_that_concern_no_session(tmp_path):
                 )
                 assert admin.events()[-1]["code"] == "HINT_MALFORMED"
             assert theirs.events() == [] == mine.events()
+
+
+def test_every_tenant_is_told_of_a_fatal_error(tmp_path):
+    """Nothing that any of them wrote can be read from then on."""
+    with Server(make_core("golden:unit")) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as one, cxl_kv.open(url) as other:
+            one.open_session(SHAPE)
+            with server.core.lock:
+                server.core.window.events.log(Event.FATAL, argument=int(Protected.TRACKER))
+            for device in (one, other):
+                (event,) = device.events()
+                assert (event["code"], event["argument"]) == ("FATAL", Protected.TRACKER)
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])
