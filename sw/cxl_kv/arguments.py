@@ -8,7 +8,17 @@ import contextlib
 import math
 from numbers import Integral, Real
 
-__all__ = ["instance", "integer", "listed", "real", "seconds", "short", "switch", "whole"]
+__all__ = [
+    "instance",
+    "integer",
+    "listed",
+    "nothing_left",
+    "real",
+    "seconds",
+    "short",
+    "switch",
+    "whole",
+]
 
 
 def integer(
@@ -77,3 +87,9 @@ def seconds(options: dict[str, str], name: str, default: float) -> float:
         return real(name, float(text), 0.001, 31_536_000)
     except ValueError:
         raise ValueError(f"{name}={text} is refused; legal: seconds, 0.001 … 31536000") from None
+
+
+def nothing_left(url: str, options: dict[str, str]) -> None:
+    """ValueError for an option that nobody has taken out."""
+    if options:
+        raise ValueError(f"option {next(iter(options))!r} of {url!r} is unknown")

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
 
-from .arguments import instance, integer, short, switch, whole
+from .arguments import instance, integer, nothing_left, short, switch, whole
 from .core import Core
 from .errors import UnsupportedError
 
@@ -92,59 +92,53 @@ def config_of(name: str, options: dict[str, str]) -> Config:
 
 
 def make_core(url: str) -> Core:
-    """The device of a `golden:`, `rtl:`, `serial:`, `dax:` or `cxl:` URL, in this process. The back
-    end's package is imported here, and not before."""
+    """The device of a `golden:`, `rtl:`, `serial:`, `dax:` or `cxl:` URL, in this process, which is
+    touched once the whole URL is known to be legal. The back end's package is imported here, and
+    not before."""
     scheme, rest, options = split(url)
     if scheme == "golden":
         from .backends.golden import GoldenCore
 
-        core = GoldenCore(config_of(rest, options))
-    elif scheme == "rtl":
+        config = config_of(rest, options)
+        nothing_left(url, options)
+        return GoldenCore(config)
+    if scheme == "rtl":
         lockstep = switch(options, "lockstep")
         seed = integer("seed", whole(options, "seed", 1), 0, (1 << 64) - 1)
         config = config_of(rest, options)
         try:
             from .backends.rtl import RtlCore
 
-            _nothing_left(url, options)
-            core = RtlCore(config, lockstep=lockstep, seed=seed)
+            nothing_left(url, options)
+            return RtlCore(config, lockstep=lockstep, seed=seed)
         except ModuleNotFoundError as error:
             raise UnsupportedError(
                 f"{url} needs the RTL simulation, and {error.name!r} is not installed: {_HOW}"
             ) from error
-    elif scheme == "serial":
+    if scheme == "serial":
         try:
             from .backends.serial import SerialCore
         except ModuleNotFoundError as error:
             raise UnsupportedError(
                 f"{url} needs {error.name!r}, which is not installed: {_HOW}"
             ) from error
-        core = SerialCore(rest, options)
-    elif scheme == "dax":
+        return SerialCore(rest, options)
+    if scheme == "dax":
         from .backends.dax import DaxCore
 
         create = switch(options, "create")
-        core = DaxCore(rest, config_of(options.pop("config", ""), options), create=create)
-    elif scheme == "cxl":
+        config = config_of(options.pop("config", ""), options)
+        nothing_left(url, options)
+        return DaxCore(rest, config, create=create)
+    if scheme == "cxl":
         from .backends.cxl import CxlCore
 
         name = options.pop("config", "")
-        core = CxlCore.open(rest, config_of(name, options) if name else None)
-    elif scheme in ("unix", "tcp"):
+        config = config_of(name, options) if name else None
+        nothing_left(url, options)
+        return CxlCore.open(rest, config)
+    if scheme in ("unix", "tcp"):
         raise ValueError(f"{url!r} is refused here: it names a server, and no device of its own")
-    else:
-        raise ValueError(
-            f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, cxl, unix, tcp, "
-            + "serial"
-        )
-    try:
-        _nothing_left(url, options)
-    except ValueError:
-        core.close()
-        raise
-    return core
-
-
-def _nothing_left(url, options):
-    if options:
-        raise ValueError(f"option {next(iter(options))!r} of {url!r} is unknown")
+    raise ValueError(
+        f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, cxl, unix, tcp, serial"
+    )

@@ -61,11 +61,20 @@ def session(device):
         ("dax:/tmp/\ud800?create=1", r"device 'dax:/tmp/\\ud800\?create=1' is refused"),
         ("serial:/dev/null?baud=fast", "baud=fast"),
         ("serial:/dev/null?patience=0", "patience=0"),
+        ("serial:/nowhere?colour=1", "option 'colour' of 'serial:/nowhere' is unknown"),
+        ("golden:unit?colour=1", "option 'colour' of 'golden:unit.colour=1' is unknown"),
     ],
 )
 def test_a_url(url, named):
     with pytest.raises((ValueError, cxl_kv.CxlKvError), match=named):
         cxl_kv.open(url)
+
+
+def test_an_unknown_option_makes_no_file(tmp_path):
+    path = tmp_path / "memory"
+    with pytest.raises(ValueError, match="option 'colour' of .* is unknown"):
+        cxl_kv.open(f"dax:{path}?config=unit&create=1&colour=1")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Config) if field.name != "name"])

@@ -16,7 +16,7 @@ from kelp_fpga.link.host_link import LinkError
 from kelp_fpga.link.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
-from ..arguments import seconds, switch, whole
+from ..arguments import nothing_left, seconds, switch, whole
 from ..core import Core, Loaded, Status
 from ..errors import ConnectionLostError
 
@@ -31,7 +31,7 @@ class SerialCore(Core):
     path : str
         Of the port.
     options : dict
-        Of the URL; those that are known are taken out.
+        Of the URL; they are taken out. ValueError for one that is unknown.
     """
 
     def __init__(self, path: str, options: dict[str, str] | None = None):
@@ -43,15 +43,21 @@ class SerialCore(Core):
             seconds(options, "patience", 10.0),
         )
         reset = switch(options, "reset", "1")
-        self.host = self._guarded(
-            lambda: Host(SerialPort(path, baud), timeout=timeout, patience=patience)
-        )
-        self.config = self.host.config
-        self._guarded(
-            lambda: (
-                self.host.reset(seconds=patience) if reset else self.host.wait("ready", patience)
+        nothing_left(f"serial:{path}", options)
+        port = self._guarded(lambda: SerialPort(path, baud))
+        try:
+            self.host = self._guarded(lambda: Host(port, timeout=timeout, patience=patience))
+            self.config = self.host.config
+            self._guarded(
+                lambda: (
+                    self.host.reset(seconds=patience)
+                    if reset
+                    else self.host.wait("ready", patience)
+                )
             )
-        )
+        except BaseException:
+            port.close()
+            raise
 
     @staticmethod
     def _guarded(do):

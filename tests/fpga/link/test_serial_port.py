@@ -44,6 +44,19 @@ def test_a_port_in_use_is_left_alone():
         os.close(slave)
 
 
+def test_a_port_where_no_board_answers_is_free_again():
+    master, slave = pty.openpty()
+    path = os.ttyname(slave)
+    try:
+        with pytest.raises(cxl_kv.ConnectionLostError) as kept:
+            cxl_kv.open(f"serial:{path}?patience=0.2&timeout=0.05")
+        SerialPort(path).close()
+        assert kept.value.__traceback__  # which would keep the port
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
 @pytest.mark.parametrize("refused", [None, termios.TIOCGSERIAL, termios.TIOCSSERIAL])
 def test_a_port_is_opened_for_low_latency_where_its_driver_has_it(monkeypatch, refused):
     """A driver in the place of `ioctl` that holds all of `struct serial_struct`; its flag 0x10 is
