@@ -595,15 +595,19 @@ class Session:
         """Close the session; its pages are scrubbed and its frames free when this returns. Waits
         for other threads' calls that are under way. Harmless a second time, in a child of the
         process that opened it, and where the connection to the server is lost: with that the server
-        closes it, in its own time."""
+        closes it, in its own time. Where it fails or is interrupted, it can be called again."""
         if not self.closed:
             self.closed = True  # from now on, no call begins
             if self.device.transport.home.left() or self.device.closed:
                 self.plans.clear()
                 return  # a device that was closed has closed its sessions
-            with self._calls, contextlib.suppress(ConnectionLostError):
-                self.plans.clear()
-                self.device.transport.close_session(self.number)
+            try:
+                with self._calls, contextlib.suppress(ConnectionLostError):
+                    self.plans.clear()
+                    self.device.transport.close_session(self.number)
+            except BaseException:
+                self.closed = False  # the device has it still: to be closed again
+                raise
 
     def __enter__(self) -> Session:
         return self

@@ -447,3 +447,20 @@ tops = {name.partition(".")[0] for name in sys.modules}
 assert not {"amaranth", "cocotb", "typer", "rich", "kelp_verif", "kelp_hw", "torch"} & tops, tops
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_a_close_that_is_interrupted_is_made_again(monkeypatch):
+    """As by Ctrl-C while pages are scrubbed: the session takes no place for good."""
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+    with cxl_kv.open("golden:unit?sessions=1") as device:
+        session = device.open_session(shape)
+
+        def interrupted(session):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(device.transport._control, "is_closed", interrupted)
+            session.close()
+        assert not session.closed
+        session.close()
+        assert session.closed and device.open_session(shape).number == session.number
