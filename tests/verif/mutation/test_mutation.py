@@ -429,6 +429,15 @@ def test_what_was_recorded_stays(tmp_path, monkeypatch):
     assert "| `Skid` | 4 | 3 | 1 | 0 | 100.0% |" in page and "`OrderFifo`" in page
 
 
+@pytest.mark.parametrize("text", ["[]", '{"rows": 1}', '{"blocks": 7}', '{"blocks": {"Skid": 1}}'])
+def test_another_file_is_no_record(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    monkeypatch.setattr("kelp_verif.mutation.hunt.hunt", one_for_each)
+    (tmp_path / "mutate.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"mutate\.json is no record of make mutate; remove it"):
+        main(only=["Skid"], count=100, seed=1, jobs=1, resume=False)
+
+
 def test_only_a_process_that_sleeps_has_stopped():
     for program, runs in (("while 1: pass", True), ("import time; time.sleep(60)", False)):
         process = subprocess.Popen([sys.executable, "-Sc", program], start_new_session=True)

@@ -47,6 +47,18 @@ def _tests(only: list[str]) -> list[str]:
     return [test for name in only or rooms for test in rooms[name]]
 
 
+def _kept(path: Path) -> dict:
+    """What earlier runs have left there; SystemExit where it is another file."""
+    if not path.is_file():
+        return EMPTY
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        merged(record, [], [], {})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise SystemExit(f"{path} is no record of make coverage; remove it or use -o") from None
+    return record
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make coverage")
     parser.add_argument("--only", action="append", default=[], help="a room")
@@ -55,6 +67,7 @@ def main() -> int:
     parser.add_argument("--points", action="store_true", help="cover points alone")
     given = parser.parse_args()
     tests = _tests(given.only)
+    _kept(given.output)  # refuses another file before what are hours
     folder = tools.build_root() / "coverage"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -73,11 +86,8 @@ def main() -> int:
     if code:
         print(f"a test fails: nothing of this is kept in {given.output}")
         return 1
-    kept = EMPTY
-    if given.output.is_file():
-        kept = json.loads(given.output.read_text(encoding="utf-8"))
     state = {"date": date.today().isoformat(), "commit": tools.commit()}
-    found = merged(kept, blocks, points, state)
+    found = merged(_kept(given.output), blocks, points, state)
     given.output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(given.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     good = all(row["met"] for row in blocks) and all(point["reached"] for point in asked)

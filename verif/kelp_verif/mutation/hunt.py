@@ -183,8 +183,11 @@ def main(
     if unknown := set(only) - known:
         console.print(f"no room or block is called {', '.join(sorted(unknown))}; known: {known}")
         raise typer.Exit(2)
-    blocks = _recorded(path, known)
-    done = {b for b, f in blocks.items() if f["seed"] == seed and f["count"] >= count}
+    try:
+        blocks = _recorded(path, known)
+        done = {b for b, f in blocks.items() if f["seed"] == seed and f["count"] >= count}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise SystemExit(f"{path} is no record of make mutate; remove it") from None
     state = {
         "seed": seed,
         "count": count,
