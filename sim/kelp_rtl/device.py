@@ -329,6 +329,12 @@ class Driver(Control):
         self._usable()
         self._check(self._call.kelp_idle(self._simulation, cycles))
 
+    def elapse(self, cycles: int) -> None:
+        """Let `cycles` pass without requests; where nothing happens they are jumped over
+        (`RunRules.max_skip`)."""
+        self._usable()
+        self._check(self._call.kelp_elapse(self._simulation, cycles))
+
     @property
     def time(self) -> int:
         """The endpoint's `now`, extended to 64 bits; a reset goes on at the next multiple of

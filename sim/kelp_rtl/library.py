@@ -316,6 +316,7 @@ def load(path: str) -> ctypes.CDLL:
         ("start", i32, pointer, pointer),
         ("run", i32, pointer, i64),
         ("idle", i32, pointer, i64),
+        ("elapse", i32, pointer, u64),
         ("memory", pointer, pointer),
         ("arrays", u64, pointer, pointer, u64),
         ("assertions", None, pointer, i32),

@@ -24,7 +24,9 @@ _OF_TRACE = (
     *("lists", "page", "rtl", "config"),
 )
 _OF_NO_TRACE = ("texts", "page_tokens")
-_NOT_OF_RTL = ("residency", "wait_above", "policy", "guess", "told", "lists", "page")
+_NOT_OF_RTL = ("policy", "told", "lists", "page")
+#: With `--rtl`, with little resident alone.
+_OF_LITTLE = ("wait_above", "guess")
 
 
 def select(
@@ -125,7 +127,8 @@ def select(
         typer.Option(
             "--rtl",
             help="Of TRACE: the choices on the RTL, everything resident: its answers against the "
-            + "golden model's, its cycles against the timing model's.",
+            + "golden model's, its cycles against the timing model's; with --residency decoded by "
+            + "what the RTL chooses with so little, beside the model with a clock.",
         ),
     ] = False,
     config: Annotated[str, typer.Option(help="With --rtl: the configuration.")] = "trace_select",
@@ -151,13 +154,18 @@ def select(
         if context.get_parameter_source(name).name != "DEFAULT":
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} goes {'without' if rtl else 'with'} --rtl")
+    little = context.get_parameter_source("residency").name != "DEFAULT"
+    for name in _OF_LITTLE if rtl and not little else ():
+        if context.get_parameter_source(name).name != "DEFAULT":
+            raise UserError(f"--{name.replace('_', '-')} with --rtl goes with --residency")
     writable(lists, json=json, folder=page)
     if traces:
         from .select_worth import Asked, worth
 
         asked = Asked(
-            model, traces, tokens, first, residency, wait_above, policy, guess, told, warm
-        )
+            model, traces, tokens, first, None if rtl and not little else residency,
+            wait_above, policy, guess, told, warm,
+        )  # fmt: skip
         quota = chosen[0]
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None

@@ -16,7 +16,7 @@ from kelp_spec.config import Config, ConfigError, named
 
 from .output import UserError, progress_bar, show, write_json
 
-__all__ = ["BAR", "CONFIG", "Held", "hold", "rtl"]
+__all__ = ["BAR", "CONFIG", "Held", "choosing", "hold", "rtl"]
 
 CONFIG = "trace_select"
 BAR = 0.05  #: how far the timing model may be off
@@ -153,10 +153,8 @@ def by_the_model(
     return cycles, select
 
 
-def rtl(
-    model, documents: Sequence, quota: int | None, most: int, config: str, warm: int, json
-) -> None:
-    """Measure, show, and write what was asked for; exit status 1 where an answer is wrong."""
+def choosing(config: str, quota: int | None) -> Config:
+    """The configuration of a name, which must choose, and name as many pages as are asked for."""
     try:
         sizes = named(config)
     except ConfigError as error:
@@ -168,8 +166,13 @@ def rtl(
             f"--quotas {quota} is not the device's; legal: {sizes.select_quota}, which "
             + f"configuration {config} has"
         )
+    return sizes
+
+
+def rtl(model, documents: Sequence, sizes: Config, most: int, warm: int, json) -> None:
+    """Measure, show, and write what was asked for; exit status 1 where an answer is wrong."""
     device = Device(quota=sizes.select_quota, most=most)
-    held = []
+    config, held = sizes.name, []
     with progress_bar() as bar:
         for name, ids, first in documents:
             task = bar.add_task(f"{name}: decoded", total=len(ids) - 1 - first)

@@ -20,7 +20,7 @@ class Asked:
     traces: list[Path]
     tokens: int | None
     first: int | None
-    residency: str
+    residency: str | None  #: None: of RTL, everything
     wait_above: float
     policy: str
     guess: bool
@@ -28,8 +28,31 @@ class Asked:
     warm: int
 
 
+def _on_rtl(model, documents, residencies, asked: Asked, config, quota, most, json) -> None:
+    """On the RTL of `config`, everything resident where no residency is given."""
+    from kelp_sim.select.decode import Device
+
+    from .select_closed import closed
+    from .select_rtl import choosing, rtl
+
+    sizes = choosing(config, quota)
+    if not residencies:
+        rtl(model, documents, sizes, most, asked.warm, json)
+        return
+    device = Device(
+        quota=sizes.select_quota, most=most, wait_above=asked.wait_above, guess=asked.guess
+    )
+    closed(model, documents, residencies, device=device, config=sizes, warm=asked.warm, json=json)
+
+
 def worth(
-    asked: Asked, quota: int | None, most: int, json, lists, page, config: str | None
+    asked: Asked,
+    quota: int | None,
+    most: int,
+    json,
+    lists,
+    page,
+    config: str | None,
 ) -> None:
     """Measure, and show or write what was asked for; with a `config` on its RTL, whose `quota` it
     is where none is given."""
@@ -40,7 +63,7 @@ def worth(
     from kelp_sim.select.decode import Device
     from kelp_sim.trace.trace import TraceError
 
-    residencies = _residencies(asked.residency)
+    residencies = [] if asked.residency is None else _residencies(asked.residency)
     if asked.policy not in ("table", "lru"):
         raise UserError(f"--policy {asked.policy!r} is unknown; legal: table, lru")
     for path in asked.traces:
@@ -50,7 +73,7 @@ def worth(
         loaded, documents = study.given(
             asked.model, asked.traces, asked.tokens or 0, -1 if asked.first is None else asked.first
         )
-        if config is None:
+        if residencies:
             study.enough(loaded, documents, residencies)
     except (ModelError, TokenizerError, TraceError, RecorderError, ValueError) as error:
         raise UserError(str(error)) from None
@@ -61,9 +84,7 @@ def worth(
             + f"{shortest - 1}"
         )
     if config is not None:
-        from .select_rtl import rtl
-
-        rtl(loaded, documents, quota, most, config, asked.warm, json)
+        _on_rtl(loaded, documents, residencies, asked, config, quota, most, json)
         return
     device = Device(
         quota=quota,

@@ -74,6 +74,25 @@ def test_the_rtl_chooses_so_in_as_many_cycles():
     assert abs(row["error"]) <= found["bar"] and row["gather_lines_per_cycle"] >= 0.98
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_text_is_decoded_by_what_the_rtl_chooses():
+    """A short part, a quarter of the pages resident, beside the model with a clock."""
+    trace = str(ROOT / "data" / "traces" / "attn_3.npz")
+    done = kelp(
+        *("select", trace, "--model", MODEL, "--tokens", "545", "--warm", "1", "--rtl"),
+        *("--residency", "0.25", "--wait-above", "0.2", "--json", "-"),
+        timeout=3000,  # it builds the model
+    )
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["compute"] for row in rows] == [0, 100_000]
+    for row in rows:
+        assert row["steps"] == 31 and not row["wrong"]
+        assert row["rtl"]["flash_per_layer"] > 0 and 2 < row["rtl"]["pages"] < 18
+        assert abs(row["rtl"]["residency_loss"]) < 0.2
+        assert row["rtl"]["layer_cycles"] > row["compute"] + 500
+
+
 def test_bad_input_for_worth_is_one_line(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a short text", encoding="utf-8")
@@ -92,7 +111,9 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),
         ((small, "--page", str(text)), f"{text} cannot be written to"),
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
-        ((small, "--rtl", "--residency", "0.5"), "--residency goes without --rtl"),
+        ((small, "--rtl", "--policy", "lru"), "--policy goes without --rtl"),
+        ((small, "--rtl", "--wait-above", "0.2"), "--wait-above with --rtl goes with --residency"),
+        ((small, "--rtl", "--residency", "0"), "--residency '0' is not shares"),
         ((small, "--config", "trace_select"), "--config goes with --rtl"),
         ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 8"),
         ((small, "--rtl", "--config", "trace"), "--config trace: it chooses no pages"),

@@ -54,6 +54,7 @@ class Simulation {
     bool settled_ = false;
     uint64_t last_progress_ = 0; // in evaluated cycles
     int64_t dwell_until_ = 0;    // no jump before this evaluated cycle
+    uint64_t elapse_until_ = 0;  // no request comes before this time, whether the tier has something to do or not
     int64_t commits_ = 0;
 
   public:
@@ -148,12 +149,12 @@ class Simulation {
         }
     }
 
-    // Where nothing happens before the tier completes a command, the time at which to go on; 0 otherwise. A deadline of the endpoint's own may
+    // Where nothing happens before the tier completes a command, or before a time without requests is over, the time at which to go on; 0 otherwise. A deadline of the endpoint's own may
     // lie on the way: a jump passes it by `max_skip` at most, and where it did not end at a completion, the endpoint has time to look for deadlines before the next.
     uint64_t jump() {
-        if (other || !settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !summaries.idle() || !host.blocked()) return 0;
-        const uint64_t furthest = time_ + settings.max_skip;
-        const uint64_t to = flash.next_due() < furthest ? flash.next_due() : furthest;
+        if (other || !settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || (!flash.waiting() && time_ >= elapse_until_) || !flash.quiet() || !memory.idle() || !summaries.idle() || !host.blocked()) return 0;
+        uint64_t to = std::min(flash.next_due(), time_ + settings.max_skip);
+        if (time_ < elapse_until_) to = std::min(to, elapse_until_);
         return to > time_ + 1 ? to : 0;
     }
 
@@ -283,6 +284,11 @@ class Simulation {
         const int64_t end = counts.evaluated + cycles;
         while (counts.evaluated < end) cycle(), last_progress_ = counts.evaluated;
     }
+
+    void elapse(uint64_t cycles) {
+        elapse_until_ = time_ + cycles;
+        while (time_ < elapse_until_) cycle(), last_progress_ = counts.evaluated;
+    }
 };
 
 thread_local Simulation *current = nullptr;
@@ -363,6 +369,9 @@ int kelp_run(Simulation *s, int64_t cycles) {
 }
 int kelp_idle(Simulation *s, int64_t cycles) {
     return s->guarded([&] { s->idle(cycles); }) ? 0 : -1;
+}
+int kelp_elapse(Simulation *s, uint64_t cycles) {
+    return s->guarded([&] { s->elapse(cycles); }) ? 0 : -1;
 }
 
 uint8_t *kelp_memory(Simulation *s) { return s->memory.bytes(); }

@@ -20,16 +20,14 @@ from kelp_spec.metadata import Op
 from kelp_spec.registers import RegisterMap
 from kelp_spec.select import (
     ANSWER_FIELDS,
-    BELL_FIELDS,
     CHOSEN_FIELDS,
-    SlotState,
     record,
-    record_bytes,
 )
 from kelp_spec.select_plan import plan_lines
 
 from ..device import Descriptor, Driver, MemoryTiming, Pressure
-from ..program import Program, Response, Result
+from ..program import Program, Response
+from .choosing_host import ChoosingHost, Head, Reads, padded
 from .job import EXAMPLES
 
 __all__ = ["PHASES", "Asked", "Chosen", "choices"]
@@ -50,9 +48,6 @@ PHASES = (
 
 #: looks at an answer, each some 20 cycles, before a SELECT counts as lost
 _POLLS = 10_000
-#: gathered lines between two looks at the next head's answer
-_STRIDE = 32
-_DONE, _HELD = Response.DATA, SlotState.HELD
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,67 +102,60 @@ class _Region(SelectRegion):
 
 
 @dataclass(eq=False)
-class _Head:
-    """A KV head's SELECT as the host has it."""
+class _Head(Head):
+    """With what the golden model answers it."""
 
-    place: tuple[int, int, int]  #: step, layer, head
-    sequence: int
-    told: np.ndarray  #: addresses of its answer
     expected: list[bytes]
-    pages: np.ndarray  #: addresses of the lines that are gathered
-    wanted: np.ndarray  #: these lines
     compared: bool = False
 
-    def is_done(self, header: np.ndarray) -> bool:
-        return record(ANSWER_FIELDS, header.tobytes())["sequence"] == self.sequence
+
+def _check(config: Config, a: Asked) -> None:
+    """ValueError where a text does not fit."""
+    steps, layers, heads, dim = a.q.shape
+    kv_heads, lines = a.k.shape[1], -(-dim // ELEMENTS)
+    group, queues, size = heads // kv_heads, layers * kv_heads, config.half_lines // lines
+    pages = queues * -(-(a.first + steps) // size)
+    free = RegisterMap(config).by_name["high_water"].reset  # frames that eviction keeps so
+    for what, value, legal in (
+        ("query heads of a KV head", group, group == config.select_heads),
+        ("lines of a token", lines, lines <= config.select_lines and not lines & lines - 1),
+        ("layers · KV heads", queues, queues <= config.queues),
+        ("KV heads", kv_heads, kv_heads <= config.select_groups),
+        ("pages chosen", a.most + 2, a.most + 2 <= config.select),
+        ("tokens", a.first + steps, a.first + steps <= config.pages * size),
+        ("pages", pages, pages <= config.frames[0] - free),
+    ):
+        if not legal:
+            raise ValueError(f"{value} {what} do not fit configuration {config.name!r}")
 
 
-class _Reads:
-    """What a host reads in one go: pages of heads, and amid them looks at the answers to others."""
-
-    def __init__(self):
-        self.parts: list[tuple[str, _Head, np.ndarray]] = []
-
-    def gather(self, head: _Head, after: _Head | None = None) -> None:
-        """The pages of a head, with looks at the answer to the one `after` it; all of that before
-        the last _STRIDE lines."""
-        ends = range(len(head.pages), 0, -_STRIDE)
-        for end in reversed(ends):
-            if after is not None:
-                last = end == len(head.pages)
-                self.parts.append(("told", after, after.told if last else after.told[:1]))
-            self.parts.append(("pages", head, head.pages[max(0, end - _STRIDE) : end]))
-
-    def run(self, driver: Driver) -> list[tuple[str, _Head, slice, Result]]:
-        addresses = [addresses for *_, addresses in self.parts]
-        result = driver.run(Program.reads(np.concatenate(addresses)))
-        ends = np.cumsum([len(each) for each in addresses])
-        return [
-            (what, head, slice(end - len(each), end), result)
-            for (what, head, each), end in zip(self.parts, ends, strict=True)
-        ]
+def _plans(a: Asked) -> np.ndarray:
+    """[layers, kv_heads, lines, 64]"""
+    layers, kv_heads = a.k.shape[:2]
+    shape = layers, kv_heads, -(-a.q.shape[-1] // ELEMENTS), LINE_BYTES
+    if a.plans is not None:
+        if a.plans.shape != shape:
+            raise ValueError(f"plans of shape {a.plans.shape} are refused; legal: {shape}")
+        return a.plans
+    plans, group = np.empty(shape, np.uint8), a.q.shape[2] // kv_heads
+    for layer, head in np.ndindex(shape[:2]):
+        mine = slice(head * group, (head + 1) * group)
+        plans[layer, head] = plan_lines(a.k[layer, head, : max(1, a.first)], a.q[0, layer, mine])
+    return plans
 
 
-class _Run:
+class _Run(ChoosingHost):
     def __init__(self, config: Config, asked: Asked, memory, pressure, seed, goes_on=frozenset()):
-        self.config, self.asked = config, asked
-        steps, self.layers, heads, dim = asked.q.shape
-        self.kv_heads = asked.k.shape[1]
-        self.group = heads // self.kv_heads
-        self.lines = -(-dim // ELEMENTS)
-        self.size = config.half_lines // self.lines
-        self._check(heads, steps)
-        padding = ((0, 0),) * 3 + ((0, self.lines * ELEMENTS - dim),)
-        self.q, self.k, self.v = (
-            np.ascontiguousarray(np.pad(a, padding), "<f2").view(np.uint8)
-            for a in (asked.q, asked.k, asked.v)
-        )
-        self.plans = self._plans()
-        self.driver = Driver(config, memory=memory, pressure=pressure, seed=seed)
+        self.asked = asked
+        steps, _, heads, _ = asked.q.shape
+        self.group = heads // asked.k.shape[1]
+        _check(config, asked)
+        self.q, k, v = (padded(a) for a in (asked.q, asked.k, asked.v))
+        driver = Driver(config, memory=memory, pressure=pressure, seed=seed)
+        bell = {"most": asked.most, "target": asked.target, "m": asked.m, "sh": asked.sh}
+        super().__init__(config, driver, k, v, _plans(asked), bell)
         self.golden = Endpoint(config)
         self.region = _Region(self.golden)
-        self.map = self.region.map
-        self.base = self.driver.addresses.select_base
         self._open()
         #: heads whose pages follow those of the head before without a gap, (step, layer, head);
         #: heads whose answer was there before these were read
@@ -179,41 +167,6 @@ class _Run:
             np.zeros((*at, config.pages), bool),
             np.zeros((*at[:2], len(PHASES)), np.int64),
         )
-
-    def _check(self, heads, steps):
-        c, a = self.config, self.asked
-        pages = self._queues * -(-(a.first + steps) // self.size)
-        free = RegisterMap(c).by_name["high_water"].reset  # frames that eviction keeps so
-        for what, value, legal in (
-            ("query heads of a KV head", self.group, self.group == c.select_heads),
-            (
-                "lines of a token",
-                self.lines,
-                self.lines <= c.select_lines and not self.lines & self.lines - 1,
-            ),
-            ("layers · KV heads", self.layers * self.kv_heads, self._queues <= c.queues),
-            ("KV heads", self.kv_heads, self.kv_heads <= c.select_groups),
-            ("pages chosen", a.most + 2, a.most + 2 <= c.select),
-            ("tokens", a.first + steps, a.first + steps <= c.pages * self.size),
-            ("pages", pages, pages <= c.frames[0] - free),
-        ):
-            if not legal:
-                raise ValueError(f"{value} {what} do not fit configuration {c.name!r}")
-
-    def _plans(self):
-        """[layers, kv_heads, lines, 64]"""
-        a, shape = self.asked, (self.layers, self.kv_heads, self.lines, LINE_BYTES)
-        if a.plans is not None:
-            if a.plans.shape != shape:
-                raise ValueError(f"plans of shape {a.plans.shape} are refused; legal: {shape}")
-            return a.plans
-        plans = np.empty(shape, np.uint8)
-        for layer, head in np.ndindex(shape[:2]):
-            mine = slice(head * self.group, (head + 1) * self.group)
-            plans[layer, head] = plan_lines(
-                a.k[layer, head, : max(1, a.first)], a.q[0, layer, mine]
-            )
-        return plans
 
     @property
     def _queues(self):
@@ -230,96 +183,53 @@ class _Run:
         )
 
     # - keys and values ----------------------------------------------------------------------------
-    def _written(self, layer, tokens):
-        """Addresses and lines of tokens of a layer, K and V of each head, and the golden ops."""
-        addresses, rows, ops = [], [], []
-        for token in tokens:
-            page, at = divmod(token, self.size)
-            for head in range(self.kv_heads):
-                queue = layer * self.kv_heads + head
-                for kv, half in enumerate((self.k, self.v)):
-                    for n, row in enumerate(half[layer, head, token].reshape(-1, LINE_BYTES)):
-                        line = at * self.lines + n
-                        addresses.append(self.driver.address(0, queue, page, kv, line))
-                        rows.append(row)
-                        ops.append(
-                            TrackerOp(
-                                Op.WRITE,
-                                squeue=queue,
-                                page=page,
-                                kv_line=kv * self.config.half_lines + line,
-                                write=1,
-                                has_write=1,
-                                origin=(row.tobytes(), (1 << LINE_BYTES) - 1),
-                            )
-                        )
-        return addresses, rows, ops
+    def _write_golden(self, layer, tokens):
+        for queue, page, kv, line, row in self.placed(layer, tokens):
+            self.golden.apply(
+                TrackerOp(
+                    Op.WRITE,
+                    squeue=queue,
+                    page=page,
+                    kv_line=kv * self.config.half_lines + line,
+                    write=1,
+                    has_write=1,
+                    origin=(row.tobytes(), (1 << LINE_BYTES) - 1),
+                )
+            )
 
     def history(self):
         """Everything before the first step."""
         for layer in range(self.layers):
-            addresses, rows, ops = self._written(layer, range(self.asked.first))
+            tokens = range(self.asked.first)
+            addresses, rows = self.written(layer, tokens)
             self.driver.run(Program.writes(np.array(addresses, np.uint64), np.array(rows)))
-            for op in ops:
-                self.golden.apply(op)
+            self._write_golden(layer, tokens)
         self.driver.settle()
 
     # - a layer ------------------------------------------------------------------------------------
-    def _bell(self, step, layer, head, position):
-        a = self.asked
-        return record_bytes(
-            BELL_FIELDS,
-            {
-                "sequence": step * self.layers + layer + 1,
-                "queue": layer * self.kv_heads + head,
-                "layer": layer,
-                "newest": position // self.size,
-                "tokens": position % self.size + 1,
-                "lines": self.lines,
-                "most": a.most,
-                "target": a.target,
-                "m": a.m,
-                "sh": a.sh,
-            },
-        ).ljust(LINE_BYTES, b"\0")
-
     def _ask(self, step, layer, position):
         """What the host stores: the token, then each head's queries, plan and doorbell."""
-        addresses, rows, ops = self._written(layer, [position])
-        for op in ops:
-            self.golden.apply(op)
+        addresses, rows = self.written(layer, [position])
+        self._write_golden(layer, [position])
         bells = []
         for head in range(self.kv_heads):
             mine = slice(head * self.group, (head + 1) * self.group)
-            queries = self.q[step, layer, mine].reshape(self.group, self.lines, LINE_BYTES)
-            told = [
-                (self.map.query(0, head, *at), queries[at])
-                for at in np.ndindex(self.group, self.lines)
-            ]
-            told += [
-                (self.map.plan(0, head, n), row) for n, row in enumerate(self.plans[layer, head])
-            ]
-            for line, row in told:
+            for line, row in self.asked_lines(layer, head, self.q[step, layer, mine]):
                 addresses.append(self.base + LINE_BYTES * line)
                 rows.append(row)
                 self.region.write(line, row.tobytes(), 0)
-            data = self._bell(step, layer, head, position)
+            data = self.bell(step * self.layers + layer + 1, layer, head, position)
             bells.append((len(rows), data))
             addresses.append(self.base + LINE_BYTES * self.map.bell(0, head))
             rows.append(np.frombuffer(data, np.uint8))
         return Program.writes(np.array(addresses, np.uint64), np.array(rows)), bells
-
-    def _answer_addresses(self, head):
-        first = self.map.bell(0, head)
-        told = 1 + -(-(self.asked.most + 2) // 8)
-        return self.base + LINE_BYTES * np.arange(first, first + told, dtype=np.uint64)
 
     def _expected(self, head, data):
         """The golden model's answer."""
         self.region.looks = []
         first = self.map.bell(0, head)
         self.region.write(first, data, 0)
-        told = len(self._answer_addresses(head))
+        told = len(self.answer_addresses(head))
         return [self.region.read(first + n, 0) for n in range(told)], self.region.looks
 
     def _compare(self, head: _Head, lines):
@@ -334,23 +244,6 @@ class _Run:
                     f"step, layer, head {head.place}: line {n} of the answer is "
                     + f"{line.tobytes().hex()}, not {wanted.hex()}"
                 )
-
-    def _gather(self, place, header, pages, position):
-        """Reads of the pages chosen, K and then V, and what they must bring."""
-        _, layer, head = place
-        queue, whole = layer * self.kv_heads + head, self.size * self.lines
-        newest, last = position // self.size, (position % self.size + 1) * self.lines
-        addresses, wanted = [], []
-        for kv, half in enumerate((self.k, self.v)):
-            mine = half[layer, head].reshape(-1, LINE_BYTES)
-            for slot, chosen in enumerate(pages):
-                page, count = chosen["page"], last if chosen["page"] == newest else whole
-                own = self.driver.address(0, queue, page, kv, 0)
-                window = self.driver.addresses.gather(0, queue, header["generation"], kv, slot, 0)
-                start = window if chosen["state"] == _HELD else own
-                addresses.append(start + LINE_BYTES * np.arange(count, dtype=np.uint64))
-                wanted.append(mine[page * whole : page * whole + count])
-        return np.concatenate(addresses), np.concatenate(wanted)
 
     def _head(self, step, layer, head, data, position) -> _Head:
         """A head's SELECT, as the golden model answers it."""
@@ -367,20 +260,21 @@ class _Run:
         rows = b"".join(expected[1:])
         pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
         found.pages[place][[page["page"] for page in pages]] = True
-        lines = self._gather(place, header, pages, position)
-        return _Head(place, header["sequence"], self._answer_addresses(head), expected, *lines)
+        lines = self.page_lines(layer, head, header, pages, position)
+        told = self.answer_addresses(head)
+        return _Head(place, header["sequence"], told, *lines, expected)
 
     def layer(self, step, layer):
         d, found, position = self.driver, self.found, self.asked.first + step
         begun = d.time
         if self.asked.compute:
-            d.idle(self.asked.compute)
+            d.elapse(self.asked.compute)
         program, bells = self._ask(step, layer, position)
         self.rung = d.run(program).accept_cycle[bells[0][0]]
         heads = [self._head(step, layer, n, data, position) for n, (_, data) in enumerate(bells)]
         if not self._poll(heads[0]):
             return
-        reads, parts, early = _Reads(), [], []
+        reads, parts, early = Reads(), [], []
         for before, now in zip(heads, heads[1:], strict=False):
             reads.gather(before, now)
             if now.place in self.goes_on:
@@ -392,7 +286,7 @@ class _Run:
                 self.early.add(now.place)
             elif not self._poll(now):
                 return
-            reads = _Reads()
+            reads = Reads()
         reads.gather(heads[-1])
         seen = reads.run(d)
         parts += seen
@@ -407,7 +301,7 @@ class _Run:
             found.again += 1
             if not self._poll(head):
                 return
-            again = _Reads()
+            again = Reads()
             again.gather(head)
             parts = [part for part in parts if part[:2] != ("pages", head)] + again.run(d)
         spans = []
@@ -474,7 +368,7 @@ class _Run:
         )
         self.found.lines[head.place] = len(cycles)
         self.found.gather[head.place] = cycles.max() - cycles.min() + 1
-        right = (response == _DONE) & (data == head.wanted).all(axis=1)
+        right = (response == Response.DATA) & (data == head.wanted).all(axis=1)
         if not right.all():
             self.found.differs(f"{head.place}: {(~right).sum()} of {len(right)} gathered lines")
 

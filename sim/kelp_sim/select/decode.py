@@ -8,8 +8,9 @@ A page that is wanted and absent is fetched and used when it has landed, by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from . import kernel, memory
 from .readers import _blocks, plans_of, scale_of
 from .timing import RTL, Choice, Layer, Shape, Timing
 
-__all__ = ["Device", "Run", "decode", "frames_of"]
+__all__ = ["Device", "Host", "Prefix", "Query", "Run", "attended", "decode", "frames_of"]
 
 ONE = 1 << 16
 
@@ -43,6 +44,70 @@ class Device:
     #: the mass of an absent candidate is known as if its keys were here: what estimates cost
     told: bool = False
     timing: Timing = RTL
+
+    def begin(self, prefix: Prefix) -> Host:
+        """Its host, by the clock of :mod:`.timing`."""
+        return _Host(self, prefix)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A text up to its first decoded token, as every device gets it."""
+
+    model: Llama
+    shape: Shape
+    first: int
+    tokens: int  #: of the whole text
+    k: np.ndarray  #: [layers, kv_heads, first, d]
+    v: np.ndarray
+    lines: np.ndarray  #: how keys are summarised, uint8 [layers, kv_heads, lines of a token, 64]
+    plans: list  #: what these lines say, by layer and KV head
+
+    @property
+    def pages(self) -> int:
+        return -(-self.tokens // self.shape.page_tokens)
+
+    def run(self, device: Device) -> Run:
+        """Of a host that has not begun."""
+        steps, heads = self.tokens - self.first, self.shape.kv_heads
+        at = steps, self.model.layers
+        return Run(
+            device,
+            np.zeros(steps),
+            np.zeros((*at, heads, self.pages), bool),
+            np.zeros(steps, np.int64),
+            np.zeros(at, bool),
+            *(np.zeros(steps, np.int64) for _ in range(2)),
+            np.zeros((*at, heads, 4)),
+            np.zeros(steps, np.int64),
+            np.zeros(steps, np.int64),
+        )
+
+
+class Query(NamedTuple):
+    """A layer's queries: as numbers float32 [heads, d], and as blocks [heads, lines]."""
+
+    values: np.ndarray
+    x: np.ndarray
+    e: np.ndarray
+
+
+class Host(Protocol):
+    """What a text is decoded with."""
+
+    run: Run
+
+    def write(self, layer: int, position: int, k, v, blocks) -> None:
+        """The step's key and value [kv_heads, d], as float16 has them, and the key's blocks."""
+
+    def attend(
+        self, step: int, layer: int, position: int, query: Query, guess: Query | None
+    ) -> np.ndarray:
+        """What a layer of a step reads [heads, d]; ``guess``: the next layer's query, as it is
+        guessed."""
+
+    def step_over(self, step: int) -> None:
+        """Every layer of the step is over."""
 
 
 @dataclass
@@ -75,7 +140,7 @@ def frames_of(residency: float, pages: int) -> int:
 
 
 @njit
-def _attend(q, k, v, chosen, position, size, out):
+def attended(q, k, v, chosen, position, size, out):
     """One KV head: q [heads, d], k, v [tokens, d]; over the chosen pages, to the position."""
     heads, dim = q.shape
     scale = np.float32(dim**-0.5)
@@ -107,18 +172,16 @@ def _attend(q, k, v, chosen, position, size, out):
 class _Host:
     """One device with its keys, and what it counts."""
 
-    def __init__(
-        self, device: Device, model: Llama, shape: Shape, prefix, plans, tokens: int, first: int
-    ):
-        self.d, self.shape, self.plans = device, shape, plans
-        self._compiled = [[kernel.planned(plan) for plan in layer] for layer in plans]
+    def __init__(self, device: Device, prefix: Prefix):
+        model, shape, first = prefix.model, prefix.shape, prefix.first
+        self.d, self.shape, self.plans = device, shape, prefix.plans
+        self._compiled = [[kernel.planned(plan) for plan in layer] for layer in self.plans]
         self.layers, heads = model.layers, shape.kv_heads
         self.queues = self.layers * heads
         size = shape.page_tokens
-        self.pages = -(-tokens // size)
+        self.pages = prefix.pages
         self.m, self.sh = scale_of(model.head_dim)
-        steps = tokens - first
-        k, v = prefix
+        k, v = prefix.k, prefix.v
         padded = self.layers, heads, self.pages * size, model.head_dim
         self.k, self.v = np.zeros(padded, np.float32), np.zeros(padded, np.float32)
         self.k[:, :, :first], self.v[:, :, :first] = k, v
@@ -135,18 +198,7 @@ class _Host:
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
         self.now = self._slots = 0
-        at = steps, self.layers
-        self.run = Run(
-            device,
-            np.zeros(steps),
-            np.zeros((*at, heads, self.pages), bool),
-            np.zeros(steps, np.int64),
-            np.zeros(at, bool),
-            *(np.zeros(steps, np.int64) for _ in range(2)),
-            np.zeros((*at, heads, 4)),
-            np.zeros(steps, np.int64),
-            np.zeros(steps, np.int64),
-        )
+        self.run = prefix.run(device)
         self._sums, self._true = np.zeros((2, self.pages), np.int64)
         self._chosen, self._wanted = np.zeros((2, self.pages), bool)
 
@@ -168,7 +220,6 @@ class _Host:
         self.codes[layer, head, part] = golden.summary(keys, self.plans[layer][head])
 
     def write(self, layer: int, position: int, k, v, blocks) -> None:
-        """The step's key and value [kv_heads, d]."""
         self.k[layer, :, position], self.v[layer, :, position] = k, v
         self.kx[layer, :, position], self.ke[layer, :, position] = blocks
         if position and not position % self.shape.page_tokens:
@@ -185,8 +236,8 @@ class _Host:
             turn.newest, tokens, self.shape.page_tokens, self.d.quota, self.m, self.sh
         )
         found = kernel.consider(
-            query[0][mine],
-            query[1][mine],
+            query.x[mine],
+            query.e[mine],
             kernel.Head(*kept, self.pool.state[row]),
             asked,
             self._sums,
@@ -201,8 +252,9 @@ class _Host:
         pool = self.pages, self.frames, self.shape.group, slot, self.d.table
         return memory.Turn(*pool, newest, step + 1, int(now))
 
-    def attend(self, step: int, layer: int, position: int, q, query, guess) -> np.ndarray:
-        """A layer of a step: query and the next layer's guess in block form [heads, lines]."""
+    def attend(
+        self, step: int, layer: int, position: int, query: Query, guess: Query | None
+    ) -> np.ndarray:
         d, shape, run = self.d, self.shape, self.run
         newest, tokens = position // shape.page_tokens, position % shape.page_tokens + 1
         begun, start = self.now, self.now + d.compute
@@ -212,14 +264,16 @@ class _Host:
                 memory.opened(self.pool, self._turn(step, newest, start), queue)
         self.pool.held[:] = False
         clock = d.timing.begin(shape, d.quota, d.most)
-        gathered, out = 0, np.empty_like(q)
+        gathered, out = 0, np.empty_like(query.values)
         for head in range(shape.kv_heads):
             at = step, layer, head
             answered, count = self._select(at, query, newest, tokens, start, clock)
             gathered += d.timing.page_lines(shape, count, tokens)
             mine = slice(head * shape.group, (head + 1) * shape.group)
             keys = self.k[layer, head], self.v[layer, head]
-            _attend(q[mine], *keys, self._chosen, position, shape.page_tokens, out[mine])
+            attended(
+                query.values[mine], *keys, self._chosen, position, shape.page_tokens, out[mine]
+            )
         if guess is not None and d.guess and d.table and self.frames < self.queues * self.pages:
             self._early(layer + 1, guess, self._turn(step, newest, answered), tokens)
         self.now = start + clock.over()
@@ -298,7 +352,7 @@ def decode(
     model: Llama,
     tokens: np.ndarray,
     first: int,
-    devices: list[Device],
+    devices: Sequence[Device],
     *,
     keep: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -307,8 +361,8 @@ def decode(
     hosts plan with. With ``keep`` each `Run` has the lines that its host writes."""
     heads, kv_heads = model.config["num_attention_heads"], model.kv_heads
     shape = Shape(kv_heads=kv_heads, group=heads // kv_heads, lines=-(-model.head_dim // 32))
-    k, v, lines, plans = _prefix(model, tokens[:first], shape)
-    hosts = [_Host(d, model, shape, (k, v), plans, len(tokens), first) for d in devices]
+    prefix = Prefix(model, shape, first, len(tokens), *_prefix(model, tokens[:first], shape))
+    hosts = [device.begin(prefix) for device in devices]
     count, queries = len(hosts), []  # of each step and layer [heads, devices, d]
     for step, position in enumerate(range(first, len(tokens) - 1)):
         turn = model.turn(np.array([position]))
@@ -331,16 +385,9 @@ def decode(
                     layer, position, kv[0][:, n], kv[1][:, n],
                     (bx[heads : heads + kv_heads, n], be[heads : heads + kv_heads, n]),
                 )  # fmt: skip
-                out[:, n] = host.attend(
-                    step,
-                    layer,
-                    position,
-                    np.ascontiguousarray(q[:, n]),
-                    (np.ascontiguousarray(bx[:heads, n]), np.ascontiguousarray(be[:heads, n])),
-                    (np.ascontiguousarray(bx[-heads:, n]), np.ascontiguousarray(be[-heads:, n]))
-                    if after
-                    else None,
-                )
+                query = _query(q, bx[:heads], be[:heads], n)
+                guessed = _query(guess, bx[-heads:], be[-heads:], n) if after else None
+                out[:, n] = host.attend(step, layer, position, query, guessed)
             x = model.after(layer, x, out)
         nats = model.nats(x, np.repeat(tokens[position + 1], count))
         for n, host in enumerate(hosts):
@@ -358,8 +405,13 @@ def decode(
             end = len(tokens) - 1
             host.run.q = every[:, :, :, n]
             host.run.k, host.run.v = (a[:, :, :end].astype(np.float16) for a in (host.k, host.v))
-            host.run.plans = lines
+            host.run.plans = prefix.lines
     return [host.run for host in hosts]
+
+
+def _query(values, x, e, device: int) -> Query:
+    """One device's, of all."""
+    return Query(*(np.ascontiguousarray(part[:, device]) for part in (values, x, e)))
 
 
 def _prefix(model: Llama, tokens: np.ndarray, shape: Shape):
