@@ -31,6 +31,9 @@ from .plans import plan_of_keys, plan_of_sample
 __all__ = ["Chosen", "gather", "plan", "select"]
 
 _PATIENCE_SECONDS = 60.0  #: for an answer
+#: log2 of the cycles that a SELECT waits at most for pages, of which those that no frame was free
+#: for never land: at 1 GHz five times what a page takes from flash
+_PATIENCE = 17
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +196,8 @@ def _waits(config, wait_above: float | None) -> dict[str, int]:
             f"configuration {config.name!r} does not estimate what is missing; one with "
             + "`select_estimates` does (golden:unit_select)"
         )
-    return {"waits": 1, "wait_above": round(wait_above * 65536) * config.select_heads}
+    above = round(wait_above * 65536) * config.select_heads
+    return {"waits": 1, "wait_above": above, "patience": _PATIENCE}
 
 
 def _grouped(session, queries, most: int | None) -> np.ndarray:

@@ -79,7 +79,7 @@ class Session:
     wait_above : float or None
         While the device estimates that more than this share of the attention is missing, an answer
         to :meth:`select` waits for the pages that are wanted, which are fetched as with its
-        `fetch`; some milliseconds at most. None: what is there is used at once.
+        `fetch`; for 131 072 cycles of the device at most. None: what is there is used at once.
     fetch_from : float
         Of the pages that :meth:`select` would have fetched, those that have at least this share of
         the attention are, in a device that estimates what absent pages have; the others are not

@@ -12,6 +12,7 @@ from serial_board import SerialBoard
 from simulated_window import SimulatedWindow
 
 import cxl_kv
+from cxl_kv import select
 from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.backends.golden import GoldenCore
 from cxl_kv.core import Status
@@ -152,8 +153,16 @@ def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
             session.gather(first)
 
 
-def test_what_is_missing_is_told_or_waited_for():
-    """Frames for a part of the pages: late, then above nothing, then above all."""
+def test_what_is_missing_is_told_or_waited_for(monkeypatch):
+    """Frames for a part of the pages: late, then above nothing, then above all; no longer than a
+    host would put up with, since a page whose fetch is dropped never lands."""
+    bells = []
+
+    def ask(session, places, sequence, asked, lines, ask=select._ask):
+        bells.extend(asked)
+        return ask(session, places, sequence, asked, lines)
+
+    monkeypatch.setattr(select, "_ask", ask)
     with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
         device.configure(prefetch=["hint"], low_water=2, high_water=12)
         shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
@@ -174,6 +183,7 @@ def test_what_is_missing_is_told_or_waited_for():
         waited = session.select(0, q, tokens=47)
         assert sum(waited.missing) <= sum(late.missing)
         assert device.counters()["prefetch_issued_hint"] > 0
+    assert {bell.get("patience") for bell in bells} == {None, 17}
     plain = cxl_kv.open("golden:trace_select")
     with plain:
         shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
