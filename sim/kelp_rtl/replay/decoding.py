@@ -29,9 +29,10 @@ from .choosing_host import ChoosingHost, Head, Reads, padded
 
 __all__ = ["FREE", "PATIENCE", "RtlDevice", "RtlHost"]
 
-#: frames that eviction keeps free for what is fetched (register `high_water`), beside the share of
-#: the pages that are resident
-FREE = 16
+#: frames that eviction keeps free (register `high_water`), beside the share of the pages that are
+#: resident; all but _FETCHED of them, or one for each queue, are for pages that are written for the
+#: first time (`low_water`): where fetches take these a token waits until a page has gone to flash
+FREE, _FETCHED = 16, 4
 #: a SELECT waits for so many times what a page takes from flash, to the next power of two
 PATIENCE = 4
 #: looks at an answer, each some 20 cycles, before a SELECT counts as lost
@@ -96,7 +97,11 @@ class RtlHost(ChoosingHost):
         bell = {"target": round(d.target * ONE) * shape.group, "most": d.most, "m": m, "sh": sh}
         super().__init__(config, driver, padded(k), padded(v), prefix.lines, bell)
         driver.write_registers(
-            {"prefetch_enable": 1 << PrefetchSource.HINT - 1, "high_water": FREE}
+            {
+                "prefetch_enable": 1 << PrefetchSource.HINT - 1,
+                "high_water": FREE,
+                "low_water": min(queues, FREE - _FETCHED),
+            }
         )
         driver.open_session(
             0,
