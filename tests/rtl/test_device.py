@@ -475,6 +475,23 @@ def test_time_is_skipped_without_changing_a_cycle():
     )
 
 
+def test_time_without_requests_is_exact_and_jumped_over():
+    """Also across a page that lands meanwhile."""
+    landed = []
+    for max_skip in (0, 700):
+        d = driver(rules=RunRules(max_skip=max_skip), flash=FlashTiming(latency=5000))
+        d.run(Program.reads(np.arange(4, dtype=np.uint64) * 64))
+        d.run(Program(opcode=SPEC_READ, address=np.array([COLD], np.uint64)))
+        time, before = d.time, d.counts()
+        d.elapse(20_000)
+        after = d.counts()
+        assert d.time == time + 20_000
+        landed.append(after["flash_reads"] - before["flash_reads"])
+        evaluated = after["evaluated"] - before["evaluated"]
+        assert evaluated == 20_000 if max_skip == 0 else evaluated < 5_000
+    assert landed[0] == landed[1]
+
+
 def test_planted_failures():
     d = driver(
         flash=FlashTiming(
