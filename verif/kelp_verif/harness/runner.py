@@ -165,7 +165,7 @@ def run_cocotb(
         return _simulate(build_dir, folder, seed, said | more, waves, timeout_s)
 
     run_dir, code = passes.installed().bench(verilog, simulate, run_dir)
-    passed, problems = _ended(run_dir, code, f"module {bench!r}, test {test!r}", timeout_s)
+    passed, problems = _ended(run_dir, code, bench, _names(test), timeout_s)
     if problems:
         raise AssertionError(
             f"{bench} failed with seed {seed}:\n{problems}\nrun directory {run_dir}\n"
@@ -244,11 +244,15 @@ def leave_figures(bench: str, figures: Mapping[str, object]) -> None:
             json.dump({"bench": bench, "records": dict(figures)}, handle, default=int)
 
 
+def _names(test) -> list[str]:
+    """The tests that were asked for; none stands for all."""
+    return [test] if isinstance(test, str) else list(test or ())
+
+
 def _said(bench, test, params) -> dict[str, str]:
     """What cocotb and the bench are told in their environment."""
     said = {"COCOTB_TEST_MODULES": bench, _PARAMS: json.dumps(dict(params or {}))}
-    if test is not None:
-        names = [test] if isinstance(test, str) else list(test)
+    if names := _names(test):
         said["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
     return said
 
@@ -376,9 +380,11 @@ def _simulate(build_dir, folder, seed, said, waves, timeout_s) -> int | None:
         return None
 
 
-def _ended(run_dir, code, what, timeout_s) -> tuple[list[str], str]:
-    """Tests that passed in a run of `what` that ended with `code`, and what went wrong."""
+def _ended(run_dir, code, bench, names, timeout_s) -> tuple[list[str], str]:
+    """Tests that passed in a run of `bench` that ended with `code`, and what went wrong; a test of
+    `names` that did not run has."""
     passed, problems = _read_results(run_dir / _RESULTS)
+    absent = set(names) - {name.rpartition(".")[2] for name in passed}
     if code is None:
         problems.append(f"killed: the simulation did not end (limit {timeout_s} s)")
     elif code:
@@ -386,8 +392,8 @@ def _ended(run_dir, code, what, timeout_s) -> tuple[list[str], str]:
         problems.append(
             f"the simulator stopped with exit code {code}: {_assertion(run_dir / _LOG)}"
         )
-    elif not passed and not problems:
-        problems.append(f"no test ran: {what}")
+    elif not problems and (absent or not passed):
+        problems.append(f"no test ran: module {bench!r}, test {sorted(absent) or None}")
     return passed, "\n".join(f"  {problem}" for problem in problems)
 
 
