@@ -124,6 +124,7 @@ def neighbour(served):
             over.set()
             thread.join(60)
         assert slowest[-1] == -1.0, "the neighbour failed"
+        assert slowest[0] < 10, "the neighbour waited"
 
 
 # - OPEN -----------------------------------------------------------------------------------------
@@ -314,23 +315,26 @@ def test_nothing_but_a_small_hello_before_hello(served):
 def stalled(served, connection, why):
     """The server hangs up on the connection within seconds, and says why."""
     connection.settimeout(20)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ConnectionError):
         while connection.recv(1 << 16):
             pass
     connection.close()
     settled(lambda: why in served.hung_up())
 
 
+def dripped(connection, frame):
+    """A byte now and then prolongs nothing: the server hangs up while they come."""
+    with contextlib.closing(connection), pytest.raises(ConnectionError):
+        for byte in frame[:400]:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
 def test_who_says_nothing_is_hung_up_on(served):
     with neighbour(served):
         stalled(served, connect(served.url, 10), "no HELLO")
-        drip = connect(served.url, 10)
-        frame = b"".join(wire.frame(wire.Op.HELLO, 1, b"{}"))
-        with contextlib.suppress(OSError):
-            for byte in frame[:-1]:
-                drip.sendall(bytes([byte]))
-                time.sleep(0.05)
-        stalled(served, drip, "no HELLO")
+        dripped(connect(served.url, 10), b"".join(wire.frame(wire.Op.HELLO, 1, b" " * 400)))
+    settled(lambda: served.hung_up() == ["no HELLO"] * 2)
 
 
 def test_half_a_frame_is_hung_up_on(served):
@@ -340,13 +344,8 @@ def test_half_a_frame_is_hung_up_on(served):
             connection = greeted(served.url)
             connection.sendall(frame[:cut])
             stalled(served, connection, "half frame")
-        connection = greeted(served.url)  # a byte now and then does not prolong it
-        with contextlib.suppress(OSError):
-            for byte in frame[:40]:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.05)
-        stalled(served, connection, "half frame")
-    assert served.hung_up().count("half frame") == 4
+        dripped(greeted(served.url), frame)
+    settled(lambda: served.hung_up() == ["half frame"] * 4)
 
 
 def test_a_reader_that_does_not_read_is_hung_up_on(served):
