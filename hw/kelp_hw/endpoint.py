@@ -324,6 +324,8 @@ class Endpoint(wiring.Component):
         broadcast(m, s.tracker.o_result, select.i_result)
         broadcast(m, s.tracker.o_hot, select.i_hot)
         m.d.comb += select.sessions.eq(s.tracker.sessions)
+        if self.config.select_estimates:
+            connect(m, s.prefetcher.dropped, select.dropped)
         if self.config.select_tables:
             connect(m, s.eviction.values, select.values)
             used = s.tracker.pools.used

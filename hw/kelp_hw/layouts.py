@@ -630,6 +630,16 @@ class PageValues(wiring.Signature):
         super().__init__(address | {"value": In(SCORE_BITS), "known": In(1)})
 
 
+class DroppedPages(wiring.Signature):
+    """Prefetcher → choice of pages. Queues of which a candidate will not be fetched, one each a
+    cycle: `judged`, of a hint that is outside its session, switched off or throttled; `crowded`,
+    of any for which the FIFO had no place. What M3 refuses, its results say."""
+
+    def __init__(self, config: Config):
+        queue = stream.Signature(config.squeue_bits, always_ready=True)
+        super().__init__({"judged": Out(queue), "crowded": Out(queue)})
+
+
 class ResidentLines(wiring.Signature):
     """Registers → eviction engine. `lines`: DRAM lines that the resident pages of `squeue` take; 0
     until they are counted for it, which is when `known` is high."""

@@ -31,8 +31,8 @@ from .plans import plan_of_keys, plan_of_sample
 __all__ = ["Chosen", "gather", "plan", "select"]
 
 _PATIENCE_SECONDS = 60.0  #: for an answer
-#: log2 of the cycles that a SELECT waits at most for pages, of which those that no frame was free
-#: for never land: at 1 GHz five times what a page takes from flash
+#: log2 of the cycles that a SELECT waits at most for pages: at 1 GHz five times what a page takes
+#: from flash
 _PATIENCE = 17
 
 

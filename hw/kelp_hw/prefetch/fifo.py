@@ -36,10 +36,12 @@ def candidate_layout(config: Config) -> data.StructLayout:
     )
 
 
-def drop_layout() -> data.StructLayout:
-    """A dropped candidate, for the counters; `reason` is a DropReason."""
+def drop_layout(config: Config) -> data.StructLayout:
+    """A dropped candidate, for the counters; `reason` is a DropReason. With
+    `Config.select_estimates` its `squeue`, for SELECTs that wait, where it is FULL."""
     return data.StructLayout(
         {"source": code_shape(PrefetchSource), "reason": code_shape(DropReason)}
+        | ({"squeue": config.squeue_bits} if config.select_estimates else {})
     )
 
 
@@ -94,7 +96,7 @@ class PrefetchFifo(wiring.Component):
                 "i": In(stream.Signature(self.candidate, always_ready=True)),
                 "o": Out(stream.Signature(self.candidate)),
                 "cancel": In(config.sessions),
-                "o_drop": Out(stream.Signature(drop_layout(), always_ready=True)),
+                "o_drop": Out(stream.Signature(drop_layout(config), always_ready=True)),
                 "o_cancel": Out(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "count": Out(range(self.slots + 1)),
             }
@@ -237,6 +239,7 @@ class PrefetchFifo(wiring.Component):
             self.o_drop.valid.eq(new_valid & (on_o | any_twin | full)),
             self.o_drop.p.source.eq(new.source),
             self.o_drop.p.reason.eq(DropReason.DUPLICATE),
+            *((self.o_drop.p.squeue.eq(new.squeue),) if self.config.select_estimates else ()),
             self.o_cancel.valid.eq(leave & dead[0]),
             self.o_cancel.p.eq(held[0].source),
         ]
@@ -249,6 +252,8 @@ class PrefetchFifo(wiring.Component):
             m.d.comb += self.o_drop.p.reason.eq(DropReason.FULL)
             with m.If(after[n - 1]):
                 m.d.comb += self.o_drop.p.source.eq(held[n - 1].source)
+                if self.config.select_estimates:
+                    m.d.comb += self.o_drop.p.squeue.eq(held[n - 1].squeue)
                 with m.If(dead[n - 1]):
                     m.d.comb += self.o_drop.p.reason.eq(DropReason.CANCELLED)
 

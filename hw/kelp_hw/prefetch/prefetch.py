@@ -14,7 +14,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
-from ..layouts import DropReason, Layouts, code_shape
+from ..layouts import DroppedPages, DropReason, Layouts, code_shape
 from .fifo import DISTANCE_BITS, PrefetchFifo, candidate_layout
 from .sources import AccessSource, PreviousSource
 from .throttle import SOURCES, Throttle
@@ -82,6 +82,9 @@ class Prefetcher(wiring.Component):
         Pulses: an access that found its source's memory full.
     credit : out
         Each source's credit in effect.
+    dropped : out, DroppedPages
+        With `Config.select_estimates`: in the cycle after it was judged, two after it was crowded
+        out.
     idle : out
         No candidate is in the block, and no op is on its way to M3.
     """
@@ -114,6 +117,7 @@ class Prefetcher(wiring.Component):
                 "credit": Out(self.throttle.credit.shape()),
                 "idle": Out(1),
             }
+            | ({"dropped": Out(DroppedPages(config))} if config.select_estimates else {})
         )
 
     def elaborate(self, platform):
@@ -364,6 +368,16 @@ class Prefetcher(wiring.Component):
         ]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
             pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))
+        if c.select_estimates:
+            judge, crowd = self.dropped.judged, self.dropped.crowded
+            m.d.sync += [
+                judge.valid.eq(judged_valid & ~passes & (judged.source == PrefetchSource.HINT)),
+                judge.p.eq(judged.squeue),
+            ]
+            m.d.comb += [
+                crowd.valid.eq(drop_valid & (drop.reason == DropReason.FULL)),
+                crowd.p.eq(drop.squeue),
+            ]
         # A dead candidate is pushed out only while none leaves the FIFO, so never in a cycle with
         # `fifo.o_cancel`.
         pushed_out = drop_valid & (drop.reason == DropReason.CANCELLED)

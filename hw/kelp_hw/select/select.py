@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 
-from ..layouts import MESSAGES, TIME_BITS, Layouts, PageValues
+from ..layouts import MESSAGES, TIME_BITS, DroppedPages, Layouts, PageValues
 from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
 from .select_control import SelectControl, SelectParts
@@ -71,6 +71,8 @@ class Select(wiring.Component):
     fault : out, BlockFault
     summary_axi : out
         With `Config.select_port`: the memory port of summaries (AXI4), one line per transaction.
+    dropped : in, DroppedPages
+        With `Config.select_estimates`: of what it asked for, and others did.
     values : in, PageValues; frames : in
         With `Config.select_tables`: what sweeps ask of the tables, and the frames that are in use.
     """
@@ -110,6 +112,7 @@ class Select(wiring.Component):
                 "fault": Out(BlockFault),
             }
             | summary_ports(c)
+            | ({"dropped": In(DroppedPages(c))} if c.select_estimates else {})
             | self._table_ports(c)
         )
 
@@ -141,6 +144,8 @@ class Select(wiring.Component):
             m.d.comb += [self.o_event[k].valid.eq(source.valid), self.o_event[k].p.eq(source.p)]
         if c.select_port:
             self._memory(m, parts.store)
+        if c.select_estimates:
+            connect(m, flipped(self.dropped), control.dropped)
         learnt = 1
         if c.select_tables:
             self._tables(m, parts.tables)

@@ -16,7 +16,7 @@ from kelp_spec.config import Config
 from kelp_spec.select import CODED_LINES, HOLD_MOST, Refusal, SelectMap
 
 from ..choice.select_engine import KeySizes, SelectEngine
-from ..layouts import TIME_BITS, Layouts
+from ..layouts import TIME_BITS, DroppedPages, Layouts
 from ..scores.table_scores import TableScores
 from .control_bell import check, query, turn
 from .control_choice import choose, feed
@@ -97,7 +97,7 @@ class SelectControl(wiring.Component):
 
     A SELECT that is refused changes nothing but its answer, and is an event; one that is
     `speculative` leaves slots alone, and chooses nothing. One that waits for pages keeps its slots,
-    and chooses again when they have landed, or its time is over. Slots are given back
+    and chooses again when they have landed, or will not, or its time is over. Slots are given back
     when a SELECT of their session is of another layer, or of the same queue, or says so; when the
     time is over that the last SELECT gave them; and when their session ends.
 
@@ -115,6 +115,8 @@ class SelectControl(wiring.Component):
     now : in
     sessions : in
     i_result : in, always-ready stream of result
+    dropped : in, DroppedPages
+        With `Config.select_estimates`.
     ended : in
         Bit s: session s has begun to close, or was opened.
     o_op : out, stream of op
@@ -142,6 +144,7 @@ class SelectControl(wiring.Component):
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "idle": Out(1),
             }
+            | ({"dropped": In(DroppedPages(c))} if c.select_estimates else {})
         )
 
     def elaborate(self, platform):

@@ -193,10 +193,10 @@ class Room:
                 }
             )
 
-    def tell(self, kind, squeue=0, page=0, kv_line=0, **fields):
-        """A result of an op that is not the block's."""
+    def tell(self, kind, squeue=0, page=0, kv_line=0, *, outcome=Outcome.DONE, state=0, **fields):
+        """A result of an op that is not the block's, of a page that was in `state`."""
         op = {"kind": kind, "squeue": squeue, "page": page, "kv_line": kv_line}
-        self.results.append({"op": op | fields, "outcome": Outcome.DONE})
+        self.results.append({"op": op | fields, "outcome": outcome, "old": {"state": state}})
 
     async def access(self, line, data=None, ld_id=OWNER, whole=True):
         """A write of a line of the region, or a read; what is answered."""

@@ -18,12 +18,13 @@ def test_latency_and_interval():
     check_pace(block, "LATENCY", output, stimuli, prepare={"o.ready": 1})
 
 
-def test_queue_agrees_with_a_sorted_list():
+@pytest.mark.parametrize("config", ["unit", "unit_select"])
+def test_queue_agrees_with_a_sorted_list(config):
     seen = run_cocotb(
-        PrefetchFifo(config=named("unit")),
+        PrefetchFifo(config=named(config)),
         bench=PARTS,
         test="queue_against_list",
-        params={"config": "unit", "cycles": 12_000},
+        params={"config": config, "cycles": 12_000},
     ).records["seen"]
     assert all(seen[name] > 50 for name in ("DUPLICATE", "FULL", "CANCELLED", "CANCEL", "LEFT")), (
         seen

@@ -78,12 +78,14 @@ def test_lockstep_order_equals_golden():
     assert seen["previous_lost"] > 20, seen
 
 
-def test_free_running_accounts_for_every_candidate():
+@pytest.mark.parametrize("config", ["unit", "unit_select"])
+def test_free_running_accounts_for_every_candidate(config):
+    tells = ["tells_whose_it_drops"] if named(config).select_estimates else []
     result = run_cocotb(
-        made(Prefetcher, config=named("unit"), previous=16),
+        made(Prefetcher, config=named(config), previous=16),
         bench=BENCH,
-        test=["free_running", "never_stalls_spec_reads", "previous_step_under_traffic"],
-        params={"config": "unit", "cycles": 10_000},
+        test=["free_running", "never_stalls_spec_reads", "previous_step_under_traffic", *tells],
+        params={"config": config, "cycles": 10_000},
     )
     assert all(count for count in result.records["ended"].values()), result.records
     assert (

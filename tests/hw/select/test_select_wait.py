@@ -8,7 +8,7 @@ from select_room import BELL, OWNER, SHAPE, Room, device, logged, pins, queries
 
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.select_region import SelectRegion
-from kelp_spec.metadata import Op, PageState
+from kelp_spec.metadata import Op, Outcome, PageState
 from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, SelectStatus, record, record_bytes
 
 GONE = (0, 3, 5, 7)
@@ -117,6 +117,79 @@ def test_a_page_that_lands_before_it_waits_is_not_waited_for():
         room.land([0])
         assert (await room.agree())["missing"] == 0
         assert room.waited
+
+    room.run(host)
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_page_that_lands_as_it_begins_to_wait_counts(after):
+    """Cycles from its last fetch on, among them that in which it begins to wait."""
+    room = Waiting(seed=after)
+
+    async def host(room):
+        await room.begin()
+        while not room.waited or len(room.fetched) < len(room.waited[0].pages):
+            await room.cycle()
+        (waits,) = room.waited
+        for _ in range(after):
+            await room.cycle()
+        room.land(waits.pages)
+        begun = room.time
+        assert (await room.agree())["missing"] == 0
+        assert room.time - begun < 4000
+
+    room.run(host)
+
+
+def _refuse(room, page, state):
+    """M3 does not take its fetch."""
+    room.tell(Op.PREFETCH, page=page, outcome=Outcome.DROPPED, state=state)
+
+
+async def _drop(room, squeue, *names):
+    """The prefetcher does not take a fetch, or one for each name."""
+    for name in names:
+        room.ctx.set(getattr(room.dut.dropped, name).valid, 1)
+        room.ctx.set(getattr(room.dut.dropped, name).p, squeue)
+    await room.cycle()
+    for name in names:
+        room.ctx.set(getattr(room.dut.dropped, name).valid, 0)
+
+
+@pytest.mark.parametrize("landed", [0, 1])
+def test_what_is_not_fetched_is_not_waited_for(landed):
+    """It chooses again when the others have landed, and does not wait again if none has."""
+    room = Waiting(lands=False, seed=landed)
+
+    async def host(room):
+        room.region._wait = lambda waits: room.waited.append(waits) or waits.tries <= landed
+        await room.begin()
+        await room.fetches()
+        waits = room.waited[0]
+        assert len(waits.pages) == 3
+        ops, begun = len(room.ops), room.time
+        # Neither are fetches of another queue, nor pages that are on their way, or there, by now.
+        for name in ("judged", "crowded"):
+            await _drop(room, 1, name)
+        for state in (PageState.FETCHING, PageState.RESIDENT):
+            for page in waits.pages:
+                _refuse(room, page, state)
+        if landed:
+            room.tell(Op.FLIP, page=waits.pages[2])
+            await _drop(room, 0, "crowded")
+        else:
+            await _drop(room, 0, "judged", "crowded")
+        for _ in range(500):
+            await room.cycle()
+        assert len(room.ops) == ops, "one of them is still to come"
+        _refuse(room, waits.pages[0], PageState.WRITING_BACK)
+        if landed:  # it waits once more, and all that it wants is refused
+            while len(room.fetched) < 2 * len(waits.pages):
+                await room.cycle()
+            for page in waits.pages:
+                _refuse(room, page, PageState.ABSENT)
+        assert (await room.agree())["missing"] > 0
+        assert room.time - begun < 8000 and len(room.waited) == 2 + landed
 
     room.run(host)
 

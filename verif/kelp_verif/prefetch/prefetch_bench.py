@@ -223,7 +223,43 @@ async def free_running(dut):
             and tb.counts["pulse", "REFUSED", s] == tb.counts["refused", s]
         )
     assert sum(ended.values()) == offered, (ended, offered)
+    if config.select_estimates:
+        judged = ("OUTSIDE", "DISABLED", "THROTTLED")
+        hints = sum(tb.counts["pulse", name, PrefetchSource.HINT] for name in judged)
+        assert len(tb.dropped["judged"]) == hints
+        assert len(tb.dropped["crowded"]) == ended["FULL"]
     record(ended=ended, offered=offered, access_lost=tb.counts["access_lost"])
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def tells_whose_it_drops(dut):
+    """Hints that are switched off, then too many of them, each with its queue."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await tb.reset()
+    pages = [
+        (session * config.queues + queue, page)
+        for session, regs in enumerate(tb.sessions)
+        for queue in range(regs.used_queues)
+        for page in range(2)
+    ]
+    tb.rng.shuffle(pages)
+    for sources, name, whose in (
+        (set(SOURCES) - {PrefetchSource.HINT}, "judged", lambda held: [q for q, _ in pages]),
+        (SOURCES, "crowded", lambda held: [q for q, _ in pages[held:]]),
+    ):
+        tb.enable(sources)
+        tb.p_ready = 0.0
+        tb.hints.extend(tb.page.pack(squeue=q, page=p) for q, p in pages)
+        while tb.hints:
+            await tb.cycle()
+        for _ in range(8):
+            await tb.cycle()
+        # One more waits on `o_op`.
+        assert tb.dropped[name] == whose(config.prefetch_slots + 1), name
+        tb.p_ready = 1.0
+        await tb.drain()
+        assert tb.dropped[name] == whose(config.prefetch_slots + 1), name
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

@@ -27,11 +27,12 @@ class SortedList:
     """What the queue should hold, cycle by cycle, as a list of [distance, candidate, dead]."""
 
     def __init__(self, slots):
-        self.slots, self.held, self.out = slots, [], None
+        self.slots, self.held, self.out, self.crowded = slots, [], None, None
 
     def cycle(self, new, ready, cancel):
         """One clock edge. Returns (drop, cancelled): (source, reason) of the one dropped, source of
-        a dead one whose turn came."""
+        a dead one whose turn came. `crowded` is then the queue of one for which there was no
+        place."""
         drop = cancelled = None
         free = self.out is None or ready
         leaver = self.held[0] if self.held and (free or self.held[0][2]) else None
@@ -62,6 +63,7 @@ class SortedList:
             if len(self.held) > self.slots:
                 _, last, dead = self.held.pop()
                 drop = last["source"], DropReason.CANCELLED if dead else DropReason.FULL
+                self.crowded = None if dead else last["squeue"]
         for h in self.held:
             h[2] |= cancel >> h[1]["session"] & 1
         if leaver and leaver[2]:
@@ -75,7 +77,7 @@ class SortedList:
 async def queue_against_list(dut):
     config = named(bench_params()["config"])
     rng = random.Random(cocotb.RANDOM_SEED)
-    packing, drops = Packing(candidate_layout(config)), Packing(drop_layout())
+    packing, drops = Packing(candidate_layout(config)), Packing(drop_layout(config))
     model = SortedList(config.prefetch_slots)
     await start_clock(dut)
     dut.i__valid.value = dut.i__payload.value = dut.o__ready.value = dut.cancel.value = 0
@@ -117,6 +119,8 @@ async def queue_against_list(dut):
         coming = new
         got = drops.unpack(dut.o_drop__payload.value) if dut.o_drop__valid.value == 1 else None
         assert (got and (got["source"], got["reason"])) == drop, n
+        if config.select_estimates and drop and drop[1] == DropReason.FULL:
+            assert got["squeue"] == model.crowded, n
         assert (
             int(dut.o_cancel__payload.value) if dut.o_cancel__valid.value == 1 else None
         ) == cancelled, n

@@ -49,6 +49,7 @@ class TB:
         self.hints, self.specs, self.usages, self.lates = deque(), deque(), deque(), deque()
         self.shown = {}  # stream → payload that must not change
         self.ops, self.counts = [], Counter()
+        self.dropped = {"judged": [], "crowded": []}  # squeues that `dropped` tells
         self.p_ready, self.p_hint, self.p_spec, self.p_result, self.p_taken = (
             0.8,
             0.8,
@@ -210,6 +211,10 @@ class TB:
             for name, bits in fields.items():
                 for s in SOURCES:
                     self.counts["pulse", name, s] += bits >> s - 1 & 1
+        if self.config.select_estimates:
+            for name, squeues in self.dropped.items():
+                if getattr(dut, f"dropped__{name}__valid").value == 1:
+                    squeues.append(int(getattr(dut, f"dropped__{name}__payload").value))
         self.counts["access_lost"] += int(dut.access_lost.value)
         self.counts["previous_lost"] += int(dut.previous_lost.value)
         idle = dut.idle.value == 1 and not (
