@@ -39,11 +39,6 @@ def test_after_a_reset_nothing_of_before_is_there(name):
     assert counted["stale_rsps"] > 2 or name not in QUICK
 
 
-def test_the_audit_knows_that_a_page_in_work_may_be_the_best_of_its_list():
-    """Its eviction fails before the list is used again: no rule says that it was passed over."""
-    reset_trial("rough", config=NARROW, resets=7, seed=2, driver=AuditedDriver)
-
-
 #: Planted bugs: where the block is looked up, the block, the piece and what it becomes; what the
 #: bench says.
 BUGS = {
