@@ -3,6 +3,7 @@
 """Bits that flip in the endpoint's memories (docs/protection.md): each memory is in the table, and
 what the table says of it is so."""
 
+import contextlib
 import fnmatch
 import functools
 
@@ -61,6 +62,22 @@ def test_a_bit_in_each_memory_at_once(bench):
 @pytest.mark.timeout(1200)
 def test_two_bits_in_each_memory(bench):
     judge(campaign(each=1, bits=(2,), only=protected(), states=1, bench=bench), checked)
+
+
+@pytest.mark.parametrize(
+    ("came", "said"),
+    [
+        ({"1": {"corrected": 1, "masked": 2}, "2": {"fatal": 1, "masked": 2}}, None),
+        ({"1": {"corrected": 1}, "2": {"silent": 1}}, "2 flipped, silent"),
+        ({"1": {"corrected": 1, "event": 1}}, "1 flipped, event"),
+        ({"1": {"masked": 3}}, "1 flipped, and nobody heard"),
+        ({"1": {"corrected": 3}, "2": {"masked": 3, "changed": 1}}, "2 flipped, and nobody heard"),
+    ],
+)
+def test_a_campaign_is_judged_by_what_came_of_it(came, said):
+    result = {"memories": {"a": {"width": 9, "depth": 8} | came}, "bad": []}
+    with pytest.raises(AssertionError, match=said) if said else contextlib.nullcontext():
+        judge(result, lambda name: True)
 
 
 @pytest.mark.timeout(1200)

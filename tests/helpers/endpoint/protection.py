@@ -40,7 +40,8 @@ def matches(name, rows):
 
 def judge(result, checked, unseen=UNSEEN):
     """Fails where a flip of a campaign's `result` came to what must never be, or one alone to what
-    is not `unseen` in a memory that is `checked`, by its name."""
+    is not `unseen` in a memory that is `checked`, by its name; and where nothing came of any, as
+    where none happens."""
     wrong = [
         f"{name}: {bits} flipped, {outcome}"
         for name, kinds in result["memories"].items()
@@ -49,3 +50,6 @@ def judge(result, checked, unseen=UNSEEN):
         if outcome in BAD or (bits == "1" and checked(name) and outcome not in unseen)
     ]
     assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])
+    for bits, heard in (("1", {Outcome.CORRECTED}), ("2", {Outcome.FATAL, Outcome.POISON})):
+        came = [set(kinds[bits]) for kinds in result["memories"].values() if bits in kinds]
+        assert not came or heard & set().union(*came), f"{bits} flipped, and nobody heard of it"
