@@ -112,5 +112,7 @@ def test_the_shells_commands_run(tmp_path):
 
 def test_commands_of_the_guide_exist():
     text = GUIDE.read_text(encoding="utf-8")
-    for path in re.findall(r"\b(?:tests|examples)/[\w/]+\.py\b", text):
+    paths = re.findall(r"\b(?:tests|examples)/[\w/]+\.py\b", text)
+    assert paths
+    for path in paths:
         assert (GUIDE.parent.parent / path).is_file(), path

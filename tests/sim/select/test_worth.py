@@ -186,7 +186,9 @@ def test_a_plan_of_a_beginning_holds_further_on(small):
 def test_flash_over_none_is_no_ratio(small):
     model, ids = small
     found = worth.worth(model, [("text", ids, FIRST)], [1.0], device=Device(quota=4, most=4))
-    for entry in worth.summary(found.rows):
+    entries = worth.summary(found.rows)
+    assert entries
+    for entry in entries:
         assert entry["flash_over_lru"] is None and entry["flash_over_lru_worst"] is None
     assert "–" in worth_page.page(found, {}, "what")
 
