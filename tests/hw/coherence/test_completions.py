@@ -4,9 +4,10 @@
 source without its turn."""
 
 import random
+from collections import Counter
 
 import pytest
-from flips import opened
+from flips import fields, flip, opened, simulate_memory
 from simulation import simulate
 from timing import check_pace, offers, shown
 
@@ -82,3 +83,28 @@ def test_each_leaves_once_in_the_order_in_which_it_was_taken():
     assert others == taken[: len(others)]
     mine = [tag for tag in left if tag >= 40_000]
     assert mine == list(range(40_000, 40_000 + len(mine))) and len(mine) > 200
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2])
+def test_flipped_bits_of_its_queue(bits):
+    """Own completions that wait: one bit of a row is corrected and told, two are fatal."""
+    dut, left, told = new_completions(), [], Counter()
+
+    async def bench(ctx, memory):
+        for tag in range(8):
+            ctx.set(dut.i_own.valid, 1)
+            ctx.set(dut.i_own.p, {"tag": tag, "ld_id": 1, "ack": 0})
+            await ctx.tick()
+        ctx.set(dut.i_own.valid, 0)
+        await ctx.tick()
+        flip(ctx, memory, 6, *(3, 9)[:bits])
+        ctx.set(dut.s2m_ndr.ready, 1)
+        for _ in range(20):
+            told.update(name for name, on in fields(ctx, dut.fault).items() if on)
+            if ctx.get(dut.s2m_ndr.valid):
+                left.append(ctx.get(dut.s2m_ndr.p.tag))
+            await ctx.tick()
+
+    simulate_memory(dut, bench)
+    assert told == [{}, {"corrected": 1}, {"fatal": 1}][bits]
+    assert len(left) == 8 and (bits == 2 or left == list(range(8)))

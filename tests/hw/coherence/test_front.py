@@ -275,9 +275,15 @@ def test_the_bench_catches_a_planted_bug(bug):
 
 
 def test_flipped_bits_in_the_fronts_memories_are_corrected_or_loud():
-    for name, kinds in flip_bench.campaign(each=8).items():
+    """Some of each memory are met; but the queue of own completions hardly ever waits there
+    (test_completions.py)."""
+    found = flip_bench.campaign(each=8)
+    for name, kinds in found.items():
         for bits, counts in kinds.items():
             assert not counts.keys() - set(flip_bench.GOOD[bits]), (name, bits, counts)
+            met = counts[flip_bench.GOOD[bits][0]]
+            assert met or name == "completions.queue.rows.rows", (name, bits, counts)
+    assert len(found) == 6
 
 
 @pytest.mark.slow  # a model of its own

@@ -25,7 +25,7 @@ __all__ = ["campaign", "main"]
 
 CONFIG, SMALL = named("unit"), SIZES["unit"]
 #: Queues are full most of the time, so that their rows are in use.
-CROWDED = {**SMOOTH, "inner_req": 40, "ndr": 60, "birsp": 20}
+CROWDED = {**SMOOTH, "inner_req": 6, "ndr": 60, "birsp": 20}
 WRITTEN = (1 << 64) - 1  #: the row that has just been written
 #: What a run comes to that ends as it should, or is told of what is beyond repair.
 GOOD = {1: ("corrected", "nothing"), 2: ("fatal", "nothing")}
