@@ -17,6 +17,7 @@ from kelp_spec.registers import EVENT_RECORDS, SessionCommand
 
 from .core import Core
 from .errors import CxlKvError, DeviceFullError, OpenRefusedError, TransportError
+from .fetching import Fetching
 from .registers import Registers, unpack
 
 __all__ = ["Control", "overflow_record"]
@@ -44,6 +45,7 @@ class Control:
         # Of each requester those that it has not asked for: one that provokes events without end
         # takes no other's place.
         self._unseen: dict[int, _Unseen] = {}
+        self._fetching: Fetching | None = None
 
     @classmethod
     def of(cls, core: Core) -> Control:
@@ -114,6 +116,7 @@ class Control:
             )
         try:
             self._open(session, request, owner)
+            self._follow()
         except BaseException:
             with contextlib.suppress(CxlKvError):
                 if registers.fields(f"s{session}_state")["open"]:
@@ -171,7 +174,10 @@ class Control:
 
     def is_closed(self, session: int) -> bool:
         """Whether a session that was told to close may be opened again."""
-        return not self.registers.fields(f"s{session}_state")["busy"]
+        closed = not self.registers.fields(f"s{session}_state")["busy"]
+        if closed:
+            self._follow()
+        return closed
 
     def close_session(self, session: int) -> None:
         """Close and wait until it may be opened again."""
@@ -180,6 +186,17 @@ class Control:
         while not self.is_closed(session):
             if time.monotonic() > deadline:
                 raise TransportError(f"session {session} is still closing after {_CLOSE_TIMEOUT} s")
+
+    def fetch_chosen(self) -> None:
+        """From now on what choices want is fetched, and frames are left for the queues of whatever
+        sessions are open (:class:`Fetching`); nothing in a device that does not choose."""
+        if self.core.hints and self.config.select:
+            self._fetching = Fetching(self.config, self.registers)
+            self._fetching.begin()
+
+    def _follow(self) -> None:
+        if self._fetching is not None:
+            self._fetching.follow()
 
     # - events -------------------------------------------------------------------------------------
     def attach(self, requester, owned: dict[int, int]) -> None:

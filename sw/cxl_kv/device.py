@@ -21,6 +21,7 @@ from .arguments import instance, integer, listed, short
 from .batch import Batch, Completion, Worker
 from .control import overflow_record
 from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
+from .fetching import Fetching
 from .policy import Policy
 from .registers import Registers
 from .session import Session
@@ -61,6 +62,7 @@ class Device:
         self._missed = False  # news had to go
         self.polled = 0  #: event records that were taken so far
         self._lock = threading.RLock()
+        self._fetching = Fetching(self.config, self.registers)
         self._worker: Worker | None = None
         self._closed = False
         # number → the session that has it, so that none is mistaken for its successor
@@ -212,6 +214,18 @@ class Device:
             enable = {s.name.lower(): int(s in wanted) for s in PrefetchSource if s}
             writes.append(("prefetch_enable", self.registers.pack("prefetch_enable", **enable)))
         self.registers.write_many(writes)
+
+    def fetch_chosen(self) -> None:
+        """Have what :meth:`Session.select` wants fetched (its `fetch`); to be called once the
+        sessions are open, again when others are, and needs `ld_id` 0: switches the source
+        ``"hint"`` on, and sets `low_water` to the number of queues of all open sessions and
+        `high_water` to 4 more, so that fetches leave each queue the frame of its next page: as far
+        as that is a quarter of the frames at most, and unless somebody else has set them
+        (`configure`). Nothing on a device that does not choose."""
+        self._control("fetch_chosen")
+        if self.transport.hints and self.config.select:
+            with self.transport.exclusive():
+                self._fetching.begin()
 
     def counters(self) -> dict[str, int]:
         """Totals of the whole device by name (`kelp_spec.registers.COUNTERS`); needs `ld_id` 0."""

@@ -344,7 +344,8 @@ class Session:
             What products of query and key are multiplied by; 1/√head_dim when left out.
         fetch : bool
             Have pages that are wanted and not resident fetched for a later step, as a prefetch
-            hint would (`device.configure(prefetch=["hint"])`); not those of less than `fetch_from`.
+            hint would, where the device is set to it (:meth:`cxl_kv.Device.fetch_chosen`); not
+            those of less than `fetch_from`.
         speculative : bool
             Have them fetched for a layer whose queries are only guessed: nothing is chosen, and
             slots stay as they are.

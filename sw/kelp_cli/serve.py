@@ -66,6 +66,10 @@ def register(app: typer.Typer) -> None:
                 help="DRAM bytes per queue that a tenant may keep before its pages go first."
             ),
         ] = None,
+        fetch: Annotated[
+            bool,
+            typer.Option(help="Fetch what tenants' choices near memory want (docs/cxl_kv.md)."),
+        ] = True,
         idle: Annotated[
             float,
             typer.Option(help="Seconds after which a client without a request is hung up on."),
@@ -97,7 +101,9 @@ def register(app: typer.Typer) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             limits = Limits(idle_seconds=idle)
-            with _server(device, core, budget_bytes=budget, tokens=known, limits=limits) as server:
+            with _server(
+                device, core, budget_bytes=budget, tokens=known, limits=limits, fetch=fetch
+            ) as server:
                 places = [
                     (server.listen, url, f"serving {device} on")
                     for url in listen or ["unix:/tmp/kelp.sock"]

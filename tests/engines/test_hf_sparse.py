@@ -119,13 +119,26 @@ def test_behind_a_server(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # builds the model
 def test_on_the_rtl():
-    """The very tokens of the golden device."""
+    """The very tokens of the golden device, where what is resident is no matter of time."""
     model, found = model_of("llama"), []
     for url in ("golden:unit_select", "rtl:unit_select"):
         with cxl_kv.open(url) as device:
-            with EndpointCache(device, model.config, sparse=Sparse(pages=2)) as cache:
+            sparse = Sparse(pages=2, fetch=False)
+            with EndpointCache(device, model.config, sparse=sparse) as cache:
                 found.append(generated(model, cache, 8))
     assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_what_choices_want_is_fetched_where_the_device_is_ones_own(fetch):
+    """Of a batch of two every queue keeps the frame of its next page."""
+    model = model_of("llama")
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(fetch=fetch)) as cache:
+            model(**prompt(batch=2), past_key_values=cache)
+            found = device.registers.read_many(["low_water", "high_water"])
+            assert found == ([8, 12] if fetch else [2, 4])
+            assert device.registers.fields("prefetch_enable")["hint"] == fetch
 
 
 def test_layers_that_ask_for_it_are_dense():

@@ -423,6 +423,8 @@ class EndpointCache(Cache):
             self._end(rows)
             raise
         self.rows = rows
+        if self.sparse is not None and self.sparse.fetch and not self.device.ld_id:
+            self.device.fetch_chosen()
 
     def _session(self) -> Session:
         if self._spare:

@@ -25,6 +25,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from logging import getLogger
 
+from ..control import Control
 from ..core import Core
 from ..errors import DeviceFullError, UnsupportedError
 from ..url import is_port, split
@@ -137,6 +138,9 @@ class Server:
     tokens : Tokens, optional
         Who may connect over TCP and read metrics; without them nobody may.
     limits : Limits
+    fetch : bool
+        What tenants' choices want is fetched: :meth:`cxl_kv.Device.fetch_chosen`, of whatever
+        sessions are open.
     """
 
     def __init__(
@@ -146,6 +150,7 @@ class Server:
         budget_bytes: int | None = None,
         tokens: Tokens | None = None,
         limits: Limits = Limits(),
+        fetch: bool = True,
     ):
         self.core, self.budget_bytes, self.tokens = core, budget_bytes, tokens or Tokens({})
         self.limits = limits
@@ -179,6 +184,9 @@ class Server:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._stopping = self._closed = False
         self._thread: threading.Thread | None = None
+        if fetch:
+            with core.lock, core.exclusive():
+                Control.of(core).fetch_chosen()
 
     def _tenant(self, grant, *, named):
         return Tenant(grant, budget_bytes=self.budget_bytes if grant.ld_id else None, named=named)
