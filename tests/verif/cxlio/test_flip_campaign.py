@@ -32,8 +32,8 @@ def test_one_flip_is_corrected_two_are_told(bench):
     assert not result["bad"], table(result) + str(result["bad"])
     for name, kinds in result["memories"].items():
         assert set(kinds["1"]) <= {"corrected", "masked"}, name
-    outcomes = {o for kinds in result["memories"].values() for o in kinds["2"]}
-    assert "told" in outcomes and "fatal" in outcomes
+    one, two = ({o for kinds in result["memories"].values() for o in kinds[n]} for n in "12")
+    assert "corrected" in one and two >= {"told", "fatal"}
 
 
 @pytest.mark.timeout(900)
