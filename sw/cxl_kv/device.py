@@ -79,6 +79,11 @@ class Device:
     def ld_id(self) -> int:
         return self.transport.ld_id
 
+    @property
+    def queues(self) -> int:
+        """Of all sessions that were opened here and are open."""
+        return sum(s.shape.queues for s in list(self._sessions.values()) if not s.closed)
+
     # - sessions -----------------------------------------------------------------------------------
     def open_session(
         self, shape: ModelShape, *, max_tokens: int | None = None, policy: Policy = Policy()

@@ -28,12 +28,15 @@ from .errors import TransportError, UnsupportedError
 from .layout import to_bits, to_float32
 from .plans import plan_of_keys, plan_of_sample
 
-__all__ = ["Chosen", "gather", "plan", "select"]
+__all__ = ["Chosen", "gather", "plan", "select", "summarise"]
 
 _PATIENCE_SECONDS = 60.0  #: for an answer
 #: log2 of the cycles that a SELECT waits at most for pages: at 1 GHz five times what a page takes
 #: from flash
 _PATIENCE = 17
+#: a queue's share of the frames, by so much: pages that are summarised together, with room for
+#: others of the queue, so that none of them has gone before
+_ROOM = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +160,35 @@ def plan(session, layer, keys, queries) -> None:
         _places(session)
         of_heads = zip(to_float32(keys, shape.dtype), values, strict=True)
         session.plans[layer] = np.stack([plan_of_keys(*of_head) for of_head in of_heads])
+
+
+def summarise(session, layer, start, tokens) -> None:
+    """:meth:`cxl_kv.Session.summarise`."""
+    device, shape, size = session.device, session.shape, session.page_tokens
+    layer = integer("layer", layer, 0, shape.layers - 1)
+    tokens = integer("tokens", tokens, 1, session.max_tokens)
+    start = integer("start", start, 0, tokens)
+    if not device.transport.hints:
+        return
+    _places(session)
+    if layer not in session.plans:
+        raise ValueError(f"layer {layer} has no plan to summarise its pages by; call plan first")
+    lot = max(1, shape.frames(layer, device.config) // (_ROOM * device.queues))
+    nothing = np.zeros((shape.kv_heads, shape.head_dim), np.uint16)
+    asked = dict(pages=0, mass=0.0, scale=None)
+    newest = (tokens - 1) // size
+    if start // size < newest:  # what the last choice holds may be all of a queue's share
+        flags = {"fetch": 0, "speculative": 0, "release": 1}
+        select(session, layer, nothing, tokens=tokens, flags=flags, **asked)
+    flags = {"fetch": 0, "speculative": 1}
+    for first in range(start // size, newest, lot):
+        last = min(first + lot, newest)
+        # What this step has read stays before what earlier ones have: else the page that was read
+        # just now is a queue's next victim. With the last lot the newest page, which is not
+        # summarised, but would have been read before all others.
+        session.advance()
+        session.sample(layer, size * np.arange(first, last + (last == newest)))
+        select(session, layer, nothing, tokens=last * size + 1, flags=flags, **asked)
 
 
 def _places(session) -> SelectMap:

@@ -32,7 +32,7 @@ from .errors import (
 from .hints import Hints
 from .layout import Layout, to_bits, to_float32
 from .policy import Policy
-from .select import Chosen, gather, plan, select
+from .select import Chosen, gather, plan, select, summarise
 from .shape import ModelShape
 
 __all__ = ["Session"]
@@ -397,6 +397,28 @@ class Session:
             Shape or dtype does not fit, or a query has a NaN.
         """
         plan(self, layer, keys, queries)
+
+    @_while_open
+    def summarise(self, layer: int, *, tokens: int, start: int = 0) -> None:
+        """Have pages summarised before the first :meth:`select`, by the layer's plan, which is the
+        session's from then on: those that hold positions start … tokens − 1, but the newest.
+
+        For a prefill that is longer than the device's frames: a page that has gone before it was
+        summarised is tried by each `select`, and nobody knows what mass it has. Pages are read, and
+        so fetched where they are not there, and summarised by a speculative SELECT of each KV head,
+        as many at a time as half of a queue's share of the frames: frames of the pool / (2 · queues
+        of the sessions opened by this device), at least one. The step advances with each, and the
+        slots of the last choice are given back. Where others press so hard that pages go before
+        that, these stay without.
+
+        Raises
+        ------
+        UnsupportedError
+            As :meth:`select`.
+        ValueError
+            An argument does not fit, or the layer has no plan (:meth:`plan`).
+        """
+        summarise(self, layer, start, tokens)
 
     @_while_open
     def sample(self, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

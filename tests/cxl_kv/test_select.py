@@ -665,3 +665,46 @@ def test_rows_are_turned_as_rope_turns_them():
     reach = 4095 * theta ** (-31 / 32)
     assert np.allclose(np.sort(slow)[[0, -1]], [0, reach], atol=reach / 50)
     assert np.allclose(np.linalg.norm(found, axis=-1), np.linalg.norm(rows, axis=-1), rtol=1e-4)
+
+
+def _summarised(device, session, layer):
+    """Pages of the layer's queues that have a summary, of each KV head."""
+    c, held = device.config, device.transport.core.endpoint.summaries
+    queues = [session.number * c.queues + layer * HEADS + head for head in range(HEADS)]
+    return [sorted(k % c.pages for k in held if k // c.pages == queue) for queue in queues]
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(score="pushed"), Policy(switches=1)])
+def test_pages_are_summarised_though_frames_are_few(policy):
+    """24 pages of each of four queues in 30 frames: without that the pages that were written first
+    have gone; of what comes later only the new pages are looked at."""
+    with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
+        shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
+        session = device.open_session(shape, max_tokens=120, policy=policy)
+        rng = np.random.default_rng(1)
+        k, v = rng.standard_normal((2, LAYERS, HEADS, 120, DIM)).astype(np.float16)
+        session.write(range(LAYERS), k[:, :, :TOKENS], v[:, :, :TOKENS])
+        newest = (TOKENS - 1) // session.page_tokens
+        with pytest.raises(ValueError, match="layer 0 has no plan"):
+            session.summarise(0, tokens=TOKENS)
+        for layer in range(LAYERS):
+            session.plan(layer, k[layer, :, :TOKENS], queries(rng)[:, None])
+        session.select(1, queries(rng), tokens=TOKENS, speculative=True)
+        assert all(len(pages) < newest / 2 for pages in _summarised(device, session, 1))
+        for layer in range(LAYERS):
+            session.summarise(layer, tokens=TOKENS)
+            assert _summarised(device, session, layer) == [list(range(newest))] * HEADS
+        session.write(range(LAYERS), k[:, :, TOKENS:], v[:, :, TOKENS:], start=TOKENS)
+        reads = device.counters()["reads"]
+        session.summarise(0, tokens=120, start=TOKENS - 1)
+        assert device.counters()["reads"] - reads < 10 * HEADS
+        whole = list(range(119 // session.page_tokens))
+        assert _summarised(device, session, 0) == [whole] * HEADS
+
+
+def test_plain_memory_needs_no_summaries(tmp_path):
+    device, session, _, _ = filled(f"dax:{tmp_path}/kv?config=unit_select&create=1")
+    with device:
+        session.summarise(0, tokens=TOKENS)
+        with pytest.raises(ValueError, match="start = 96"):
+            session.summarise(0, tokens=TOKENS, start=TOKENS + 1)

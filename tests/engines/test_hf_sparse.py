@@ -226,6 +226,55 @@ def test_a_prompt_is_summarised_for_its_last_queries():
             assert cache.rows[0] is session and (session.plans[1] != second).any()
 
 
+def summarised(device, session):
+    """Of each queue, how many of its pages have a summary."""
+    c, held = device.config, device.transport.core.endpoint.summaries
+    first = session.number * c.queues
+    return [sum(k // c.pages == first + q for k in held) for q in range(session.shape.queues)]
+
+
+@pytest.mark.parametrize("chunk", [60, 20])
+def test_a_prompt_beyond_the_frames_is_summarised_as_it_comes(chunk):
+    """Thirty pages of each of four queues, or eight, in 40 frames: all but the newest have a
+    summary; the plan is the first part's that presses, also for what comes later, and a copy's
+    pages are summarised as well."""
+    model, ids = model_of("llama"), prompt(tokens=60)["input_ids"]
+    with (
+        cxl_kv.open("golden:unit_select?frames=40,16,16,16&sessions=4") as device,
+        EndpointCache(device, model.config, sparse=Sparse()) as cache,
+        torch.no_grad(),
+    ):
+        plans = None
+        for part in ids.split(chunk, dim=1):
+            model(input_ids=part, past_key_values=cache)
+            (session,) = cache.rows
+            assert summarised(device, session) == [cache.get_seq_length() // 2 - 1] * 4
+            plans = plans or dict(session.plans)
+        model(input_ids=ids[:, :1], past_key_values=cache)
+        model(input_ids=ids[:, :21], past_key_values=cache)
+        assert summarised(device, session) == [40] * 4
+        assert all(session.plans[layer] is plan for layer, plan in plans.items())
+        with copy.deepcopy(cache) as other:
+            assert summarised(device, other.rows[0]) == [40] * 4
+            model(input_ids=ids[:, :6], past_key_values=other)
+            assert other.rows[0].plans[1] is plans[1]
+        cache.batch_repeat_interleave(2)
+        assert [summarised(device, row) for row in cache.rows] == [[40] * 4] * 2
+
+
+def test_a_prompt_that_cannot_be_summarised_leaves_the_cache_as_it_was(monkeypatch):
+    model, ids = model_of("llama"), prompt(tokens=60)["input_ids"]
+    with (
+        cxl_kv.open("golden:unit_select?frames=40,16,16,16") as device,
+        EndpointCache(device, model.config, sparse=Sparse()) as cache,
+    ):
+        with monkeypatch.context() as broken, pytest.raises(TypeError):
+            broken.setattr(Session, "summarise", None)
+            model(input_ids=ids, past_key_values=cache)
+        assert cache.get_seq_length() == 0
+        model(input_ids=ids, past_key_values=cache)
+
+
 def test_a_copy_counts_its_own_choices():
     model, more = model_of("llama"), torch.tensor([[7]])
     with (

@@ -410,6 +410,25 @@ class EndpointCache(Cache):
         _given.latest = _Given(weakref.ref(self), layer, weakref.ref(out[0]))
         return out
 
+    def presses(self, layer: int, length: int) -> bool:
+        """Whether pages may have gone before the layer's first choice: as many as hold `length`
+        positions of each queue of the device's sessions are more than half of the frames."""
+        shape, config = self._shape, self.device.config
+        pages = -(-length // shape.page_tokens_in(config))
+        return self.device.queues * pages > shape.frames(layer, config) // 2
+
+    def summarise(self, row: Session, layer: int, start: int, length: int) -> None:
+        """Positions start … length − 1, where they press and there is a plan, which stays."""
+        if self.presses(layer, length) and layer in row.plans:
+            row.summarise(layer, tokens=length, start=start)
+            self.layers[layer].has_chosen = True
+
+    def _filled(self, target: Session, content: _Content, length: int) -> None:
+        """A session of this cache gets another's content."""
+        _fill(target, content)
+        for layer in target.plans:
+            self.summarise(target, layer, 0, length)
+
     def _rows_for(self, states: torch.Tensor) -> None:
         batch = states.shape[0]
         if len(self.rows) == batch:
@@ -491,7 +510,7 @@ class EndpointCache(Cache):
             for (i, source), target in zip(copies, targets, strict=False):
                 content = _content(old[source], self.stored, length)
                 spoiled |= target in dropped
-                _fill(target, content)
+                self._filled(target, content, length)
                 rows[i] = target
         except BaseException:
             self._spare += more
@@ -520,7 +539,8 @@ class EndpointCache(Cache):
                 copied.dtype, copied.device = mine.dtype, mine.device
         for row in self.rows:
             other.rows.append(other._session())
-            _fill(other.rows[-1], _content(row, self.stored, self.get_seq_length()))
+            length = self.get_seq_length()
+            other._filled(other.rows[-1], _content(row, self.stored, length), length)
         return other
 
     def __copy__(self):

@@ -112,13 +112,25 @@ def _turned(rows: torch.Tensor, first: int, theta: float) -> torch.Tensor:
     return torch.from_numpy(found).to(rows.dtype)
 
 
-def _plan(cache: EndpointCache, layer: int, query, key, theta: float | None) -> None:
-    """Has a prompt's pages summarised for its last queries [batch, heads, positions, head_dim], if
-    the layer will choose and has not done so yet; with RoPE of base `theta` for those further on,
-    too. Of a prompt without pages to summarise `select` knows more later."""
+def _prefilled(cache: EndpointCache, layer: int, query, key, theta: float | None) -> None:
+    """A prompt, or a part of one, has been attended to: where the layer will choose its pages are
+    planned, and summarised while they are there if they may go before it does (`presses`). That
+    fixes the plan. A part's plan chooses no worse than the whole prompt's (docs/select.md), and
+    summaries that another plan made would."""
     endpoint, sparse = cache.layers[layer], cache.sparse
-    if sparse is None or endpoint.is_sliding or endpoint.has_chosen or layer in sparse.dense:
+    if sparse is None or endpoint.is_sliding or layer in sparse.dense:
         return
+    start = max(0, endpoint.length - query.shape[2] - 1) if endpoint.has_chosen else 0
+    if not endpoint.has_chosen:
+        _plan(cache, layer, query, key, theta)
+    for session in cache.rows:
+        cache.summarise(session, layer, start, endpoint.length)
+
+
+def _plan(cache: EndpointCache, layer: int, query, key, theta: float | None) -> None:
+    """Has pages summarised for a prompt's last queries [batch, heads, positions, head_dim]; with
+    RoPE of base `theta` for those further on, too. Of a prompt without pages to summarise `select`
+    knows more later."""
     query = query[:, :, -_PLANNED:]
     for row, session in enumerate(cache.rows):
         asked = query[row][:, ~query[row].isnan().any(dim=-1).any(dim=0)]
@@ -177,7 +189,11 @@ def _sparse(module, query, key, value, attention_mask, scaling=None, **kwargs):
     cache, layer = given_by(key)
     if cache is None or not cache.offers(layer):
         if cache is not None:
-            _plan(cache, layer, query, key, _theta(module.config))
+            try:
+                _prefilled(cache, layer, query, key, _theta(module.config))
+            except BaseException:
+                cache.undo()
+                raise
         elif attention_mask is not None and key.shape[-2] == 1 < attention_mask.shape[-1]:
             raise UnsupportedError(
                 f"layer {module.layer_idx} attends to keys that are another layer's, or made of "
