@@ -127,6 +127,7 @@ WEATHERS = {
     "rounds": (6, {"ask": 1, "rounded": 0b01}),
     "beyond": (24, {"ask": 1}),
     "rough": (12, {"ask": 2, "late": 60, "rounded": 0b10, **ROUGH}),
+    "leaving": (12, {"ask": 256}),
     "slow NDR": (12, {"ask": 4, **SMOOTH, "ndr": 20}),
     "slow DRS": (12, {"ask": 4, **SMOOTH, "drs": 20}),
     "slow BIRsp": (12, {"ask": 4, **SMOOTH, "birsp": 10}),

@@ -426,7 +426,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         }
         // --- a sector that is to leave
         uint32_t leaving = random.below(o.lines);
-        if (asked.size() + to_ask.size() < 8 && lines[leaving].open && random.chance(o.ask)) {
+        if (!ending && asked.size() + to_ask.size() < 8 && lines[leaving].open && random.chance(o.ask)) {
             to_ask.push_back(lines[leaving].address / o.sector);
             f.asks++;
         }
