@@ -23,7 +23,7 @@ def test_frame_table_is_its_golden_model(config, cycles):
     result = run_cocotb(
         made(FrameTable, config=named(config)),
         bench="kelp_verif.tracker.frame_table_bench",
-        model=Model(public=PUBLIC),
+        model=Model(public=[*PUBLIC, ("kelp_sram_collision_x", "words")]),
         params=params,
         timeout_s=280,
     )
