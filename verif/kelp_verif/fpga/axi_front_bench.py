@@ -211,7 +211,11 @@ async def full_rate(dut):
             await task
         return (endpoint.requests - before) / (endpoint.cycle - begun - 60)
 
+    async def read(first):
+        assert (await master.read(first, size)).data == data, f"{size} bytes at {first}"
+
     rates["writes"] = await timed(master.write(0, data))
-    rates["reads"] = await timed(master.read(0, size))
-    rates["both"] = await timed(master.write(1 << 20, data), master.read(0, size))
+    rates["reads"] = await timed(read(0))
+    rates["both"] = await timed(master.write(1 << 20, data), read(0))
+    await read(1 << 20)
     record(beats_per_cycle={name: round(rate, 3) for name, rate in rates.items()})
