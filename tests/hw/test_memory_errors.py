@@ -239,7 +239,8 @@ def test_the_audit_over_a_failing_memory_sees_a_line_that_is_wrong(monkeypatch):
 
 
 def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6, config=UNIT):
-    """Chapters of traffic, in every other one of which a tenant leaves; then all is well."""
+    """Chapters of traffic, in every other one of which a tenant leaves; then all is well. Pages
+    were evicted, and poison was spared where memory erred."""
     s = AuditedTenants(config, seed=seed, pressure=0.3)
     for n in range(chapters):
         s.errors(*errors)
@@ -249,6 +250,8 @@ def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6, config=
     s.tier()
     s.traffic(500)
     s.audit.finish()
+    assert s.left == chapters // 2 and s.audit.victims > 2 * chapters
+    assert bool(s.audit.spared) == any(errors)
     return s
 
 
@@ -261,7 +264,7 @@ def test_every_decision_about_tenants_that_come_and_go_is_the_golden_models(seed
     """Their CLOSE is in the midst of traffic, over a memory and a tier that fail."""
     s = comings_and_goings(seed, errors, failing)
     assert not s.audit.count, [str(m) for m in s.audit.mismatches[:3]]
-    assert s.left == 3 and s.audit.victims > 50 and bool(s.audit.spared) == any(errors)
+    assert s.audit.victims > 50
 
 
 @pytest.mark.slow

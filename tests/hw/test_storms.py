@@ -15,11 +15,20 @@ from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, Times, now, 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
 
+def sound(config, seed, weather, **options):
+    """A storm in which nothing was silent, and much happened."""
+    storm = Storm(config, seed, WEATHERS[weather]).run(**options)
+    where, seen = f"seed {seed}, {weather}", storm.seen
+    assert not storm.silent, f"{where}: {storm.silent[:3]}"
+    assert seen["data"] > 500 and seen["poison"] and seen["fetches"] > 20, f"{where}: {seen}"
+    if config.select:
+        assert seen["selects"] > 4 and seen["gather_nxm"], f"{where}: {seen}"
+    return seen
+
+
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_storm(weather):
-    storm = Storm(UNIT, 2, WEATHERS[weather]).run(chapters=2, count=500)
-    assert not storm.silent, storm.silent[:3]
-    assert storm.seen["data"] > 500 and storm.seen["poison"]
+    sound(UNIT, 2, weather, chapters=2, count=500)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +36,8 @@ def test_storm(weather):
 )
 def test_storm_among_choices(weather):
     """SELECT and GATHER among everything else."""
-    storm = Storm(named("unit_select"), 1, WEATHERS[weather]).run(chapters=2, count=500)
-    assert not storm.silent, storm.silent[:3]
-    assert storm.seen["selects"] > 4 and storm.seen["gather_nxm"]
-    assert storm.seen["held"] or weather == "foul"
+    seen = sound(named("unit_select"), 1, weather, chapters=2, count=500)
+    assert seen["held"] or weather == "foul"
 
 
 @pytest.mark.slow
@@ -47,8 +54,7 @@ def test_storm_among_choices(weather):
 def test_storms(config, seeds, weather):
     """Of many seeds; the last configuration is HDM-DB, for hosts that hold no line."""
     for seed in range(100, 100 + seeds):
-        storm = Storm(config, seed, WEATHERS[weather]).run()
-        assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+        sound(config, seed, weather)
 
 
 def test_a_configuration_is_drawn_by_its_seed():
@@ -68,17 +74,14 @@ def test_storms_of_other_configurations(seed):
     """A model each: choices without codecs, in pages of 128 lines; three sessions of six queues, 2
     write-backs at once; pools of 4 and 5 frames."""
     for weather in ("fair", "foul", "nonsense"):
-        storm = Storm(drawn(seed), seed, WEATHERS[weather]).run()
-        assert not storm.silent, f"{weather}: {storm.silent[:3]}"
+        sound(drawn(seed), seed, weather)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_storm_over_640_queues():
     """As many queues to a session as the large configurations have; 14 million cycles."""
-    storm = Storm(wide(640), 1, WEATHERS["fair"]).run()
-    assert not storm.silent, storm.silent[:3]
-    assert storm.seen["data"] > 10_000
+    assert sound(wide(640), 1, "fair")["data"] > 10_000
 
 
 def test_a_line_that_changes_by_itself_is_silent():

@@ -661,7 +661,8 @@ class Storm:
             self.silent.append("a fatal error, where no bit flips")
         self.tenants = [self._open(tenant.session) for tenant in self.tenants]
         self.look()
-        self.seen["cycles"] = d.counts()["evaluated"]
+        counts = d.counts()
+        self.seen["cycles"], self.seen["fetches"] = counts["evaluated"], counts["flash_reads"]
         d.close()
 
     def run(self, chapters: int = 6, count: int = 1200) -> Storm:
