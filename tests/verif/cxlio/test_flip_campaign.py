@@ -26,12 +26,24 @@ def test_each_memory_is_in_the_table_once(bench):
     assert not idle, f"docs/protection.md names what is not there: {idle}"
 
 
+def met_as_said(result):
+    """Memory → numbers of flipped bits that were met there. What came of them is what its row of
+    the table says, or nothing."""
+    assert not result["bad"], table(result) + str(result["bad"])
+    met = {}
+    for name, kinds in result["memories"].items():
+        ((*_, one, two),) = matches(name, memory_rows("CXL.io"))
+        for count, said in (("1", one), ("2", two)):
+            came = kinds[count].keys() - {"masked"}
+            assert all(outcome in said for outcome in came), (name, count, came)
+            met.setdefault(name, set()).update(count if came else ())
+    return met
+
+
 @pytest.mark.timeout(900)
 def test_one_flip_is_corrected_two_are_told(bench):
     result = campaign(each=4, seed=1, lives=2, bench=bench)
-    assert not result["bad"], table(result) + str(result["bad"])
-    for name, kinds in result["memories"].items():
-        assert set(kinds["1"]) <= {"corrected", "masked"}, name
+    met_as_said(result)
     one, two = ({o for kinds in result["memories"].values() for o in kinds[n]} for n in "12")
     assert "corrected" in one and two >= {"told", "fatal"}
 
@@ -63,5 +75,7 @@ def test_without_check_bits_one_flip_is_silent():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_flips_in_every_memory():
+    """Ten minutes of processor time; of 20 flips one to eighteen are met."""
     result = campaign(each=60, seed=7, lives=8)
-    assert not result["bad"], table(result) + str(result["bad"])
+    met = met_as_said(result)
+    assert all(seen == {"1", "2"} for seen in met.values()), table(result)

@@ -39,7 +39,6 @@ class TB(DeviceTB):
 
     def __init__(self, dut):
         super().__init__(dut)
-        self.written = set()
         self.slow = 6000  #: cycles of an erasure of the tier
 
     async def serve(self):

@@ -274,6 +274,15 @@ async def previous_step_under_traffic(dut):
     tb.enable(only)
     steps = [[set()] for _ in range(config.sessions)]  # pages accessed, by step
     checked = 0
+
+    def look():
+        nonlocal checked
+        for op in tb.ops:
+            assert op.source == PrefetchSource.PREVIOUS and any(
+                (op.squeue, op.page) in step for step in steps[op.session][:-1]
+            )
+            checked += 1
+
     for n in range(bench_params()["cycles"]):
         if n % 200 == 0:
             p_access, p_step, tb.p_ready = (
@@ -298,13 +307,11 @@ async def previous_step_under_traffic(dut):
                     tb.results.append(tb.access_result(squeue, page))
         tb.ops = []
         await tb.cycle()
-        for op in tb.ops:
-            assert op.source == PrefetchSource.PREVIOUS and any(
-                (op.squeue, op.page) in step for step in steps[op.session][:-1]
-            )
-            checked += 1
+        look()
+    tb.ops = []
     await tb.drain()
-    assert sum(tb.counts["issued", s] + tb.counts["refused", s] for s in SOURCES) >= checked
+    look()
+    assert sum(tb.counts["issued", s] + tb.counts["refused", s] for s in SOURCES) == checked
     record(checked=checked, previous_lost=tb.counts["previous_lost"])
 
 
@@ -317,16 +324,15 @@ async def full_rate(dut):
     await tb.reset()
     tb.p_ready = tb.p_spec = 1.0
     cycles = bench_params()["cycles"]
-    tb.specs.extend(
-        tb.page.pack(squeue=n * 7 % config.squeues, page=n // config.squeues)
-        for n in range(cycles + 64)
-    )
+    asked = [(n * 7 % config.squeues, n // config.squeues) for n in range(cycles + 64)]
+    tb.specs.extend(tb.page.pack(squeue=squeue, page=page) for squeue, page in asked)
     for _ in range(32):
         await tb.cycle()
     accepted, left = tb.counts["accepted"], len(tb.ops)
     for _ in range(cycles):
         await tb.cycle()
         tb.usages.append(tb.usage.pack(source=PrefetchSource.SPEC_READ, useful=1))
+    assert [(op.squeue, op.page) for op in tb.ops] == asked[: len(tb.ops)]
     record(
         accepts_per_cycle=(tb.counts["accepted"] - accepted) / cycles,
         ops_per_cycle=(len(tb.ops) - left) / cycles,
