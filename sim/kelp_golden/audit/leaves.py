@@ -40,7 +40,7 @@ class Leaves:
         # Policy `kelp`: queues that offer nothing from now on, since the latest sweep began and
         # since the one before. Policy 0: excess as it is, and least and most in either time.
         self._emptied: tuple[set[int], set[int]] = set(), set()
-        self._excess = [NOTHING] * config.squeues
+        self._excess: list[int | None] = [NOTHING] * config.squeues
         self._held: tuple[dict[int, tuple[int, int]], ...] = {}, {}
 
     def set(self, squeue: int, least: int, most: int) -> None:
@@ -90,6 +90,15 @@ class Leaves:
             queues.discard(squeue)
 
     # - policy 0 -----------------------------------------------------------------------------------
+    def turn(self, squeue: int) -> None:
+        """The queue is one of policy 0 from now on: its excess is known when it is followed next,
+        and until that is absorbed its leaf may say what the other policy left there. What emptied
+        the queue before is absorbed earlier."""
+        for queues in self._emptied:
+            queues.discard(squeue)
+        self._excess[squeue] = None
+        self._held[0][squeue] = self.least[squeue], self.most[squeue]
+
     def follow(self, squeue: int, excess: int | None) -> None:
         """The queue's excess, from now on."""
         excess = NOTHING if excess is None else excess

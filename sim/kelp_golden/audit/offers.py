@@ -136,6 +136,8 @@ class OfferAudit:
             # What a queue of policy 0 had beyond its budget stands until its first offer.
             known = was_kelp or queues.excess[squeue] is None
             self.leaves.set(squeue, NOTHING, NOTHING if known else _UNKNOWN)
+        elif was_kelp:
+            self.leaves.turn(squeue)
 
     def left(self, squeue: int) -> None:
         """A session's access went on to another queue or step: this one is to be valued anew."""
