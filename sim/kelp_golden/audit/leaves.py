@@ -90,7 +90,7 @@ class Leaves:
             queues.discard(squeue)
 
     # - policy 0 -----------------------------------------------------------------------------------
-    def turn(self, squeue: int) -> None:
+    def becomes_plain(self, squeue: int) -> None:
         """The queue is one of policy 0 from now on: its excess is known when it is followed next,
         and until that is absorbed its leaf may say what the other policy left there. What emptied
         the queue before is absorbed earlier."""

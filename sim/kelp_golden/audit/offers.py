@@ -137,7 +137,7 @@ class OfferAudit:
             known = was_kelp or queues.excess[squeue] is None
             self.leaves.set(squeue, NOTHING, NOTHING if known else _UNKNOWN)
         elif was_kelp:
-            self.leaves.turn(squeue)
+            self.leaves.becomes_plain(squeue)
 
     def left(self, squeue: int) -> None:
         """A session's access went on to another queue or step: this one is to be valued anew."""

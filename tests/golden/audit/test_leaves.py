@@ -24,7 +24,7 @@ def test_policy_0_after_kelp_is_its_excess(emptied):
     """Until that is absorbed the leaf may say what it said; what emptied the queue under the other
     policy empties it no more."""
     leaves = leaves_of_a_kelp_queue(emptied=emptied)
-    leaves.turn(6)
+    leaves.becomes_plain(6)
     leaves.follow(6, 3)
     assert (leaves.least[6], leaves.most[6]) == (NOTHING if emptied else 3, 9)
     for _ in range(3):
