@@ -396,6 +396,13 @@ def test_pages_that_are_evicted():
     print("missing, late and waited", late["missing"], waited["missing"])
     assert waited["missing"] < late["missing"]
     assert both.driver.counters()["prefetch_issued_hint"] > issued
+    # With the source off none lands, and nobody waits until the time is over.
+    both.driver.write_registers({"prefetch_enable": 0})
+    alone(both, sequence=103, release=1)
+    both.write(range(12, 44), told=False)
+    begun = both.driver.time
+    refused = alone(both, sequence=104, waits=1, patience=20)
+    assert refused["missing"] > 0 and both.driver.time - begun < 1 << 18
 
 
 def test_without_room_a_page_is_chosen_and_has_no_slot():
