@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The small core that carries out mailbox commands. An instruction in 3 cycles, a store in 4, a
-load in 5."""
+"""The small core that carries out mailbox commands. An instruction in 3 cycles, a store or a
+jump in 4, a load in 6."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Sequencer(wiring.Component):
     An instruction, or a register that it uses, that is beyond repair is not carried out: the core
     halts until reset, and so it does after `stop`.
 
-    Interval: an instruction each `INTERVAL` cycles, `STORE_INTERVAL` or `LOAD_INTERVAL`. Latency:
-    from a load's address to `read_data`, `LATENCY` cycle.
+    Interval: an instruction each `INTERVAL` cycles; `STORE_INTERVAL`, `LOAD_INTERVAL`, or
+    `JUMP_INTERVAL` where the next is not the one behind it. Latency: from a load's address to
+    `read_data`, `LATENCY` cycle.
 
     Parameters
     ----------
@@ -63,8 +64,9 @@ class Sequencer(wiring.Component):
 
     LATENCY = 1
     INTERVAL = 3
+    JUMP_INTERVAL = 4
     STORE_INTERVAL = 4
-    LOAD_INTERVAL = 5
+    LOAD_INTERVAL = 6
 
     def __init__(self, *, program, protect: bool = False):
         self.program, self.protect = list(program), protect
@@ -97,12 +99,13 @@ class Sequencer(wiring.Component):
         read_a, read_b = file.read_port(domain="comb"), file.read_port(domain="comb")
         keep = file.write_port()
         pc, following = Signal(PC_BITS), Signal(PC_BITS)
-        word = data.View(_INSTRUCTION, rom.read_data)
+        #: The instruction, corrected: a cycle of its own, since what it names is corrected, too.
+        word = Signal(_INSTRUCTION)
+        self._worn, self._broken = Signal(), Signal()
         op, rd = Signal(Op), Signal(4)
         a, b, imm, constant = Signal(32), Signal(32), Signal(IMMEDIATE_BITS), Signal(23)
-        result, at = Signal(32), Signal(ADDRESS_BITS)
+        result, at, loaded = Signal(32), Signal(ADDRESS_BITS), Signal(32)
         m.d.comb += [
-            rom.address.eq(pc),
             read_a.addr.eq(word.ra),
             read_b.addr.eq(word.rb),
             keep.addr.eq(rd),
@@ -110,7 +113,7 @@ class Sequencer(wiring.Component):
             following.eq(pc + 1),
         ]
         word_of = op, a, b, imm, constant
-        value_a, value_b, broken = self._checked(m, code, word, rom, read_a, read_b)
+        value_a, value_b, broken = self._checked(m, code, word, read_a, read_b)
         with m.If(broken | self.stop):
             m.d.sync += self.halted.eq(1)
         m.d.sync += [
@@ -119,8 +122,18 @@ class Sequencer(wiring.Component):
             Assert(~(self.halted & self.write.any()), "a store after the halt"),
         ]
         with m.FSM() as fsm:
-            m.d.comb += self._decodes.eq(fsm.ongoing("DECODE"))
+            m.d.comb += [
+                self._decodes.eq(fsm.ongoing("DECODE")),
+                rom.address.eq(Mux(fsm.ongoing("EXECUTE"), following, pc)),
+            ]
             with m.State("FETCH"):
+                m.next = "CORRECT"
+            with m.State("CORRECT"):
+                m.d.sync += [
+                    word.eq(rom.read_data),
+                    self._worn.eq(rom.fault.corrected),
+                    self._broken.eq(rom.fault.uncorrected),
+                ]
                 m.next = "DECODE"
             with m.State("DECODE"):
                 m.d.sync += [
@@ -129,33 +142,37 @@ class Sequencer(wiring.Component):
                     a.eq(Mux(word.ra == 0, 0, value_a)),
                     b.eq(Mux(word.rb == 0, 0, value_b)),
                     imm.eq(word.imm),
-                    constant.eq(rom.read_data[:23]),
+                    constant.eq(word.as_value()[:23]),
                 ]
                 m.next = "EXECUTE"
                 with m.If(broken | self.halted):
                     m.next = "HALTED"
             with m.State("EXECUTE"):
                 m.d.sync += [pc.eq(following), at.eq(a + imm.as_signed())]
-                m.next = "FETCH"
+                m.next = "CORRECT"
                 self._execute(m, word_of, pc, following, result, keep)
             with m.State("STORE"):
                 m.d.comb += self._lanes(op, at, b)
-                m.next = "FETCH"
+                m.next = "CORRECT"
             with m.State("LOAD"):
                 m.d.comb += [self.address.eq(at), self.read.eq(1)]
                 m.next = "LOADED"
             with m.State("LOADED"):
+                # What is read from is slow enough by itself.
+                m.d.comb += self.address.eq(at)
+                m.d.sync += loaded.eq(self.read_data)
+                m.next = "KEEP"
+            with m.State("KEEP"):
                 m.d.comb += [
-                    self.address.eq(at),
-                    keep.en.eq((rd != 0) & ~self.stop),
-                    result.eq(self._taken(op, at)),
+                    keep.en.eq((rd != 0) & ~self.halted),
+                    result.eq(self._taken(loaded, op, at)),
                 ]
-                m.next = "FETCH"
+                m.next = "CORRECT"
             with m.State("HALTED"):
                 pass
         return m
 
-    def _checked(self, m, code, word, rom, read_a, read_b):
+    def _checked(self, m, code, word, read_a, read_b):
         """The registers that an instruction names, corrected; whether it can not be carried out.
         Faults count in the cycle that decodes, of what the operation uses."""
         self._decodes = decodes = Signal()
@@ -165,12 +182,12 @@ class Sequencer(wiring.Component):
         value_b, single_b, double_b = code.decode(m, read_b.data)
         m.d.comb += [
             self.fault.corrected.eq(
-                decodes & (rom.fault.corrected | (uses_a & single_a) | (uses_b & single_b))
+                decodes & (self._worn | (uses_a & single_a) | (uses_b & single_b))
             ),
             self.fault.uncorrected.eq(
                 decodes
                 & ~self.halted
-                & (rom.fault.uncorrected | (uses_a & double_a) | (uses_b & double_b))
+                & (self._broken | (uses_a & double_a) | (uses_b & double_b))
             ),
         ]
         return value_a, value_b, self.fault.uncorrected
@@ -204,11 +221,14 @@ class Sequencer(wiring.Component):
             for which, condition in taken.items():
                 with m.Case(which), m.If(condition):
                     m.d.sync += pc.eq(target)
+                    m.next = "FETCH"
             with m.Case(Op.CALL):
                 m.d.comb += [result.eq(following), kept.eq(1)]
                 m.d.sync += pc.eq(target)
+                m.next = "FETCH"
             with m.Case(Op.JR):
                 m.d.sync += pc.eq(a)
+                m.next = "FETCH"
             with m.Case(Op.LW, Op.LH, Op.LB):
                 m.next = "LOAD"
             with m.Case(Op.SW, Op.SH, Op.SB):
@@ -225,8 +245,8 @@ class Sequencer(wiring.Component):
             self.write_data.eq(Mux(byte, b[:8].replicate(4), Mux(half, b[:16].replicate(2), b))),
         ]
 
-    def _taken(self, op, at):
-        word = self.read_data
+    def _taken(self, word, op, at):
+        """Of a word that was loaded, what the operation asks for."""
         half = Mux(at[1], word[16:], word[:16])
         byte = Mux(at[0], half[8:], half[:8])
         return Mux(op == Op.LB, Cat(byte), Mux(op == Op.LH, half, word))

@@ -131,12 +131,16 @@ def test_pace():
     p.sw(Reg.ZERO, Reg.ZERO, 8)
     p.lw(A, Reg.ZERO, 8)
     p.lw(A, Reg.ZERO, 8)
+    p.jmp("there")
+    p.label("there")
+    p.bne(Reg.ZERO, Reg.ZERO, "there")
     _, when = stores(ended(p))
     core = Sequencer
     assert when[1] - when[0] == when[2] - when[1] == core.STORE_INTERVAL
     assert when[3] - when[2] == core.STORE_INTERVAL + core.INTERVAL
     assert when[5] - when[4] == core.LOAD_INTERVAL
-    assert when[6] - when[5] == core.LOAD_INTERVAL
+    untaken = core.INTERVAL
+    assert when[6] - when[5] == core.LOAD_INTERVAL + core.JUMP_INTERVAL + untaken
 
 
 def test_a_program_without_an_end_is_an_assertion():
