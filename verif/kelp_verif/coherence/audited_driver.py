@@ -80,6 +80,7 @@ class AuditedDriver(CachingDriver):
     def _judge(self):
         audit = self._audit
         for record in audit_records(self.take_commits()):
+            self.judged += 1
             if isinstance(record, ResultRecord):
                 audit.result(record)
             elif isinstance(record, FrameRecord):

@@ -139,8 +139,14 @@ class CachingDriver(Driver):
     config : Config
     options
         Of the host (`_Options`), and of `Driver`.
+
+    Attributes
+    ----------
+    judged : int
+        Commits that were compared with the golden model's, by who does so (`AuditedDriver`).
     """
 
+    judged = 0
     BESIDE = Path(__file__).with_name("endpoint_host.cpp")
 
     def __init__(self, config: Config, *, seed: int = 1, driver=(), **options):
@@ -531,7 +537,7 @@ def weather(
     counted = d.figures().as_dict() | {
         key: d.counters()[key] for key in ("evictions", "hits", "misses")
     }
-    counted["longest_close"] = d.longest_close
+    counted["longest_close"], counted["judged"] = d.longest_close, d.judged
     driven = d.counts()
     counted["cycles"] = driven["evaluated"]
     for kind in ("memory_read_errors", "memory_write_errors", "flash_failed"):

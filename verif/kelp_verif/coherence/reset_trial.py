@@ -89,7 +89,7 @@ def reset_trial(
         counted["late_writes"] += f.late_writes
         counted["stale_rsps"] += f.stale_rsps
     figures = d.figures().as_dict()
-    counted["cycles"] = d.counts()["evaluated"]
+    counted["cycles"], counted["judged"] = d.counts()["evaluated"], d.judged
     d.close()
     return figures | counted
 

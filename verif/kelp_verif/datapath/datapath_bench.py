@@ -632,7 +632,9 @@ def run(
     if result["ended"]:  # a word that an answer was made of may have been read with it
         count = int((answered[:count] + 2 <= result["ended"]).sum())
     else:
-        assert count == len(traffic.expected), f"seed {traffic.seed}: {count} answers"
+        came = count, result["flushes"], result["looks"]
+        due = tuple(map(len, (traffic.expected, traffic.flushes, traffic.checks)))
+        assert came == due, f"seed {traffic.seed}: answers, flush reports, lines: {came}, not {due}"
     found = _compare(traffic, answers[:count], poisoned, answer_packing)
     assert flushed[: result["flushes"]].tolist() == traffic.flushes[: result["flushes"]], (
         f"seed {traffic.seed}: wrong flush reports"

@@ -492,7 +492,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         top->eval();
         top->clk = 0;
         if (context->gotError()) return over(2);
-        if (next == count && queue.empty() && passed.empty() && op_answers >= owed) {
+        if (next == count && queue.empty() && passed.empty() && op_answers >= owed && figures->flushes == flushes_sent) {
             figures->cycles = cycle;
             top->final();
             return 0;

@@ -39,6 +39,8 @@ class TB:
         self.map, self.registers = AddressMap(self.config), RegisterMap(self.config).by_name
         self.mirror: dict[int, bytes | None] = {}
         self.commands, self.memory_reads = [], 0
+        #: of the memory's side: ids under way, and beats of data that are due
+        self.live, self.owed = {"r": set(), "w": set()}, 0
         self.strip = False  #: write beats lose their strobes
 
     async def start(self, ready: float) -> None:
@@ -90,7 +92,7 @@ class TB:
         raise AssertionError("the endpoint does not become ready")
 
     async def run(self) -> None:
-        dut, live = self.dut, {"r": set(), "w": set()}
+        dut = self.dut
         passed = {
             c: (getattr(dut, f"m_axi_{c}valid"), getattr(dut, f"m_axi_{c}ready"))
             for c in ("ar", "r", "aw", "b", "w")
@@ -103,19 +105,20 @@ class TB:
                 self.commands.append(command)
             for channel, (valid, ready) in passed.items():
                 if valid.value == 1 and ready.value == 1:
-                    self.memory_transfer(channel, live)
+                    self.memory_transfer(channel)
             await RisingEdge(dut.clk)
             self.port.now += 1
 
-    def memory_transfer(self, channel: str, live: dict[str, set[int]]) -> None:
+    def memory_transfer(self, channel: str) -> None:
         """What the table of ports promises of the memory's side: whole lines, one transaction of an
         id at a time."""
         dut = self.dut
         if channel == "w":
             assert dut.m_axi_wlast.value == 1 and int(dut.m_axi_wstrb.value)
+            self.owed -= 1
             return
         ids, number = (
-            live["r" if "r" in channel else "w"],
+            self.live["r" if "r" in channel else "w"],
             int(getattr(dut, f"m_axi_{channel}id").value),
         )
         if channel in ("r", "b"):
@@ -129,6 +132,15 @@ class TB:
         ]
         assert shape[:3] == [0, 6, 1] and shape[3] % LINE_BYTES == 0, f"{channel}: {shape}"
         self.memory_reads += channel == "ar"
+        self.owed += channel == "aw"
+
+    async def rest(self) -> None:
+        """What was asked of memory ends."""
+        for _ in range(PATIENCE):
+            if not self.owed and not any(self.live.values()):
+                return
+            await RisingEdge(self.dut.clk)
+        raise AssertionError(f"ids under way {self.live}, {self.owed} beats of data due")
 
     def count(self, op: ColdOp) -> int:
         return sum(command.op == op for command in self.commands)
@@ -281,6 +293,7 @@ async def lines_come_back(dut):
         assert got[n * LINE_BYTES : (n + 1) * LINE_BYTES] == stored(
             row.tobytes(), fmt, HostType.FP16
         ), f"line {n}, {fmt.label}"
+    await tb.rest()
     record(fetches=fetches, write_backs=write_backs, cycles=tb.port.now)
 
 
@@ -339,6 +352,7 @@ async def poison_strobes_and_holes(dut):
         got = await tb.read(hole, LINE_BYTES)
         assert got.resp == AxiResp.DECERR and got.user == [0] and not any(got.data), f"{hole:#x}"
     await tb.check_all()
+    await tb.rest()
     record(poisoned=sum(held is None for held in tb.mirror.values()))
 
 
@@ -369,6 +383,7 @@ async def a_read_after_b_sees_the_write(dut):
 
     await tb.all(*(one(own) for own in range(6)))
     await tb.check_all()
+    await tb.rest()
 
 
 @cocotb.test(timeout_time=3, timeout_unit="ms")
@@ -407,6 +422,7 @@ async def a_miss_holds_up_answers_not_requests(dut):
         )
         held.append((seen - reads, hit - miss))
     assert held, "no page was fetched"
+    await tb.rest()
     record(held=held[:4])
 
 
@@ -436,5 +452,6 @@ async def hits_at_full_rate(dut):
     rates["both"] = await timed(*writes(), *reads(lines))
     record(lines_per_cycle=rates)
     await tb.check(0, 2 * lines)
+    await tb.rest()
     assert not tb.count(ColdOp.READ), "a page was not resident"
     assert min(rates.values()) > 0.9, rates
