@@ -185,9 +185,7 @@ class Sequencer(wiring.Component):
                 decodes & (self._worn | (uses_a & single_a) | (uses_b & single_b))
             ),
             self.fault.uncorrected.eq(
-                decodes
-                & ~self.halted
-                & (self._broken | (uses_a & double_a) | (uses_b & double_b))
+                decodes & ~self.halted & (self._broken | (uses_a & double_a) | (uses_b & double_b))
             ),
         ]
         return value_a, value_b, self.fault.uncorrected
