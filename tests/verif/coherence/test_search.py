@@ -13,8 +13,9 @@ ONLY = {"no stale": True, "clean only": False}
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["raw16", "rounds"])
 @pytest.mark.parametrize("room", [2, 3])
-def test_every_state_is_sound(rounds, room):
-    found = search(rounds=rounds, room=room)
+@pytest.mark.parametrize("eager", [False, True], ids=["as the endpoint", "eager"])
+def test_every_state_is_sound(rounds, room, eager):
+    found = search(rounds=rounds, room=room, eager=eager)
     assert found.problem is None, (found.problem, found.way)
     races = {
         "host: conflict",
@@ -26,6 +27,9 @@ def test_every_state_is_sound(rounds, room):
         "device: recall",
         "uncached",
         "clean evict",
+        "look",
+        "read and drop",
+        "drop",
         "write S",
         "silent drop",
     }

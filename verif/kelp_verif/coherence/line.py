@@ -32,12 +32,18 @@ BUGS = {
     "evict wins": "a MemClnEvct that was overtaken by a recall ends the recall",
 }
 
+_META0, _NO_OP = MetaField.META0, MetaField.NO_OP
 _REQUESTS = {
-    "read shared": (M2SReq.MEM_RD, MetaValue.SHARED, SnpType.DATA),
-    "read any": (M2SReq.MEM_RD, MetaValue.ANY, SnpType.INV),
-    "own": (M2SReq.MEM_INV, MetaValue.ANY, SnpType.INV),
-    "clean evict": (M2SReq.MEM_CLN_EVCT, MetaValue.INVALID, SnpType.NO_OP),
+    "read shared": (M2SReq.MEM_RD, _META0, MetaValue.SHARED, SnpType.DATA),
+    "read any": (M2SReq.MEM_RD, _META0, MetaValue.ANY, SnpType.INV),
+    "own": (M2SReq.MEM_INV, _META0, MetaValue.ANY, SnpType.INV),
+    "look": (M2SReq.MEM_RD, _NO_OP, MetaValue.INVALID, SnpType.CUR),
+    "clean evict": (M2SReq.MEM_CLN_EVCT, _META0, MetaValue.INVALID, SnpType.NO_OP),
+    "read and drop": (M2SReq.MEM_RD, _META0, MetaValue.INVALID, SnpType.INV),
+    "drop": (M2SReq.MEM_INV, _META0, MetaValue.INVALID, SnpType.INV),
 }
+_DROPS = ("clean evict", "read and drop", "drop")  #: the host holds nothing from then on
+_READS = ("read shared", "read any", "look", "read and drop")
 #: Writes with their MetaValue; "uncached" is one of a host that holds nothing.
 _KEEPS = {
     "write I": MetaValue.INVALID,
@@ -114,12 +120,14 @@ def _stored(s: State, **more) -> State:
     )
 
 
-def steps(s: State, *, bugs=(), rounds=False, room=2) -> Iterator[tuple[str, bool, State]]:
+def steps(
+    s: State, *, bugs=(), rounds=False, room=2, eager=False
+) -> Iterator[tuple[str, bool, State]]:
     """(what happens, whether it is of somebody's own accord, state after it). Channels hold `room`
-    messages each."""
+    messages each. `eager`: as in `Coherence`."""
     yield from _host_acts(s, room)
     yield from _host_hears(s, room)
-    yield from _device(s, bugs, rounds, room)
+    yield from _device(s, bugs, rounds, room, eager)
 
 
 def _host_acts(s: State, room: int):
@@ -128,11 +136,13 @@ def _host_acts(s: State, room: int):
     clean = s.cache in "SE"
     if len(s.req) < room:
         for name in _REQUESTS:
-            if name == "clean evict":
-                if clean:
-                    gone = s._replace(cache="I", raw=False)
+            if name in _DROPS:
+                if clean or s.cache == "I" and name != "clean evict":
+                    gone = s._replace(cache="I", newest=False, raw=False)
                     yield name, True, gone._replace(out=name, req=(*s.req, name))
-            elif s.cache == "I" or s.cache == "S" and name != "read shared":
+            elif s.cache == "I" or s.cache == "S" and name in ("read any", "own"):
+                yield name, True, s._replace(out=name, req=(*s.req, name))
+            elif name == "look" and clean and not s.raw:
                 yield name, True, s._replace(out=name, req=(*s.req, name))
     if len(s.rwd) < room:
         for name, after in _AFTER.items():
@@ -195,7 +205,7 @@ def _host_hears(s: State, room: int):
 
 def _done(s: State) -> State:
     """The host's request is over once all that belongs to it is there."""
-    needs_data = s.out in ("read shared", "read any")
+    needs_data = s.out in _READS
     if s.cmp is None or needs_data and s.data is None:
         return s
     done = s._replace(
@@ -205,6 +215,10 @@ def _done(s: State) -> State:
     if needs_data:
         if not s.data:
             raise Violation("stale read: memory's data are not what was written last")
+        if s.out == "look" or s.out in _DROPS:
+            if granted:
+                raise Violation(f"{s.out} is answered with a grant")
+            return done
         return done._replace(cache=granted or s.cache, newest=bool(granted), raw=False)
     if s.out == "own":
         # Without a copy of its own the host writes the whole line.
@@ -214,10 +228,10 @@ def _done(s: State) -> State:
     return done
 
 
-def _device(s: State, bugs, rounds: bool, room: int):
+def _device(s: State, bugs, rounds: bool, room: int, eager: bool):
     waits = bool(s.req) and bool(s.recall) and "unblocked" not in bugs
     if s.req:
-        yield from _device_request(s, bugs)
+        yield from _device_request(s, bugs, eager)
     if s.rwd and not ("blocked conflict" in bugs and waits):
         yield from _device_write(s, bugs, rounds, room)
     if s.inner:
@@ -240,9 +254,9 @@ def _device(s: State, bugs, rounds: bool, room: int):
         yield "device: recall ends", False, gone
 
 
-def _device_request(s: State, bugs):
+def _device_request(s: State, bugs, eager: bool):
     name, rest = s.req[0], s._replace(req=s.req[1:])
-    opcode, value, snoop = _REQUESTS[name]
+    opcode, field, value, snoop = _REQUESTS[name]
     if s.recall and "unblocked" not in bugs:
         if "evict wins" in bugs and name == "clean evict" and s.recall == "sent":
             inner = (*s.inner, (name, S2MNDR.CMP))
@@ -252,7 +266,7 @@ def _device_request(s: State, bugs):
                 rest._replace(recall=None, held=Held.NONE, inner=inner),
             )
         return
-    reply = request(s.held, opcode, MetaField.META0, value, snoop)
+    reply = request(s.held, opcode, field, value, snoop, eager)
     if reply.first:
         yield "device: recall first", False, s._replace(recall="wanted")
         return
@@ -310,7 +324,7 @@ def _device_executes(s: State, bugs, room: int):
                 done = done._replace(ndr=(*s.ndr, S2MNDR.CMP))
             yield "device: written", False, done
         elif len(s.ndr) < room and len(s.drs) < room:
-            data = what[0] in ("read shared", "read any")
+            data = what[0] in _READS
             if data and s.raw and s.cache != "I":
                 raise Violation("two values: the line is read while a copy that differs is held")
             drs = (*s.drs, s.memory) if data else s.drs

@@ -6,6 +6,7 @@ Exit 1 where a state breaks a rule, or where one cannot come to rest by messages
 the shortest way there is printed."""
 
 import argparse
+import itertools
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ class Found:
     way: tuple[str, ...] = ()
 
 
-def search(*, bugs=(), rounds: bool = False, room: int = 2, limit: int = 2_000_000) -> Found:
+def search(
+    *, bugs=(), rounds: bool = False, room: int = 2, eager: bool = False, limit: int = 2_000_000
+) -> Found:
     """All states that can be reached from the start."""
     unknown = set(bugs) - set(BUGS)
     if unknown:
@@ -45,7 +48,8 @@ def search(*, bugs=(), rounds: bool = False, room: int = 2, limit: int = 2_000_0
         state = queue.popleft()
         try:
             check(state)
-            for name, own_accord, after in steps(state, bugs=bugs, rounds=rounds, room=room):
+            each = steps(state, bugs=bugs, rounds=rounds, room=room, eager=eager)
+            for name, own_accord, after in each:
                 count += 1
                 seen.add(name)
                 if not own_accord:
@@ -77,9 +81,9 @@ def main(argv=None) -> int:
     parser.add_argument("--room", type=int, default=3, help="messages that a channel holds (3)")
     args = parser.parse_args(argv)
     failed = False
-    for rounds in (False, True):
-        found = search(bugs=args.bug, rounds=rounds, room=args.room)
-        kind = "rounding format" if rounds else "raw16"
+    for rounds, eager in itertools.product((False, True), repeat=2):
+        found = search(bugs=args.bug, rounds=rounds, room=args.room, eager=eager)
+        kind = ("rounding format" if rounds else "raw16") + (", eager" if eager else "")
         print(f"{kind}: {found.states} states, {found.steps} steps, {len(found.seen)} kinds")
         if found.problem:
             failed = True
