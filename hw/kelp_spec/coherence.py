@@ -89,6 +89,7 @@ class _Config(Protocol):
     frames: tuple[int, int, int, int]
     half_lines: int
     aperture_bits: int
+    directory_sets: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +208,11 @@ SIZES: dict[str, Coherence] = {
 def sizes_of(config: _Config) -> Coherence:
     """The sizes of a configuration's coherent front, which grants E only where a page has a frame:
     those of its name, or of another name as large as its pools and its map allow, up to 32 768
-    lines; a ConfigError where the host could hold a pool whole."""
+    lines, with `Config.directory_sets` sets where that is not 0; a ConfigError where the host could
+    hold a pool whole."""
     sizes = SIZES.get(config.name) or _fitting(config)
+    if config.directory_sets:
+        sizes = replace(sizes, sets=config.directory_sets)
     # Else the host could hold lines of every page of a pool, and none could leave.
     if min(config.frames) <= sizes.sectors:
         raise ConfigError(

@@ -102,6 +102,8 @@ class Config:
     #: HDM-DB: a host may cache lines, and the device calls them back (docs/coherence.md); sizes are
     #: `kelp_spec.coherence.sizes_of` it. False: HDM-H
     coherence: bool = False
+    #: sets of its directory, each of so many ways and lines as `sizes_of` says; 0: as it says, too
+    directory_sets: int = 0
     #: CXL.io before it: the name of a kelp_spec.cxlio.config.CxlIoConfig (docs/cxl.md); "" none
     cxlio: str = ""
     #: the six channels on a link of flits: credits of each channel of the `FlitFront` that
@@ -189,6 +191,9 @@ class Config:
             not (self.select_port and self.sanitizes),
             "False with a cxlio that sanitizes: nothing erases what lies behind that port",
         )
+        need("directory_sets", self.coherence or self.directory_sets == 0, "0 without coherence")
+        if self.directory_sets != 0:
+            span("directory_sets", 2, 1 << 20, True)
         if self.coherence:
             sizes_of(self).sector_address_bits(self)
 
@@ -391,8 +396,8 @@ class Config:
     def digest(self) -> str:
         """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, nor
         do `wide_blocks`, `select`, `select_estimates`, `select_tables`, `select_port`, `coherence`,
-        `cxlio` and `flits` where they are off, so that devices from before there were others keep
-        theirs."""
+        `directory_sets`, `cxlio` and `flits` where they are off, so that devices from before there
+        were others keep theirs."""
         values = asdict(self)
         if not self.select:
             values = {name: v for name, v in values.items() if not name.startswith("select")}
@@ -400,7 +405,7 @@ class Config:
             for name in ("select_estimates", "select_tables", "select_port"):
                 if not values[name]:
                     del values[name]
-        for name in ("wide_blocks", "coherence", "cxlio", "flits"):
+        for name in ("wide_blocks", "coherence", "directory_sets", "cxlio", "flits"):
             if not values[name]:
                 del values[name]
         if self.pool_formats == Config.pool_formats:

@@ -3,6 +3,7 @@
 """Sizes of the directory: what is refused, and the table of docs/coherence.md."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from paths import DOCS
@@ -60,6 +61,24 @@ def test_a_pool_that_the_host_could_hold_whole_is_refused():
         named("trace").with_(coherence=True, half_lines=8)
     for name in ("trace", "smollm2", "ulx3s", "llama70b", "64x64", "640x8192"):
         sizes_of(named(name))
+
+
+def test_the_sets_of_the_directory_are_a_parameter():
+    unit = named("unit_coherent")
+    assert sizes_of(unit.with_(directory_sets=2)) == replace(sizes_of(unit), sets=2)
+    assert sizes_of(unit.with_(directory_sets=2, frames=(16, 12, 5, 12))).sectors == 4
+    other = unit.with_(name="other", directory_sets=2)
+    assert sizes_of(other).sets == 2
+    assert len({unit.digest, other.digest, unit.with_(directory_sets=2).digest}) == 3
+    for sets, message in (
+        (8, r"frames = .* is refused with coherence; legal: .* the directory's 16 sectors"),
+        (3, r"directory_sets = 3 is refused; legal: 2 … 1048576, a power of two"),
+        (True, r"directory_sets = True is refused"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            unit.with_(directory_sets=sets)
+    with pytest.raises(ConfigError, match="directory_sets = 2 is refused; legal: 0 without coh"):
+        named("unit").with_(directory_sets=2)
 
 
 @pytest.mark.parametrize(
