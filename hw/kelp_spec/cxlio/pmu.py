@@ -88,28 +88,29 @@ def pmu_map(c: CxlIoConfig) -> PmuMap:
         M2SReq.MEM_INV_NT,
         M2SReq.MEM_CLN_EVCT,
     )
-    answers = (M2SBIRsp.I, S2MBISnp.INV)
-    snoops = tuple(zip(BI_GROUPS, answers, strict=True)) if c.coherent else ()
-    vendor = (v.HIT, v.MISS, v.EVICTION, v.PREFETCH_USEFUL, v.PREFETCH_LATE)
+    # What HDM-DB adds, all that the device sends or takes.
+    conflict, granted, snoops = (), (), ()
+    if c.coherent:
+        conflict = (M2SRwD.BI_CONFLICT,)
+        granted = (S2MNDR.CMP_S, S2MNDR.CMP_E, S2MNDR.BI_CONFLICT_ACK)
+        messages = ((M2SBIRsp.I, M2SBIRsp.S, M2SBIRsp.E), (S2MBISnp.INV,))
+        snoops = zip(BI_GROUPS, messages, strict=True)
+    capabilities = (
+        (CXL_VENDOR, _REQUESTS, requests),
+        (CXL_VENDOR, _WRITES, (M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL, *conflict)),
+        (CXL_VENDOR, _RESPONSES, (S2MNDR.CMP, *granted)),
+        (CXL_VENDOR, _DATA, (S2MDRS.MEM_DATA, S2MDRS.MEM_DATA_NXM)),
+        (
+            c.vendor,
+            v.GROUP,
+            (v.HIT, v.MISS, v.EVICTION, v.PREFETCH_USEFUL, v.PREFETCH_LATE),
+        ),
+        *((CXL_VENDOR, group, messages) for group, messages in snoops),
+    )
+    fixed = ((i, e) for i, (_, _, events) in enumerate(capabilities) if i for e in events)
     return PmuMap(
-        (
-            (CXL_VENDOR, _REQUESTS, _bits(*requests)),
-            (CXL_VENDOR, _WRITES, _bits(M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL)),
-            (CXL_VENDOR, _RESPONSES, _bits(S2MNDR.CMP)),
-            (CXL_VENDOR, _DATA, _bits(S2MDRS.MEM_DATA, S2MDRS.MEM_DATA_NXM)),
-            (c.vendor, v.GROUP, _bits(*vendor)),
-            *((CXL_VENDOR, group, _bits(event)) for group, event in snoops),
-        ),
-        (
-            None,
-            None,
-            (1, M2SRwD.MEM_WR),
-            (1, M2SRwD.MEM_WR_PTL),
-            (2, S2MNDR.CMP),
-            (3, S2MDRS.MEM_DATA),
-            *((4, event) for event in vendor),
-            *((5 + i, event) for i, (_, event) in enumerate(snoops)),
-        ),
+        tuple((vendor, group, _bits(*events)) for vendor, group, events in capabilities),
+        (None, None, *fixed),
     )
 
 

@@ -11,7 +11,7 @@ from timing import changes
 from kelp_golden.cxlio.pmu import Pmu as Golden
 from kelp_hw.cxlio.pmu import Pmu
 from kelp_spec.cxlio.config import named_cxlio
-from kelp_spec.cxlio.pmu import COUNTER_BITS, pmu_map
+from kelp_spec.cxlio.pmu import COUNTER_BITS, EVENT_BITS, pmu_map
 
 FULL = named_cxlio("full")
 
@@ -99,14 +99,32 @@ def test_random_events():
     assert overflows > 15 and both.told > 10 and counted > 300
 
 
-def test_every_event_has_a_counter():
-    """Of every capability but the first, which the configurable ones count."""
-    pmu = pmu_map(FULL)
-    fixed = {what for what in pmu.counters if what}
-    for i, (_, _, events) in enumerate(pmu.capabilities[1:], 1):
-        assert all(events >> event & 1 for c, event in fixed if c == i)
-        assert any(c == i for c, _ in fixed)
+@pytest.mark.parametrize("name", ["full", "joined_coherent"])
+def test_every_event_has_a_counter(name):
+    """Of every capability but the first, which the configurable ones count: what is offered can be
+    counted."""
+    pmu = pmu_map(named_cxlio(name))
+    offered = {
+        (i, event)
+        for i, (_, _, events) in enumerate(pmu.capabilities)
+        for event in range(EVENT_BITS)
+        if i and events >> event & 1
+    }
+    fixed = [what for what in pmu.counters if what]
+    assert set(fixed) == offered and len(fixed) == len(offered)
     assert pmu.counters.count(None) >= 1
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+def test_every_message_of_the_channels_is_an_event(coherent):
+    """All that the device sends, and all that it does not call unknown."""
+    c = named_cxlio("joined_coherent" if coherent else "joined")
+    events = {group: bits for vendor, group, bits in pmu_map(c).capabilities if vendor == 0x1E98}
+    wanted = {0x20: 0b111_0000_0111, 0x21: 0b110, 0x24: 0b1, 0x25: 0b11}
+    if coherent:
+        wanted |= {0x21: 0b1_0110, 0x22: 0b111, 0x23: 0b100, 0x24: 0b1_0111}
+    del events[1]
+    assert events == wanted
 
 
 def test_a_configuration_without_a_monitor_is_refused():

@@ -279,6 +279,8 @@ async def whole_device(dut):
     snoops = (await tb.read("pmu", 0xC00 + 8 * counters.index((6, S2MBISnp.INV)), 8))[0]
     answers = (await tb.read("pmu", 0xC00 + 8 * counters.index((5, M2SBIRsp.I)), 8))[0]
     assert snoops == answers == len(tb.snooped)
+    grants = (await tb.read("pmu", 0xC00 + 8 * counters.index((2, S2MNDR.CMP_E)), 8))[0]
+    assert grants == len(places)
     # Features go through the same channels and hold nothing.
     head = knob_uuid(0) + bytes(6) + bytes([1]) + bytes(9)
     assert (await tb.command(Opcode.SET_FEATURE, head + (6).to_bytes(4, "little")))[0] == 0
