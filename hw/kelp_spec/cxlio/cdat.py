@@ -9,7 +9,8 @@ from .config import CxlIoConfig
 __all__ = ["cdat_entries"]
 
 _READ_LATENCY, _WRITE_LATENCY, _READ_BANDWIDTH, _WRITE_BANDWIDTH = 1, 2, 4, 5
-_PS_A_NS, _MB_A_GB = 1000, 1000
+#: Units of an entry, in the table's own: picoseconds, MB/s.
+_PS_A_NS, _MB = 1000, 1
 _SPECIFIC_PURPOSE = 1  #: EFI memory type attribute
 
 
@@ -30,8 +31,8 @@ def cdat_entries(c: CxlIoConfig) -> list[bytes]:
         _entry(0, bytes(4) + bytes(8) + size),
         _performance(_READ_LATENCY, _PS_A_NS, c.latency_ns),
         _performance(_WRITE_LATENCY, _PS_A_NS, c.latency_ns),
-        _performance(_READ_BANDWIDTH, _MB_A_GB, c.bandwidth_gb),
-        _performance(_WRITE_BANDWIDTH, _MB_A_GB, c.bandwidth_gb),
+        _performance(_READ_BANDWIDTH, _MB, c.bandwidth_mb),
+        _performance(_WRITE_BANDWIDTH, _MB, c.bandwidth_mb),
         _entry(4, bytes([0, _SPECIFIC_PURPOSE]) + bytes(2) + bytes(8) + size),
     ]
     length = 16 + sum(map(len, structures))

@@ -14,7 +14,9 @@ from kelp_spec.cxlio.chmu import CHMU_LIST, Mode, unit_bits
 from kelp_spec.cxlio.config import named_cxlio
 
 ENTRIES, LENGTH = 8, 6
-CONFIG = named_cxlio("joined").replace(name="hot", hot_entries=ENTRIES, period_ns=1000)
+CONFIG = named_cxlio("joined").replace(
+    name="hot", hot_entries=ENTRIES, period_ns=1000, bandwidth_mb=60
+)
 CAPABILITY, CONFIGURE, HOW, FILL, STATUS, HEAD, RANGES = 0x10, 0x50, 0x58, 0x60, 0x70, 0x78, 0x80
 ENABLE, RESET, OVERFLOW_IRQ, FILL_IRQ, ALL = 1 << 16, 1 << 17, 1 << 9, 1 << 10, 3
 

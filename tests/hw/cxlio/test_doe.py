@@ -2,11 +2,19 @@
 
 """Data object exchange: one object at a time, abort at any moment, what is an error."""
 
+import json
+
+import pytest
 from flips import flip, opened
+from paths import ROOT
 from simulation import simulate
 from timing import changes
 
+from kelp_hw.cxl_device import CxlDevice
 from kelp_hw.cxlio.doe import Doe
+from kelp_spec.cxlio.cdat import cdat_entries
+from kelp_spec.cxlio.config import named_cxlio
+from kelp_verif.measure.endpoint import MEMORY_LATENCY
 
 
 def run(steps):
@@ -100,3 +108,28 @@ def test_many_words_are_counted_as_seven():
 def test_latency_and_interval():
     given = [{"word.valid": 1, "word.p": i} for i in (1, 2, 3)]
     assert changes(Doe(), "o.p.count", given) == [Doe.LATENCY + i * Doe.INTERVAL for i in range(3)]
+
+
+def test_the_cdat_says_what_was_measured():
+    """Of `joined` as it comes; a write is like a read. The figures are `kelp bench`'s."""
+    rows = json.loads((ROOT / "data/bench/bench.json").read_text(encoding="utf-8"))
+    measured = {row["name"]: row["value"] for row in rows}
+    config, told = named_cxlio("joined"), {}
+    for entry in cdat_entries(config)[1:]:
+        if entry[0] == 1:  # DSLBIS: kind, unit (ps or MB/s), value
+            assert len(entry) == 24
+            unit = int.from_bytes(entry[8:16], "little")
+            told[entry[6]] = unit * int.from_bytes(entry[16:18], "little")
+    cycles = measured["endpoint.hit_latency_cycles"] + MEMORY_LATENCY + CxlDevice.LATENCY
+    assert told[1] == told[2] == cycles * config.period_ns * 1000
+    rate = min(measured[f"endpoint.{kind}_hit.lines_per_cycle"] for kind in ("read", "write"))
+    assert told[4] == told[5]
+    assert 0.97 <= told[4] * config.period_ns / 64_000 <= rate
+
+
+def test_more_than_a_line_a_cycle_is_refused():
+    joined = named_cxlio("joined")
+    assert joined.replace(period_ns=1, bandwidth_mb=64_000).bandwidth_mb == 64_000
+    refused = "bandwidth_mb = 16001 is refused; legal: 1 … 16000"
+    with pytest.raises(ValueError, match=refused):
+        joined.replace(bandwidth_mb=16_001)
