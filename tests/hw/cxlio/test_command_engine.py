@@ -15,7 +15,15 @@ from kelp_golden.cxlio.mailbox import Event, Mailbox
 from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_hw.firmware.commands import image
 from kelp_hw.lib.constant_memory import ConstantMemory
-from kelp_spec.cxlio.commands import CEL_UUID, COMMANDS, Opcode, ReturnCode, cel, knob_uuid
+from kelp_spec.cxlio.commands import (
+    CEL_UUID,
+    COMMANDS,
+    Effect,
+    Opcode,
+    ReturnCode,
+    cel,
+    knob_uuid,
+)
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
 from kelp_verif.harness.compiled import simulate
@@ -24,7 +32,7 @@ from kelp_verif.harness.runner import made
 FULL = named_cxlio("full").replace(name="short", patience=300)
 SMALL = FULL.replace(payload_bits=8)
 LIMIT = 20_000
-SANITIZE, READ, SET = 3, 4, 5  #: kinds of requests
+INJECT, CLEAR, SANITIZE, READ, SET = 1, 2, 3, 4, 5  #: kinds of requests
 
 
 class Host:
@@ -610,6 +618,57 @@ def test_alerts_show_in_the_health():
         return seen
 
     assert play(FULL, script) == {0, 1, 2, 4, 8, 16}
+
+
+def test_the_command_effects_log_says_what_each_command_does():
+    """What a host can see of what is kept, before and behind each command: of what the log says
+    that it changes nothing else, and nothing where it says so."""
+    looks = {
+        Effect.CONFIGURATION: (
+            (Opcode.GET_INTERRUPT_POLICY, b""),
+            (Opcode.GET_FEATURE, LEGAL[Opcode.GET_FEATURE]),
+            (Opcode.GET_ALERTS, b""),
+            (Opcode.GET_LSA, LEGAL[Opcode.GET_LSA]),
+        ),
+        Effect.DATA: ((Opcode.POISON_LIST, LEGAL[Opcode.POISON_LIST]),),
+        Effect.POLICY: ((Opcode.GET_SHUTDOWN, b""),),
+        Effect.LOG: ((Opcode.GET_EVENTS, bytes(1)),),
+    }
+
+    async def script(ctx, host):
+        async def seen():
+            return {
+                effect: [(await host.command(ctx, *each))[:2] for each in some]
+                for effect, some in looks.items()
+            }
+
+        told = {}
+        await host.event(ctx)
+        before = await seen()
+        # A sanitize last: it runs until the data path says so.
+        for opcode in sorted(COMMANDS, key=lambda each: each == Opcode.SANITIZE):
+            asked = len(host.asked)
+            code, _, _ = await host.command(ctx, opcode, LEGAL.get(opcode, b""))
+            assert code in (ReturnCode.SUCCESS, ReturnCode.BACKGROUND)
+            after = await seen()
+            changed = {effect for effect in looks if after[effect] != before[effect]}
+            if [each for each in host.asked[asked:] if each[0] in (INJECT, CLEAR)]:
+                changed.add(Effect.DATA)
+            if ctx.get(host.dut.state.running):
+                changed.add(Effect.BACKGROUND)
+            told[opcode], before = changed, after
+        return told
+
+    for opcode, changed in play(FULL, script).items():
+        says = {effect for effect in Effect if COMMANDS[opcode].effects & effect}
+        # Labels are data, too; the clock is not looked at here; what a sanitize erases, by
+        # tests/hw/test_cxl_device.py.
+        beyond = {
+            Opcode.SET_LSA: {Effect.DATA},
+            Opcode.SET_TIMESTAMP: {Effect.POLICY},
+            Opcode.SANITIZE: {Effect.DATA, Effect.SECURITY},
+        }
+        assert changed == says - beyond.get(opcode, set()), opcode.name
 
 
 def test_cycles_are_those_of_the_page():

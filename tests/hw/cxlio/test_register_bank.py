@@ -10,16 +10,21 @@ from timing import check_pace, varied
 
 from kelp_golden.cxlio.registers import Registers
 from kelp_hw.cxlio.register_bank import RegisterBank
+from kelp_spec.cxlio.chmu import chmu_registers
 from kelp_spec.cxlio.component import component_registers
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.device import device_registers
 from kelp_spec.cxlio.fields import Access, Block, Field, Register
 from kelp_spec.cxlio.pci import configuration_space
+from kelp_spec.cxlio.pmu import pmu_registers
 
 FULL = named_cxlio("full")
 BLOCKS = {
     b.name: b
-    for b in (f(FULL) for f in (configuration_space, component_registers, device_registers))
+    for b in (
+        *(f(FULL) for f in (configuration_space, component_registers, device_registers)),
+        *(f(named_cxlio("joined")) for f in (pmu_registers, chmu_registers)),
+    )
 }
 
 
@@ -67,7 +72,7 @@ def test_random_accesses(name):
             if not write:
                 shown = ctx.get(bank.access.read_data) >> 8 * (at % 8) & (1 << 8 * size) - 1
                 assert shown == before, f"{name} {at:#x}, {size} bytes"
-            for key in block.keys(Access.RW, Access.W1C, Access.W1S, Access.SHARED):
+            for key in block.keys(Access.RW, Access.W1C, Access.W1S, Access.SHARED, Access.COUNT):
                 assert ctx.get(bank.values[key]) == golden.values[key], key
             seen[size, write] = seen.get((size, write), 0) + 1
 

@@ -67,12 +67,18 @@ async def capabilities(dut):
     assert int.from_bytes(identity[16:24], "little") << 28 == size | low & 0xF0000000
     # The locator: each block inside its BAR.
     blocks = {}
-    for i in range(3):
+    for i in range((dvsecs[8][1] - 0xC) // 8):
         low, _ = await tb.read("configuration", dvsecs[8][0] + 0xC + 8 * i, 4)
         if low:
             blocks[low >> 8 & 0xFF] = (low & 7, low & 0xFFFF0000)
     wanted = {1: (0, 0), 3: (2, 0)} | ({4: (4, 0)} if c.pmu else {})
+    wanted |= {5: (4, 0x10000)} if c.hot_entries else {}
     assert blocks == wanted
+    for number, (bar, offset) in blocks.items():
+        await tb.write("configuration", 0x10 + 4 * bar, 4, 0xFFFFFFFF)
+        mask, _ = await tb.read("configuration", 0x10 + 4 * bar, 4)
+        length = {1: 0x10000, 3: 0x10000, 4: 0xE00, 5: 0x800 + 8 * c.hot_entries}[number]
+        assert mask & 0xF == 4 and offset + length <= (1 << 32) - (mask & ~0xF), number
     await tb.write("configuration", device + 0x14, 1, 1)
     await tb.write("configuration", device + 0x0C, 2, 4)
     assert (await tb.read("configuration", device + 0x0C, 2))[0] & 4 == 0
