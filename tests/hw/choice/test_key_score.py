@@ -3,6 +3,7 @@
 """KeyScore: the golden scores of stored keys, one line a cycle."""
 
 import pytest
+from amaranth.hdl import Value
 from select_cases import SCALE, Group, put_queries
 from streams import Ends, pump
 
@@ -54,6 +55,70 @@ def test_each_bank_has_queries_of_its_own(bank):
     seen = pump(dut, ends, cycles=len(sends) + 40, seed=1)["o"]
     expected = groups[bank].scores(0).T
     assert [list(each.item.score) for each in seen] == [list(each) for each in expected]
+
+
+@pytest.mark.parametrize("products", [32, 8])
+def test_idle_is_when_no_line_is_inside(products):
+    group, inside, told = Group(3, heads=1, lines=1, pages=3), 0, set()
+    dut = KeyScore(heads=1, lines=1, id_bits=8, products=products)
+
+    def watch(ctx):
+        nonlocal inside
+        offered = ctx.get(dut.i.valid)
+        told.add((bool(offered), inside > 0))
+        assert ctx.get(dut.idle) == (not offered and not inside)
+        inside += offered and ctx.get(dut.i.ready)
+        inside -= ctx.get(dut.o.valid) and ctx.get(dut.o.ready)
+
+    ends = Ends(
+        sends={"i": group.key_lines()},
+        takes=("o",),
+        offer=0.08,
+        take=0.4,
+        held={"scale": SCALE},
+        before=put_queries(group.query),
+        watch=watch,
+    )
+    assert len(pump(dut, ends, cycles=3000, quiet=60)["o"]) == 48
+    assert len(told) == 4
+
+
+@pytest.mark.parametrize("bank", [0, 1])
+@pytest.mark.parametrize("into", [0, 1])
+def test_a_query_may_change_under_lines_of_the_other_bank_alone(bank, into):
+    """A line of the query is written in each cycle in which a token is inside."""
+    group = Group(6, heads=1, lines=1, pages=1)
+    expected = list(group.scores(0)[:, 0])
+
+    def run(late):
+        dut, cycle = KeyScore(heads=1, lines=1, id_bits=8, banks=2, products=16), -1
+
+        async def put(ctx, dut):
+            ctx.set(dut.put_bank, bank)
+            await put_queries(group.query)(ctx, dut)
+            ctx.set(dut.put_bank, into)
+            ctx.set(Value.cast(dut.i_query.p), 0)
+
+        def watch(ctx):
+            nonlocal cycle
+            cycle += 1
+            ctx.set(dut.i_query.valid, cycle == late)
+
+        held = {"scale": SCALE, "bank": bank}
+        sends = {"i": group.key_lines()[:1]}
+        ends = Ends(sends=sends, takes=("o",), held=held, before=put, watch=watch)
+        (seen,) = pump(dut, ends, cycles=40, quiet=20)["o"]
+        assert list(seen.item.score) == expected
+        return seen.taken
+
+    last = run(None)
+    for late in range(1, last + 1):
+        if bank == into:
+            with pytest.raises(AssertionError, match="a query changes under a line"):
+                run(late)
+        else:
+            run(late)
+    run(last + 1)
 
 
 @pytest.mark.parametrize(
