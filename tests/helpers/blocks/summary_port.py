@@ -15,11 +15,11 @@ __all__ = [
     "MEMORY",
     "PAGES",
     "SQUEUE",
-    "TWICE",
     "SummaryBench",
     "SummaryPort",
     "codes",
     "told",
+    "twice",
 ]
 
 MEMORY = named("unit_select").with_(half_lines=32)
@@ -100,15 +100,21 @@ def told(seen):
     return [(t.item.id, t.item.line, t.item.last, list(t.item.code)) for t in seen["o"]]
 
 
-#: what :meth:`SummaryBench.lines` asks for
-TWICE = [(page, line, line, codes(page, line)) for page in (*PAGES, *PAGES) for line in range(2)]
+def twice(rows=2):
+    """What :meth:`SummaryBench.lines` gets, as `told`."""
+    return [
+        (page, line, line == rows - 1, codes(page, line))
+        for page in (*PAGES, *PAGES)
+        for line in range(rows)
+    ]
 
 
 class SummaryBench:
-    """A block that keeps summaries, and where it has a port the memory behind it."""
+    """A block that keeps summaries, of `rows` lines each, and where it has a port the memory behind
+    it."""
 
-    def __init__(self, dut, *, latency=1, stall=0.0, seed=1, errs=None):
-        self.dut, self.memory, self.failed = dut, None, []
+    def __init__(self, dut, *, rows=2, latency=1, stall=0.0, seed=1, errs=None):
+        self.dut, self.rows, self.memory, self.failed = dut, rows, None, []
         if hasattr(dut, "axi"):
             options = {"errs": errs} if errs else {}
             rng = random.Random(seed)
@@ -130,7 +136,7 @@ class SummaryBench:
     async def ready(self, ctx, dut):
         """Its inputs that hold still are set, and the scrub of a store is over."""
         ctx.set(dut.squeue, SQUEUE)
-        ctx.set(dut.rows, 1)
+        ctx.set(dut.rows, self.rows - 1)
         if hasattr(dut, "ready"):
             ctx.set(dut.token_lines, 1)
             for _ in range(dut.config.page_words):
@@ -140,7 +146,7 @@ class SummaryBench:
     async def write(self, ctx, dut, pages=PAGES):
         """Summaries, each settled before the next."""
         for page in pages:
-            for line in range(2):
+            for line in range(self.rows):
                 ctx.set(dut.i_line.p, {"id": page, "line": line, "code": codes(page, line)})
                 ctx.set(dut.i_line.valid, 1)
                 taken = False
@@ -160,7 +166,7 @@ class SummaryBench:
 
     async def read(self, ctx, dut, pages=PAGES):
         """Lines of summaries, as (page, line, codes)."""
-        got, asked, most = [], [*pages], 2 * len(pages)
+        got, asked, most = [], [*pages], self.rows * len(pages)
         ctx.set(dut.o.ready, 1)
         while len(got) < most:
             ctx.set(dut.i.valid, bool(asked))
@@ -189,4 +195,4 @@ class SummaryBench:
             before=before,
             watch=self.watch,
         )
-        return pump(self.dut, ends, cycles=int(16 / offer / take) + cycles)
+        return pump(self.dut, ends, cycles=int(8 * self.rows / offer / take) + cycles)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A block whose memories a bench of Amaranth's simulator reaches, to flip bits in them."""
 
-from amaranth.hdl import Fragment
+from amaranth.hdl import Elaboratable, Fragment
 from amaranth.hdl._ast import Property, Switch
 from amaranth.hdl._mem import MemoryInstance
 from simulation import simulate
 
-__all__ = ["NO_FAULT", "fields", "flip", "opened", "simulate_memory"]
+__all__ = ["NO_FAULT", "Opened", "fields", "flip", "opened", "simulate_memory"]
 
 #: What a block reports while every code word is right.
 NO_FAULT = {"corrected": 0, "poisoned": 0, "fatal": 0}
@@ -40,6 +40,20 @@ def opened(dut):
     top = Fragment.get(dut, None)
     walk(top, ())
     return top, memories
+
+
+class Opened(Elaboratable):
+    """A block, and its `memories` by path."""
+
+    def __init__(self, dut):
+        self._dut = dut
+        self._top, self.memories = opened(dut)
+
+    def __getattr__(self, name):
+        return getattr(self._dut, name)
+
+    def elaborate(self, platform):
+        return self._top
 
 
 def simulate_memory(dut, bench):

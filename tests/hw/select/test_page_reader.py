@@ -7,8 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from amaranth.hdl import Elaboratable, Value
-from flips import fields, flip, opened
+from amaranth.hdl import Value
+from flips import Opened, fields, flip
 from streams import Ends, pump
 
 from kelp_golden import codec
@@ -26,20 +26,6 @@ MASK = (1 << CONFIG.select_rows * CODED_LINES) - 1
 
 def rows(page):
     return np.random.default_rng(page).standard_normal((4, 32)).astype("<f2").view("<u2")
-
-
-class Opened(Elaboratable):
-    """A PageReader whose memories can be reached."""
-
-    def __init__(self, config=CONFIG):
-        self._dut = PageReader(config=config)
-        self._top, self.memories = opened(self._dut)
-
-    def __getattr__(self, name):
-        return getattr(self._dut, name)
-
-    def elaborate(self, platform):
-        return self._top
 
 
 def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=()):
@@ -189,7 +175,7 @@ def test_two_choices_are_inside_at_once():
 def test_a_line_beyond_correction_is_nan():
     """Two bits flip in some lines as soon as they wait for the quantiser: none is scored, and each
     is told of once, however long it waits."""
-    dut, faults = Opened(CONFIG.with_(codec_lanes=8)), Counter()
+    dut, faults = Opened(PageReader(config=CONFIG.with_(codec_lanes=8))), Counter()
     (lines,) = (m for path, m in dut.memories.items() if path.startswith("lines."))
     kept, written = [0] * lines.depth, [0]
 

@@ -6,7 +6,7 @@ places; memory's errors are told, and what it answers with them is not."""
 import pytest
 from simulation import simulate
 from streams import Ends, pump
-from summary_port import MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
+from summary_port import MEMORY, PAGES, SQUEUE, SummaryBench, codes, told, twice
 
 from kelp_hw.select.summary_memory import SummaryMemory
 
@@ -15,16 +15,17 @@ def bench(**memory):
     return SummaryBench(SummaryMemory(config=MEMORY), **memory)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_lines(seed):
-    b = bench(latency=9, stall=0.3, seed=seed)
-    assert told(b.lines(offer=0.5, take=0.6, cycles=150)) == TWICE
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_lines(rows):
+    dut = SummaryMemory(config=MEMORY.with_(half_lines=64))
+    b = SummaryBench(dut, rows=rows, latency=9, stall=0.3, seed=rows)
+    assert told(b.lines(offer=0.5, take=0.6, cycles=300)) == twice(rows)
     assert not b.failed
 
 
 def test_latency_and_interval():
     seen = bench().lines()
-    assert told(seen) == TWICE
+    assert told(seen) == twice()
     # Memory answers in the next cycle; the page's name stands a cycle later than that.
     assert seen["o"][0].offered - seen["i"][0].offered == SummaryMemory.LATENCY + 1
     taken = [t.taken for t in seen["o"]]

@@ -2,14 +2,16 @@
 
 """SummaryRows: lines come back as they were written."""
 
-from summary_port import CHIP, TWICE, SummaryBench, told
+import pytest
+from summary_port import CHIP, SummaryBench, told, twice
 
 from kelp_hw.select.summary_rows import SummaryRows
 
 
-def test_lines():
-    seen = SummaryBench(SummaryRows(config=CHIP)).lines(offer=0.5, take=0.6)
-    assert told(seen) == TWICE
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_lines(rows):
+    dut = SummaryRows(config=CHIP.with_(half_lines=64))
+    assert told(SummaryBench(dut, rows=rows).lines(offer=0.5, take=0.6)) == twice(rows)
 
 
 def test_latency_and_interval():

@@ -6,10 +6,10 @@ until it is cleared, or lost by memory."""
 from itertools import combinations
 
 import pytest
-from flips import opened
+from flips import NO_FAULT, Opened, fields, flip, opened
 from simulation import simulate
 from streams import Ends, pump
-from summary_port import CHIP, MEMORY, PAGES, SQUEUE, TWICE, SummaryBench, codes, told
+from summary_port import CHIP, MEMORY, PAGES, SQUEUE, SummaryBench, codes, told, twice
 
 from kelp_hw.lib.secded import Secded
 from kelp_hw.select.summary_store import SummaryStore
@@ -43,9 +43,10 @@ class Bench(SummaryBench):
 
 
 @CONFIGS
-def test_lines(config):
-    bench = Bench(config, latency=9, stall=0.3)
-    assert told(bench.lines(offer=0.5, take=0.6, cycles=150)) == TWICE
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_lines(config, rows):
+    bench = Bench(config.with_(half_lines=64), rows=rows, latency=9, stall=0.3)
+    assert told(bench.lines(offer=0.5, take=0.6, cycles=300)) == twice(rows)
     assert not bench.failed
 
 
@@ -186,6 +187,37 @@ def test_what_memory_does_not_read_is_zeros_and_made_anew(hammered):
     assert held == [[1, hammered == 1, 1], [1, 0, 1], [1, 1, 1]]
 
 
+@pytest.mark.parametrize(("bits", "kind"), [((3,), "corrected"), ((3, 4), "fatal")])
+def test_flips_in_what_waits_for_memory_are_told(bits, kind):
+    """Of the second line, since the first has left its row: once, when memory has answered, and
+    all the time where nothing is to go on."""
+    dut, told_of = Opened(SummaryStore(config=MEMORY)), []
+    (asked,) = (memory for path, memory in dut.memories.items() if "asked" in path)
+    bench = SummaryBench(dut, latency=1)
+
+    async def steps(ctx, dut):
+        await bench.ready(ctx, dut)
+        await bench.write(ctx, dut)
+        ctx.set(dut.i.p, 9)
+        ctx.set(dut.i.valid, 1)
+        bench.memory.latency = 1000
+        while not ctx.get(dut.i.ready):
+            await bench.tick(ctx)
+        await bench.tick(ctx)
+        ctx.set(dut.i.valid, 0)
+        rows = [row for row in range(asked.depth) if ctx.get(asked[row])][:2]
+        for row in rows:
+            flip(ctx, asked, row, *bits)
+        ctx.set(dut.o.ready, 1)
+        for _ in range(2000):
+            await bench.tick(ctx)
+            told_of.append(fields(ctx, dut.fault))
+
+    pump(dut, Ends(sends={}, takes=(), before=steps), cycles=1)
+    found = [each for each in told_of if each != NO_FAULT]
+    assert found == [NO_FAULT | {kind: 1}] * (1 if kind == "corrected" else len(found) or 1)
+
+
 @CONFIGS
 def test_it_is_ready_when_no_row_holds(config):
     """Whatever the memories held before: the last row is scrubbed in the cycle before `ready`."""
@@ -241,12 +273,12 @@ def test_flipped_bits_let_no_summary_hold(config):
             ctx.set(dut.set, 0)
             ctx.set(dut.i_clear.valid, 0)
             words = [ctx.get(bank[row]) for bank in banks]
-            for flip in (0, *flips):
+            for bit in (0, *flips):
                 for bank, word in zip(banks, words, strict=True):
-                    ctx.set(bank[row], word ^ flip)
+                    ctx.set(bank[row], word ^ bit)
                 for token_lines in (0, 1):
                     ctx.set(dut.token_lines, token_lines)
-                    sound = not flip and token_lines == written
-                    assert await holds() == (255 if sound else 0), (written, flip, token_lines)
+                    sound = not bit and token_lines == written
+                    assert await holds() == (255 if sound else 0), (written, bit, token_lines)
 
     simulate(top, bench)

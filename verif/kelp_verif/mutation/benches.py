@@ -18,7 +18,8 @@ class Bench:
     `blocks` are files of kelp_hw with their classes; `tests` are pytest's arguments, the quickest
     first. `level` is "netlist" where the tests run on Verilator, "source" where they run on
     Amaranth's simulator or are proofs. `sizes` are parameters of blocks of the source beside their
-    configuration, or functions of it, with which a mutant is tried to be proved equivalent.
+    configuration, or functions of it, with which a mutant is tried to be proved equivalent; where
+    one size says little about another, `variants` are others beside them, and each must agree.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Bench:
     tests: tuple[str, ...]
     level: str = "netlist"
     sizes: dict = field(default_factory=dict)
+    variants: tuple[dict, ...] = ({},)
 
     @property
     def classes(self) -> dict[str, str]:
@@ -46,14 +48,15 @@ def _source(
     *classes: str,
     proofs: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
+    variants: tuple[dict, ...] = ({},),
     **sizes,
 ) -> Bench:
     """A block whose test is on Amaranth's simulator. Nothing is built for it, so that it runs by
-    itself. `also` are tests of the room that look at it, too; `sizes` as of a Bench."""
+    itself. `also` are tests of the room that look at it, too; `sizes`, `variants` as of a Bench."""
     room, _, name = file.rpartition("/")
     own = (name, *also)
     tests = (*(f"tests/hw/{room}/test_{each}.py" for each in own), *_proofs(*proofs))
-    return Bench(f"{room}.{name}", {file: classes}, tests, "source", sizes)
+    return Bench(f"{room}.{name}", {file: classes}, tests, "source", sizes, variants)
 
 
 BENCHES = (
@@ -63,7 +66,7 @@ BENCHES = (
     _source("lib/request_fifo", "RequestFifo", proofs=("request_fifo",)),
     _source("lib/free_list", "FreeList", proofs=("free_list",), count=5),
     _source("lib/byte_mask", "ByteMask", slots=8, protect=True),
-    _source("lib/delay", "Delay"),
+    _source("lib/delay", "Delay", shape=2, variants=tuple({"cycles": n} for n in (2, 3, 4, 9))),
     _source("lib/exp2", "Exp2", bias=1),
     _source("lib/log2", "Log2", bits=12, least=4),
     _source("lib/protected", "ProtectedMemory", "ProtectedFifo"),
@@ -289,7 +292,16 @@ BENCHES = (
     _source("coherence/directory", "Directory", also=("front",), sizes=sizes_of),
     _source("coherence/front", "CoherentFront"),
     _source("choice/choice", "Choice", depth=8, mass_bits=16, id_bits=8),
-    _source("choice/key_score", "KeyScore"),
+    _source(
+        "choice/key_score",
+        "KeyScore",
+        id_bits=2,
+        variants=(
+            {"heads": 1, "lines": 1},
+            {"heads": 2, "lines": 2, "banks": 2, "products": 8},
+            {"heads": 1, "lines": 3, "products": 16},
+        ),
+    ),
     _source("choice/mass_share", "MassShare", heads=2, depth=8, id_bits=8),
     _source("choice/page_marks", "PageMarks"),
     _source("choice/page_mass", "PageMass", heads=2, id_bits=8),
@@ -332,7 +344,7 @@ BENCHES = (
     _source("cxlio/ras_log", "RasLog"),
     _source("cxlio/register_bank", "RegisterBank", also=("pmu",)),
     _source("cxlio/register_port", "RegisterPort"),
-    _source("cxlio/sequencer", "Sequencer"),
+    _source("cxlio/sequencer", "Sequencer", program=[0] * 9, protect=True),
     _source("media/sanitizer", "Sanitizer"),
     _source("media/snoop_address", "SnoopAddress"),
     Bench("cxlio", {"cxlio/cxl_io": ("CxlIo",)}, ("tests/hw/cxlio/test_cxl_io.py",)),

@@ -58,12 +58,13 @@ def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def _of_hardware(tree: ast.ClassDef) -> set[int]:
-    """Positions of the nodes that are in methods that build hardware, what is asserted apart."""
+    """Positions of the nodes that are in methods that build hardware, without what is asserted, and
+    without names and messages."""
     inside = {id(node) for method in _methods(tree).values() for node in ast.walk(method)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in _CHECKS:
-                inside -= {id(below) for below in ast.walk(node)}
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if isinstance(node, ast.JoinedStr) or (called and node.func.id in _CHECKS):
+            inside -= {id(below) for below in ast.walk(node)}
     return {n for n, node in enumerate(ast.walk(tree)) if id(node) in inside}
 
 
