@@ -40,7 +40,7 @@ def real(name: str, value, low: float, high: float) -> float:
     return value
 
 
-def instance(name: str, value, kind: type, legal: str):
+def instance(name: str, value, kind: type | tuple[type, ...], legal: str):
     """`value`, which is a `kind`; ValueError otherwise."""
     if not isinstance(value, kind):
         raise ValueError(f"{name} = {short(value)} is refused; legal: {legal}")

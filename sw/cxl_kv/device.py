@@ -84,6 +84,14 @@ class Device:
         """Of all sessions that were opened here and are open."""
         return sum(s.shape.queues for s in list(self._sessions.values()) if not s.closed)
 
+    def frames(self, shape: ModelShape, layer: int) -> int:
+        """Frames of the pool of the layer's pages, for everybody's: as many as `configure` has
+        left, as far as `ld_id` 0 alone can see."""
+        pool = shape.pool(layer, self.config)
+        if self.ld_id or not self.transport.hints:
+            return self.config.frames[pool]
+        return self.registers.read(f"pool_limit_{POOLS[pool]}")
+
     # - sessions -----------------------------------------------------------------------------------
     def open_session(
         self, shape: ModelShape, *, max_tokens: int | None = None, policy: Policy = Policy()

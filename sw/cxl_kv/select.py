@@ -87,8 +87,9 @@ def scale_of(factor: float) -> tuple[int, int]:
     return m, sh
 
 
-def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Chosen:
-    """:meth:`cxl_kv.Session.select`; `flags` are those of a doorbell, by name."""
+def select(session, layer, queries, *, tokens, pages, mass, scale, flags, heads=None) -> Chosen:
+    """:meth:`cxl_kv.Session.select`, of some KV heads alone; `flags` are those of a doorbell, by
+    name."""
     c, shape = session.device.config, session.shape
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
@@ -111,7 +112,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     newest, last = divmod(tokens - 1, session.page_tokens)
     bells, lines = [], []
     sequence = session.next_sequence()
-    for head in range(shape.kv_heads):
+    for head in range(shape.kv_heads) if heads is None else heads:
         bells.append(
             {
                 "sequence": sequence,
@@ -125,13 +126,13 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
                 "m": m,
                 "sh": sh,
             }
-            | flags
             | _fetches(c, session)
             | _waits(c, session.wait_above)
+            | flags
         )
         lines.append((rows[head], plans[head]))
     answers = []
-    for first in range(0, shape.kv_heads, c.select_groups):
+    for first in range(0, len(bells), c.select_groups):
         group = slice(first, first + c.select_groups)
         answers += _ask(session, places, sequence, bells[group], lines[group])
     return _chosen(session, layer, tokens, answers)
@@ -173,22 +174,32 @@ def summarise(session, layer, start, tokens) -> None:
     _places(session)
     if layer not in session.plans:
         raise ValueError(f"layer {layer} has no plan to summarise its pages by; call plan first")
-    lot = max(1, shape.frames(layer, device.config) // (_ROOM * device.queues))
+    lot = max(1, device.frames(shape, layer) // (_ROOM * device.queues))
     nothing = np.zeros((shape.kv_heads, shape.head_dim), np.uint16)
-    asked = dict(pages=0, mass=0.0, scale=None)
     newest = (tokens - 1) // size
+
+    def ask(tokens, heads=None, **flags):
+        flags = {"fetch": 0, "waits": 0} | flags
+        asked = dict(tokens=tokens, pages=0, mass=0.0, scale=None, flags=flags, heads=heads)
+        select(session, layer, nothing, **asked)
+
     if start // size < newest:  # what the last choice holds may be all of a queue's share
-        flags = {"fetch": 0, "speculative": 0, "release": 1}
-        select(session, layer, nothing, tokens=tokens, flags=flags, **asked)
-    flags = {"fetch": 0, "speculative": 1}
+        ask(tokens, release=1)
+    # A guess fetches what it does not find, but by tables none that there is no credit for; where
+    # there are no tables a choice of nothing holds two pages, and fetches none.
+    guess = int(device.config.select_tables)
     for first in range(start // size, newest, lot):
         last = min(first + lot, newest)
         # What this step has read stays before what earlier ones have: else the page that was read
         # just now is a queue's next victim. With the last lot the newest page, which is not
         # summarised, but would have been read before all others.
         session.advance()
-        session.sample(layer, size * np.arange(first, last + (last == newest)))
-        select(session, layer, nothing, tokens=last * size + 1, flags=flags, **asked)
+        read = size * np.arange(first, last + (last == newest))
+        for head in range(shape.kv_heads):  # pages of a queue whose turn is over may go
+            session.sample(layer, read, heads=[head])
+            ask(last * size + 1, [head], speculative=guess, tables=guess)
+    if start // size < newest and not guess:
+        ask(tokens, release=1)
 
 
 def _places(session) -> SelectMap:

@@ -367,7 +367,10 @@ class Session:
             pages=pages,
             mass=mass,
             scale=scale,
-            flags={"fetch": int(bool(fetch)), "speculative": int(bool(speculative))},
+            flags={
+                name: int(instance(name, value, (bool, np.bool_), "True, False"))
+                for name, value in (("fetch", fetch), ("speculative", speculative))
+            },
         )
 
     @_while_open
@@ -405,11 +408,11 @@ class Session:
 
         For a prefill that is longer than the device's frames: a page that has gone before it was
         summarised is tried by each `select`, and nobody knows what mass it has. Pages are read, and
-        so fetched where they are not there, and summarised by a speculative SELECT of each KV head,
-        as many at a time as half of a queue's share of the frames: frames of the pool / (2 · queues
-        of the sessions opened by this device), at least one. The step advances with each, and the
-        slots of the last choice are given back. Where others press so hard that pages go before
-        that, these stay without.
+        so fetched where they are not there, and summarised by a SELECT that chooses nothing, KV
+        head after KV head, as many at a time as half of a queue's share of the frames: frames of
+        the pool / (2 · queues of the sessions opened by this device), at least one. The step
+        advances with each lot, and the slots of the last choice are given back. Where others press
+        so hard that pages go before that, these stay without.
 
         Raises
         ------
@@ -421,11 +424,13 @@ class Session:
         summarise(self, layer, start, tokens)
 
     @_while_open
-    def sample(self, layer: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys of a layer at some positions, float32 [kv_heads, n, head_dim]; and which of them
-        could be read, bool [kv_heads, n]."""
+    def sample(
+        self, layer: int, positions: np.ndarray, *, heads=None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Keys of a layer at some positions, float32 [heads, n, head_dim]; and which of them could
+        be read, bool [heads, n]. `heads` as of :meth:`read`."""
         shape = self.shape
-        layer, heads = integer("layer", layer, 0, shape.layers - 1), slice(0, shape.kv_heads)
+        layer, heads = integer("layer", layer, 0, shape.layers - 1), self._heads(heads)
         positions = self._positions(positions, None, 0)
         addresses = self.layout.addresses(slice(layer, layer + 1), heads, positions)[0, :, 0]
         lines, status = self.device.transport.load(addresses.reshape(-1))
@@ -516,7 +521,6 @@ class Session:
                         r.pack(self._name("command"), command=SessionCommand.APPLY_ALL),
                     )
                 )
-                self.policy = policy
             else:
                 layers, heads = (
                     range(limit) if one is None else _indices(one, limit, name)
@@ -541,6 +545,8 @@ class Session:
                             ),
                         ]
             r.write_many(writes)
+            if layer is None and head is None:
+                self.policy = policy
 
     # - telemetry ----------------------------------------------------------------------------------
     @_while_open

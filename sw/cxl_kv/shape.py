@@ -150,13 +150,10 @@ class ModelShape:
     def frame_bytes(self, layer: int, config: Config) -> int:
         """DRAM that one resident page of the layer takes: a frame of the smallest pool that holds
         it."""
-        return config.frame_lines[self._pool(layer, config)] * LINE_BYTES
+        return config.frame_lines[self.pool(layer, config)] * LINE_BYTES
 
-    def frames(self, layer: int, config: Config) -> int:
-        """Frames of that pool, for everybody's pages."""
-        return config.frames[self._pool(layer, config)]
-
-    def _pool(self, layer: int, config: Config) -> int:
+    def pool(self, layer: int, config: Config) -> int:
+        """Which pool that is."""
         return smallest_pool(config.frame_lines, self.stored_page(layer, config).lines)
 
     def with_(self, **changes) -> ModelShape:

@@ -308,6 +308,8 @@ def test_bad_input():
             (dict(pages=7), "pages = 7 is refused; legal: 0 … 6"),
             (dict(mass=1.5), "mass = 1.5 is refused"),
             (dict(scale=-1), "scale = -1 is refused"),
+            (dict(fetch="no"), "fetch = 'no' is refused; legal: True, False"),
+            (dict(speculative=np.array([1, 0])), r"speculative = array\(\[1, 0\]\) is refused"),
             (dict(queries=q[:3]), r"queries of shape \[3, 32\] are refused; legal: .* 1, 2 for"),
             (dict(queries=q[:, :16]), r"queries of shape \[4, 16\] are refused"),
             (dict(queries=np.full_like(q, np.nan)), "queries with a NaN are refused"),
@@ -674,13 +676,17 @@ def _summarised(device, session, layer):
     return [sorted(k % c.pages for k in held if k // c.pages == queue) for queue in queues]
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(score="pushed"), Policy(switches=1)])
-def test_pages_are_summarised_though_frames_are_few(policy):
-    """24 pages of each of four queues in 30 frames: without that the pages that were written first
-    have gone; of what comes later only the new pages are looked at."""
+@pytest.mark.parametrize("limit", [30, 16])
+@pytest.mark.parametrize("policy", [{}, {"score": "pushed"}, {"switches": 1}, {"switches": 2}])
+def test_pages_are_summarised_though_frames_are_few(policy, limit):
+    """24 pages of each of four queues in 30 frames, or fewer: without that the pages that were
+    written first have gone; of what comes later only the new pages are looked at. Nothing is
+    fetched but what is read."""
     with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
         shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
-        session = device.open_session(shape, max_tokens=120, policy=policy)
+        device.configure(pool_limits={"raw16": limit})
+        session = device.open_session(shape, max_tokens=120, policy=Policy(**policy))
+        device.fetch_chosen()
         rng = np.random.default_rng(1)
         k, v = rng.standard_normal((2, LAYERS, HEADS, 120, DIM)).astype(np.float16)
         session.write(range(LAYERS), k[:, :, :TOKENS], v[:, :, :TOKENS])
@@ -691,15 +697,41 @@ def test_pages_are_summarised_though_frames_are_few(policy):
             session.plan(layer, k[layer, :, :TOKENS], queries(rng)[:, None])
         session.select(1, queries(rng), tokens=TOKENS, speculative=True)
         assert all(len(pages) < newest / 2 for pages in _summarised(device, session, 1))
+        before = device.counters()
         for layer in range(LAYERS):
             session.summarise(layer, tokens=TOKENS)
             assert _summarised(device, session, layer) == [list(range(newest))] * HEADS
+        fetched, missed = (device.counters()[x] - before[x] for x in ("fetches", "misses"))
+        assert 0 < fetched == missed <= LAYERS * HEADS * (newest + 1)
         session.write(range(LAYERS), k[:, :, TOKENS:], v[:, :, TOKENS:], start=TOKENS)
         reads = device.counters()["reads"]
         session.summarise(0, tokens=120, start=TOKENS - 1)
         assert device.counters()["reads"] - reads < 10 * HEADS
         whole = list(range(119 // session.page_tokens))
         assert _summarised(device, session, 0) == [whole] * HEADS
+
+
+@pytest.mark.parametrize(
+    "url", ["trace_select?frames=30,4,4,4", "unit_select?frames=30,4,4,4&select_tables=0"]
+)
+def test_without_tables_nothing_but_what_is_read_is_fetched(url):
+    """A guess fetches there what it names and does not find. Slots are given back, and a share of
+    what is missing that a choice would wait for is none of these pages'."""
+    device, session, k, _ = filled("golden:" + url, tokens=380 if "trace" in url else TOKENS)
+    rng = np.random.default_rng(1)
+    with device:
+        device.fetch_chosen()
+        group = device.config.select_heads
+        session.plan(0, k[0], queries(rng, group * HEADS)[:, None])
+        session.wait_above = 0.0 if device.config.select_estimates else None
+        before = device.counters()
+        session.summarise(0, tokens=k.shape[2])
+        newest = (k.shape[2] - 1) // session.page_tokens
+        of_device = list(range(0 if device.config.select_estimates else 1, newest))
+        assert _summarised(device, session, 0) == [of_device] * HEADS
+        fetched, missed = (device.counters()[x] - before[x] for x in ("fetches", "misses"))
+        assert fetched == missed
+        assert not any(queue.pages for queue in device.transport.core.region.queues)
 
 
 def test_plain_memory_needs_no_summaries(tmp_path):

@@ -264,6 +264,21 @@ def test_a_budget_of_less_than_a_line_is_one():
     assert lines == [0, 1, 1, 1, 2]  # 0 is no budget
 
 
+def test_a_policy_that_did_not_reach_the_device_is_not_the_sessions(monkeypatch):
+    with cxl_kv.open("golden:unit") as device:
+        session = device.open_session(small(), policy=cxl_kv.Policy(tau=7.0))
+        with monkeypatch.context() as gone, pytest.raises(cxl_kv.TransportError):
+            gone.setattr(device.registers, "_store", _refuse)
+            session.set_policy(cxl_kv.Policy(tau=8.0))
+        assert session.policy.tau == 7.0
+        session.set_policy(cxl_kv.Policy(tau=8.0))
+        assert session.policy.tau == 8.0
+
+
+def _refuse(*_):
+    raise cxl_kv.TransportError("nobody there")
+
+
 @pytest.mark.timeout(1800)
 def test_policy_changes_reach_the_queues(device):
     """With a budget of one page, a queue gives way to the others."""

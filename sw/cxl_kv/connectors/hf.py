@@ -415,7 +415,7 @@ class EndpointCache(Cache):
         positions of each queue of the device's sessions are more than half of the frames."""
         shape, config = self._shape, self.device.config
         pages = -(-length // shape.page_tokens_in(config))
-        return self.device.queues * pages > shape.frames(layer, config) // 2
+        return self.device.queues * pages > self.device.frames(shape, layer) // 2
 
     def summarise(self, row: Session, layer: int, start: int, length: int) -> None:
         """Positions start … length − 1, where they press and there is a plan, which stays."""
