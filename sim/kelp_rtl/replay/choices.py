@@ -46,9 +46,6 @@ PHASES = (
     "last line's way",
 )
 
-#: looks at an answer, each some 20 cycles, before a SELECT counts as lost
-_POLLS = 10_000
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
@@ -345,19 +342,14 @@ class _Run(ChoosingHost):
         return told
 
     def _poll(self, head: _Head) -> bool:
-        """Look until the answer is there, then at the rest of it."""
-        d, found = self.driver, self.found
-        for _ in range(_POLLS):
-            first = d.run(Program.reads(head.told[:1]))
-            if head.is_done(first.data[0]):
-                break
-        else:
+        """Compare the answer, once it is there; whether it came."""
+        answer, found = self.poll(head), self.found
+        if answer is None:
             found.differs(f"step, layer, head {head.place}: no answer")
             return False
         if not found.select[head.place]:
-            found.select[head.place] = first.response_cycle[0] - self.rung
-        rest = d.run(Program.reads(head.told[1:]))
-        self._compare(head, [first.data[0], *rest.data])
+            found.select[head.place] = answer[1] - self.rung
+        self._compare(head, answer[0])
         return True
 
     def _gathered(self, head: _Head, parts):

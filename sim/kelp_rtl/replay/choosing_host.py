@@ -19,6 +19,8 @@ from ..program import Program, Result
 
 __all__ = ["ChoosingHost", "Head", "Reads", "padded"]
 
+#: looks at an answer, each some 20 cycles, before a SELECT counts as lost
+_POLLS = 100_000
 #: gathered lines between two looks at the next head's answer
 _STRIDE = 32
 
@@ -134,6 +136,16 @@ class ChoosingHost:
         first = self.map.bell(0, head)
         told = 1 + -(-(self.bell_fields["most"] + 2) // 8)
         return self.base + LINE_BYTES * np.arange(first, first + told, dtype=np.uint64)
+
+    def poll(self, head: Head) -> tuple[list[np.ndarray], int] | None:
+        """Look until the head's answer is there, then at the rest of it: its lines, and the cycle
+        in which the first was; None where none comes."""
+        for _ in range(_POLLS):
+            first = self.driver.run(Program.reads(head.told[:1]))
+            if head.is_done(first.data[0]):
+                rest = self.driver.run(Program.reads(head.told[1:]))
+                return [first.data[0], *rest.data], first.response_cycle[0]
+        return None
 
     def page_lines(self, layer: int, head: int, header: dict, pages: list[dict], position: int):
         """Addresses of the lines of the pages chosen, K and then V, and what they must bring."""

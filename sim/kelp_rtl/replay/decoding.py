@@ -35,8 +35,6 @@ __all__ = ["FREE", "PATIENCE", "RtlDevice", "RtlHost"]
 FREE, _FETCHED = 16, 4
 #: a SELECT waits for so many times what a page takes from flash, to the next power of two
 PATIENCE = 4
-#: looks at an answer, each some 20 cycles, before a SELECT counts as lost
-_POLLS = 100_000
 
 
 @dataclass(kw_only=True, eq=False)
@@ -132,7 +130,7 @@ class RtlHost(ChoosingHost):
                 asked = self._asked(layer, none, tokens.stop, speculative=1, most=0, target=0)
                 self.driver.run(_stores(*asked))
                 for head in range(self.kv_heads):
-                    self._poll(head)
+                    self._answer(head)
             self.driver.settle()
 
     # - a step -------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ class RtlHost(ChoosingHost):
         run.link[step] += len(addresses)
         out, sequence, told = np.empty_like(query.values), self._sequence, None
         for n in range(self.kv_heads):
-            rows, cycle = told or self._poll(n)
+            rows, cycle = told or self._answer(n)
             waited = cycle - rung > self.d.timing.tier_latency // 2
             head = self._head((step, layer, n), rows, position)
             mine = slice(n * self.group, (n + 1) * self.group)
@@ -222,17 +220,12 @@ class RtlHost(ChoosingHost):
         none = np.zeros(0, np.uint64)
         return Head((0, 0, head), sequence, self.answer_addresses(head), none, none)
 
-    def _poll(self, head: int) -> tuple[list[bytes], int]:
-        """Look until a head's answer is there, then at the rest of it; its lines, and when."""
-        asked = self._asked_too(head, self._sequence)
-        for _ in range(_POLLS):
-            first = self.driver.run(Program.reads(asked.told[:1]))
-            if asked.is_done(first.data[0]):
-                break
-        else:
+    def _answer(self, head: int) -> tuple[list[bytes], int]:
+        """A head's answer, and when it was there."""
+        answer = self.poll(self._asked_too(head, self._sequence))
+        if answer is None:
             raise DriverError(f"head {head}: no answer", self.driver.time)
-        rest = self.driver.run(Program.reads(asked.told[1:]))
-        return [row.tobytes() for row in (first.data[0], *rest.data)], first.response_cycle[0]
+        return [row.tobytes() for row in answer[0]], answer[1]
 
     def _head(self, place, rows: list[bytes], position: int) -> Head:
         """What a head's answer says, and the lines to gather."""

@@ -144,7 +144,10 @@ def compiled(policy: str, *, pooled: bool) -> bool:
 def refuse(sequence: AccessSequence, cell: Cell) -> None:
     """ValueError where ``cell`` cannot be replayed: too few frames, or parameters that its policy
     does not take."""
-    capacity = sequence.capacity(cell.residency)
+    try:
+        capacity = sequence.capacity(cell.residency)
+    except ValueError as error:
+        raise ValueError(f"{cell.trace}: {error}") from None
     _tried(sequence, cell.policy, dict(cell.parameters), capacity, cell.scope == "pooled")
 
 

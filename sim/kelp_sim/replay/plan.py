@@ -213,7 +213,6 @@ def plan(
         ]
     sequence = access_sequence(trace, first_step=excerpt.first_step, accesses=excerpt.accesses)
     capacity = sequence.capacity(residency)
-    sequence.share(capacity)
     rest = dict(
         config=config,
         layers=trace.layers,

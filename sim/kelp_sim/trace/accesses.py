@@ -106,11 +106,18 @@ class AccessSequence:
         return (self.first_token + step) // self.page_tokens
 
     def capacity(self, residency: float) -> int:
-        """⌊residency · final pages · queues⌋ frames. In exact decimals: 0.29 of 100 pages is 29,
-        not the 28 of binary floats."""
+        """⌊residency · final pages · queues⌋ frames, one for each queue at least. In exact decimals:
+        0.29 of 100 pages is 29, not the 28 of binary floats."""
         if not 0 < residency <= 1:
             raise ValueError(f"residency = {residency} is refused; legal: above 0, at most 1")
-        return int(Fraction(str(residency)) * self.final_pages * self.queues)
+        frames = int(Fraction(str(residency)) * self.final_pages * self.queues)
+        if frames < self.queues:
+            raise ValueError(
+                f"residency = {residency} of {self.final_pages} pages in {self.queues} queues is "
+                + f"refused: {frames} frames; legal: a frame for each queue, 1/{self.final_pages} "
+                + "and up"
+            )
+        return frames
 
     def share(self, capacity: int) -> int:
         """Frames of each queue when ``capacity`` is divided equally; at least one, or the rules

@@ -11,6 +11,9 @@ sees what the device has, rounding included. That takes the C library (`python -
 and for hints and for formats that round a processor that stores a line in one write (AVX-512 or
 MOVDIR64B): hints in parts are dropped, and a line in parts would be rounded with each of them.
 
+The device outlives its processes. What one has left that was killed is undone when the next opens
+it: open sessions are closed, and registers of the whole device are as after a reset.
+
 A mapping has no LD-IDs: whoever maps the device is LD-ID 0 with everything in it, so it is one
 process's at a time. `kelp serve` shares it: who owns which session is then kept here
 (`cxl_kv.backends.cxl_owners`).
@@ -27,9 +30,10 @@ import numpy as np
 from kelp_spec.address import REGISTER_BYTES, AddressMap, Region
 from kelp_spec.config import NAMED, Config
 from kelp_spec.formats import Format
-from kelp_spec.registers import IDENTITY, RegisterMap
+from kelp_spec.registers import IDENTITY, SESSION_BASE, Access, RegisterMap
 
 from .. import native
+from ..control import Control
 from ..core import ALL_BYTES, Core, Loaded, Status
 from ..errors import DeviceFullError, TransportError, UnsupportedError
 from ..process import let_go_in_children
@@ -176,6 +180,19 @@ class CxlCore(Core):
         self._owners = Owners(config)
         self._registers = RegisterMap(config).by_name
         self._register_base = AddressMap(config).register_base
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        control = Control.of(self)
+        for session in range(self.config.sessions):
+            state = self._register(f"s{session}_state")
+            if state["open"] or state["busy"]:
+                control.close_session(session)
+        control.registers.write_many(
+            (name, register.reset)
+            for name, register in self._registers.items()
+            if register.offset < SESSION_BASE and register.access is Access.RW
+        )
 
     @classmethod
     def open(cls, path: str, config: Config | None) -> CxlCore:

@@ -442,8 +442,6 @@ class EndpointCache(Cache):
             self._end(rows)
             raise
         self.rows = rows
-        if self.sparse is not None and self.sparse.fetch and not self.device.ld_id:
-            self.device.fetch_chosen()
 
     def _session(self) -> Session:
         if self._spare:
@@ -455,6 +453,8 @@ class EndpointCache(Cache):
             gc.collect()  # caches that nobody uses may have sessions still
             session = self.device.open_session(**how)
         self._opened.append(session)
+        if self.sparse is not None and self.sparse.fetch and not self.device.ld_id:
+            self.device.fetch_chosen()
         return session
 
     def _end(self, sessions: Sequence[Session]) -> None:

@@ -70,8 +70,8 @@ class Sparse:
         real("mass", self.mass, 0.0, 1.0)
         if self.pages is not None:
             integer("pages", self.pages, 0)
-        for layer in instance("dense", self.dense, Iterable, "layers, as (0, 1)"):
-            integer("dense", layer, 0)
+        dense = instance("dense", self.dense, Iterable, "layers, as (0, 1)")
+        self.dense = tuple(integer("dense", layer, 0) for layer in dense)
 
     def fits(self, layer: int, implementation: str | None) -> bool:
         """Whether a layer's next token is attended to by choice. UnsupportedError where the model

@@ -152,6 +152,25 @@ def test_a_session_is_its_owners_from_open_to_close():
     core.close()
 
 
+def test_what_a_killed_process_has_left_is_undone():
+    """Its sessions take no place, its settings do not count: fetches find marks of their own."""
+    core = make_core("golden:unit_select?sessions=2")
+    marks = ("low_water", "high_water", "prefetch_enable", "pool_limit_raw16")
+    lost = opened(core)
+    reset = lost.registers.read_many(marks)
+    lost.configure(pool_limits={"raw16": 16})
+    sessions = [lost.open_session(RAW) for _ in range(2)]
+    sessions[0].write(0, *tensors(40)[:, 0])
+    lost.fetch_chosen()
+    assert lost.registers.read_many(marks) != reset
+    device = opened(core)  # nobody has closed the other one
+    assert device.registers.read_many(marks) == reset
+    for _ in range(2):
+        assert not device.open_session(RAW).read(0, stop=40)[0].any()
+    device.fetch_chosen()
+    assert device.registers.read_many(marks[:2]) == [4, 8]
+
+
 def test_a_device_says_what_it_was_built_from(library, tmp_path):
     path = tmp_path / "dax0.0"
     memory_of(path, named("trace"))

@@ -413,7 +413,7 @@ def test_capacity_is_shared_by_queues():
     ("choices", "fault"),
     [
         (dict(residency=0), "residency = 0 is refused"),
-        (dict(residency=0.01), "capacity = 0 frames is refused"),
+        (dict(residency=0.01), "residency = 0.01 of .* 0 frames; legal: a frame for each queue"),
         (
             dict(residency=0.1),
             "frames of pool int4 = 4 is refused .* more than the 4 that eviction keeps free",

@@ -343,6 +343,8 @@ def test_capacity_is_checked(trace):
     for residency in (0, 1.5, -0.25):
         with pytest.raises(ValueError, match="residency = .* refused; legal"):
             sequence.capacity(residency)
+    with pytest.raises(ValueError, match="residency = 0.01 of .*: 0 frames; legal: a frame for"):
+        sequence.capacity(0.01)
     with pytest.raises(ValueError, match="capacity = 3 frames is refused"):
         sequence.share(3)
     assert sequence.initial_pages(11) == range(2, 4)
