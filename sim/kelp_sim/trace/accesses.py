@@ -106,8 +106,8 @@ class AccessSequence:
         return (self.first_token + step) // self.page_tokens
 
     def capacity(self, residency: float) -> int:
-        """⌊residency · final pages · queues⌋ frames, one for each queue at least. In exact decimals:
-        0.29 of 100 pages is 29, not the 28 of binary floats."""
+        """⌊residency · final pages · queues⌋ frames, one for each queue at least. In exact
+        decimals: 0.29 of 100 pages is 29, not the 28 of binary floats."""
         if not 0 < residency <= 1:
             raise ValueError(f"residency = {residency} is refused; legal: above 0, at most 1")
         frames = int(Fraction(str(residency)) * self.final_pages * self.queues)

@@ -200,6 +200,11 @@ class EndpointCache(Cache):
             raise ValueError(f"sparse = {short(sparse)} is refused; legal: a Sparse, or None")
         text = config.get_text_config(decoder=True)
         windows = _sliding_windows(text)
+        if sparse is not None and max(sparse.dense, default=0) >= len(windows):
+            raise ValueError(
+                f"sparse.dense = {short(sparse.dense)} is refused; legal: layers 0 … "
+                + f"{len(windows) - 1}"
+            )
         super().__init__(
             layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)]
         )
