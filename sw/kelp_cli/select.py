@@ -90,7 +90,7 @@ def select(
     wait_above: Annotated[
         float,
         typer.Option(
-            min=0, help="Of TRACE: a layer waits while more of its mass is missing; 1: never."
+            help="Of TRACE: a layer waits while more of its mass is missing, 0 to 1; 1: never."
         ),
     ] = 1.0,
     policy: Annotated[
@@ -158,6 +158,8 @@ def select(
     for name in _OF_LITTLE if rtl and not little else ():
         if context.get_parameter_source(name).name != "DEFAULT":
             raise UserError(f"--{name.replace('_', '-')} with --rtl goes with --residency")
+    if not 0 <= wait_above <= 1:
+        raise UserError(f"--wait-above {wait_above} is refused; legal: 0 to 1")
     writable(lists, json=json, folder=page)
     if traces:
         from .select_worth import Asked, worth

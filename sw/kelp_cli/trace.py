@@ -100,9 +100,13 @@ def record(
     output: Annotated[
         Path, typer.Option("-o", help="The recording to write, .npz.", show_default=False)
     ],
-    tokens: Annotated[int, typer.Option(help="Tokens of the text, prefill included.")] = 2048,
-    prefill: Annotated[int, typer.Option(help="Tokens before the first step; whole pages.")] = 512,
-    page_tokens: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of the text, prefill included.")
+    ] = 2048,
+    prefill: Annotated[
+        int, typer.Option(min=1, help="Tokens before the first step; whole pages.")
+    ] = 512,
+    page_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
     top_p: Annotated[
         float, typer.Option(help="Read rule: pages until this share of the mass.")
     ] = 0.9,
@@ -133,6 +137,7 @@ def record(
         raise UserError("--lines writes those of every layer; leave out --qkv, or --lines")
     chosen = _layer_list(qkv) if qkv is not None else []
     try:
+        rule = ReadRule(top_p, max_pages, mass_floor)
         said = read_text(text)
         loaded, tokenizer = load(model)
     except ModuleNotFoundError as error:
@@ -151,7 +156,7 @@ def record(
                 output,
                 prefill=prefill,
                 page_tokens=page_tokens,
-                rule=ReadRule(top_p, max_pages, mass_floor),
+                rule=rule,
                 lines=chosen or lines,
                 progress=lambda done, _: bar.update(task, completed=done),
             )
@@ -164,6 +169,9 @@ def record(
         console.print(f"{qkv_path(output)}: q, k, v of {len(chosen)} layers", soft_wrap=True)
 
 
+_LAYERS = 1 << 16  #: no model has so many
+
+
 def _layer_list(text: str) -> list[int]:
     """0,5,10-12 as numbers, each once."""
     found: list[int] = []
@@ -173,9 +181,11 @@ def _layer_list(text: str) -> list[int]:
             not first.isdecimal()
             or dash
             and not last.isdecimal()
-            or int(last or first) < int(first)
+            or not int(first) <= int(last or first) < _LAYERS
         ):
-            raise UserError(f"--qkv {text!r} is refused; legal: layers as 0,5,10-12")
+            raise UserError(
+                f"--qkv {text!r} is refused; legal: layers below {_LAYERS} as 0,5,10-12"
+            )
         found += range(int(first), int(last or first) + 1)
     return sorted(set(found))
 

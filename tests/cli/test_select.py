@@ -113,6 +113,8 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
         ((small, "--rtl", "--policy", "lru"), "--policy goes without --rtl"),
         ((small, "--rtl", "--wait-above", "0.2"), "--wait-above with --rtl goes with --residency"),
+        ((small, "--wait-above", "nan"), "--wait-above nan is refused; legal: 0 to 1"),
+        ((small, "--wait-above", "1.5"), "--wait-above 1.5 is refused; legal: 0 to 1"),
         ((small, "--rtl", "--residency", "0"), "--residency '0' is not shares"),
         ((small, "--config", "trace_select"), "--config goes with --rtl"),
         ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 8"),

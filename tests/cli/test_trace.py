@@ -15,11 +15,30 @@ def test_layers_are_listed_and_in_ranges():
     assert _layer_list("5,0,10-12,11") == [0, 5, 10, 11, 12]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "-2", "3-1", "1-", "0-2-4", "1.5"])
+@pytest.mark.parametrize("text", ["", "a", "1,", "-2", "3-1", "1-", "0-2-4", "1.5", "0-65536"])
 def test_what_is_no_list_of_layers_is_one_line(text):
     with pytest.raises(UserError) as found:
         _layer_list(text)
-    assert str(found.value) == f"--qkv {text!r} is refused; legal: layers as 0,5,10-12"
+    assert str(found.value) == f"--qkv {text!r} is refused; legal: layers below 65536 as 0,5,10-12"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("top-p", "nan"), ("top-p", "0"), ("max-pages", "0"), ("mass-floor", "nan")],
+)
+def test_a_rule_that_reads_nothing_sensible_is_one_line(tmp_path, option, value):
+    """Before the model is read."""
+    asked = ["trace", "record", "m.gguf", "--text", "t", "-o", tmp_path / "o.npz"]
+    found = CliRunner().invoke(build_app(), [*map(str, asked), f"--{option}", value])
+    assert isinstance(found.exception, UserError)
+    assert f"{option.replace('-', '_')} = {value}" in str(found.exception)
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--prefill", "--page-tokens"])
+def test_a_recording_of_no_tokens_is_a_usage_error(option):
+    asked = ["trace", "record", "m.gguf", "--text", "t", "-o", "o.npz", option, "0"]
+    found = CliRunner().invoke(build_app(), asked)
+    assert found.exit_code == 2 and option in found.output
 
 
 def test_all_lines_and_some_exclude_each_other():

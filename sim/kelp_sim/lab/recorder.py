@@ -48,11 +48,18 @@ class _Tape:
 class ReadRule:
     """Largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page being
     written. A page that is not read and has less than ``mass_floor`` is written with no mass, which
-    makes the file a fifth."""
+    makes the file a fifth. RecorderError for what is no share, or no page."""
 
     top_p: float = 0.9
     max_pages: int = 16
     mass_floor: float = 0.0
+
+    def __post_init__(self):
+        if not (0 < self.top_p <= 1 and self.max_pages >= 1 and 0 <= self.mass_floor <= 1):
+            raise RecorderError(
+                f"top_p = {self.top_p}, max_pages = {self.max_pages}, mass_floor = "
+                + f"{self.mass_floor} are refused; legal: above 0 to 1, from 1 on, 0 to 1"
+            )
 
     def chosen(
         self, mass: np.ndarray, newest: int | np.ndarray, whole: float | None = None
@@ -176,6 +183,8 @@ def qkv_path(path: Path) -> Path:
 def _check(model, count: int, prefill: int, page_tokens: int) -> None:
     """RecorderError where this model, or so many tokens with so many before the first step, cannot
     be recorded."""
+    if page_tokens < 1:
+        raise RecorderError(f"page_tokens = {page_tokens} is refused; legal: 1 and up")
     if count < 2 * page_tokens:
         raise RecorderError(
             f"a text of {count} tokens is refused; legal: at least two pages, {2 * page_tokens} "
