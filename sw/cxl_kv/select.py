@@ -87,9 +87,8 @@ def scale_of(factor: float) -> tuple[int, int]:
     return m, sh
 
 
-def select(session, layer, queries, *, tokens, pages, mass, scale, flags, heads=None) -> Chosen:
-    """:meth:`cxl_kv.Session.select`, of some KV heads alone; `flags` are those of a doorbell, by
-    name."""
+def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Chosen:
+    """:meth:`cxl_kv.Session.select`; `flags` are those of a doorbell, by name."""
     c, shape = session.device.config, session.shape
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
@@ -109,33 +108,31 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags, heads=
     plans = session.plans.get(layer)
     if plans is None:
         plans = plan_of_sample(session, layer, values, tokens)
+    target = min(round(mass * 65536), 65535) * c.select_heads
+    fields = {"most": most, "target": target, "m": m, "sh": sh} | flags
+    fields |= _fetches(c, session) | _waits(c, session.wait_above)
+    answers = _rung(session, layer, tokens, dict(enumerate(zip(rows, plans, strict=True))), fields)
+    return _chosen(session, layer, tokens, answers)
+
+
+def _rung(session, layer, tokens, lines: dict, fields) -> list[tuple[dict, list[dict]]]:
+    """SELECTs of KV heads, with the `lines` of each one's queries and plan, by doorbells with these
+    `fields`; the answers' fields, and their pages'."""
+    c, shape, places = session.device.config, session.shape, _places(session)
     newest, last = divmod(tokens - 1, session.page_tokens)
-    bells, lines = [], []
-    sequence = session.next_sequence()
-    for head in range(shape.kv_heads) if heads is None else heads:
-        bells.append(
-            {
-                "sequence": sequence,
-                "queue": layer * shape.kv_heads + head,
-                "layer": layer,
-                "newest": newest,
-                "tokens": last + 1,
-                "lines": shape.token_lines,
-                "most": most,
-                "target": min(round(mass * 65536), 65535) * c.select_heads,
-                "m": m,
-                "sh": sh,
-            }
-            | _fetches(c, session)
-            | _waits(c, session.wait_above)
-            | flags
-        )
-        lines.append((rows[head], plans[head]))
-    answers = []
+    of_all = {
+        "sequence": session.next_sequence(),
+        "layer": layer,
+        "newest": newest,
+        "tokens": last + 1,
+        "lines": shape.token_lines,
+    }
+    bells = [of_all | {"queue": layer * shape.kv_heads + head} | fields for head in lines]
+    answers, rows = [], list(lines.values())
     for first in range(0, len(bells), c.select_groups):
         group = slice(first, first + c.select_groups)
-        answers += _ask(session, places, sequence, bells[group], lines[group])
-    return _chosen(session, layer, tokens, answers)
+        answers += _ask(session, places, of_all["sequence"], bells[group], rows[group])
+    return answers
 
 
 def plan(session, layer, keys, queries) -> None:
@@ -175,19 +172,17 @@ def summarise(session, layer, start, tokens) -> None:
     if layer not in session.plans:
         raise ValueError(f"layer {layer} has no plan to summarise its pages by; call plan first")
     lot = max(1, device.frames(shape, layer) // (_ROOM * device.queues))
-    nothing = np.zeros((shape.kv_heads, shape.head_dim), np.uint16)
+    nothing = np.zeros((shape.kv_heads, 1, shape.head_dim), np.uint16)
+    rows = _query_lines(session, nothing, device.config.select_heads)
+    lines = dict(enumerate(zip(rows, session.plans[layer], strict=True)))
     newest = (tokens - 1) // size
-
-    def ask(tokens, heads=None, **flags):
-        flags = {"fetch": 0, "waits": 0} | flags
-        asked = dict(tokens=tokens, pages=0, mass=0.0, scale=None, flags=flags, heads=heads)
-        select(session, layer, nothing, **asked)
-
     if start // size < newest:  # what the last choice holds may be all of a queue's share
-        ask(tokens, release=1)
+        _rung(session, layer, tokens, lines, {"release": 1})
     # A guess fetches what it does not find, but by tables none that there is no credit for; where
     # there are no tables a choice of nothing holds two pages, and fetches none.
     guess = int(device.config.select_tables)
+    m, sh = scale_of(1.0)
+    fields = {"m": m, "sh": sh, "speculative": guess, "tables": guess}
     for first in range(start // size, newest, lot):
         last = min(first + lot, newest)
         # What this step has read stays before what earlier ones have: else the page that was read
@@ -197,9 +192,9 @@ def summarise(session, layer, start, tokens) -> None:
         read = size * np.arange(first, last + (last == newest))
         for head in range(shape.kv_heads):  # pages of a queue whose turn is over may go
             session.sample(layer, read, heads=[head])
-            ask(last * size + 1, [head], speculative=guess, tables=guess)
+            _rung(session, layer, last * size + 1, {head: lines[head]}, fields)
     if start // size < newest and not guess:
-        ask(tokens, release=1)
+        _rung(session, layer, tokens, lines, {"release": 1})
 
 
 def _places(session) -> SelectMap:

@@ -131,11 +131,12 @@ def test_on_the_rtl():
 
 @pytest.mark.parametrize("fetch", [True, False])
 def test_what_choices_want_is_fetched_where_the_device_is_ones_own(fetch):
-    """Of a batch of two every queue keeps the frame of its next page."""
+    """Every queue keeps the frame of its next page, also of a row that comes later."""
     model = model_of("llama")
     with cxl_kv.open(DEVICE) as device:
         with EndpointCache(device, model.config, sparse=Sparse(fetch=fetch)) as cache:
-            model(**prompt(batch=2), past_key_values=cache)
+            model(**prompt(batch=1), past_key_values=cache)
+            cache.batch_repeat_interleave(2)
             found = device.registers.read_many(["low_water", "high_water"])
             assert found == ([8, 12] if fetch else [2, 4])
             assert device.registers.fields("prefetch_enable")["hint"] == fetch
@@ -147,11 +148,20 @@ def test_layers_that_ask_for_it_are_dense():
         sparse = Sparse(pages=1, mass=1.0, dense=(1,))
         with EndpointCache(device, model.config, sparse=sparse) as cache:
             generated(model, cache, 12)
-            assert set(sparse.counts) == {0}
-            choices, chosen, there, absent = sparse.counts[0]
+            assert set(cache.counts) == {0}
+            choices, chosen, there, absent = cache.counts[0]
             assert choices == 11 and chosen <= 3 * 2 * choices < there and not absent
             lines = cache.report().splitlines()
     assert "pages a step" in lines[1] and lines[2].endswith("dense")
+
+
+def test_layers_are_those_that_the_model_has():
+    sparse = Sparse(dense=iter((1, 0)))
+    assert sparse.dense == (1, 0)
+    with cxl_kv.open(DEVICE) as device:
+        EndpointCache(device, model_of("llama").config, sparse=sparse).close()
+        with pytest.raises(ValueError, match=r"sparse.dense = \(2,\) is refused; legal: .* 0 … 1"):
+            EndpointCache(device, model_of("llama").config, sparse=Sparse(dense=(2,)))
 
 
 def test_with_every_layer_dense_nothing_changes():
@@ -276,16 +286,18 @@ def test_a_prompt_that_cannot_be_summarised_leaves_the_cache_as_it_was(monkeypat
 
 
 def test_a_copy_counts_its_own_choices():
-    model, more = model_of("llama"), torch.tensor([[7]])
+    model, more, sparse = model_of("llama"), torch.tensor([[7]]), Sparse()
     with (
-        cxl_kv.open(DEVICE) as device,
-        EndpointCache(device, model.config, sparse=Sparse()) as cache,
+        cxl_kv.open(DEVICE + "&sessions=4") as device,
+        EndpointCache(device, model.config, sparse=sparse) as cache,
+        EndpointCache(device, model.config, sparse=sparse) as one_more,
     ):
         model(**prompt(tokens=12), past_key_values=cache)
         model(input_ids=more, past_key_values=cache)
         with copy.deepcopy(cache) as other:
             model(input_ids=more, past_key_values=other)
-            assert [x.sparse.counts[0][0] for x in (cache, other)] == [1, 2]
+            assert [x.counts[0][0] for x in (cache, other)] == [1, 2]
+        assert not one_more.counts and "pages a step" not in one_more.report()
 
 
 def test_another_text_brings_its_own_plan():

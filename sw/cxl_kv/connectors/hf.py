@@ -177,6 +177,12 @@ class EndpointCache(Cache):
     page_tokens : int, optional
     sparse : hf_sparse.Sparse, optional
         After the prompt, attend to the pages that the device chooses, alone.
+
+    Attributes
+    ----------
+    counts : dict
+        Of a sparse one, by layer: choices (one for each step and row), pages chosen, pages there
+        were, and pages looked at that were not resident, over all KV heads.
     """
 
     def __init__(
@@ -209,6 +215,7 @@ class EndpointCache(Cache):
             layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)]
         )
         self.device, self.config, self.policy, self.sparse = device, config, policy, sparse
+        self.counts: dict[int, list[int]] = {}
         self._offered: int | None = None  # the layer that waits for its query
         self.closed = False
         self._before = 0  # tokens before the pass under way
@@ -533,11 +540,11 @@ class EndpointCache(Cache):
             **self._shape_changes,
             max_tokens=self._max_tokens,
             policy=self.policy,
-            sparse=copy.deepcopy(self.sparse, memo),  # it counts
+            sparse=self.sparse,
         )
         memo[id(self)] = other
         other._shape, other._sizes, other._most = self._shape, self._sizes, self._most
-        other.closed = self.closed
+        other.closed, other.counts = self.closed, copy.deepcopy(self.counts)
         for mine, copied in zip(self.layers, other.layers, strict=True):
             copied.length, copied.is_initialized = mine.length, mine.is_initialized
             if mine.is_initialized:
@@ -608,7 +615,7 @@ class EndpointCache(Cache):
             )
             lines.append(f"  layer {layer}: {accesses:>6,} accesses, {rate}, {where}")
             if self.sparse is not None:
-                lines[-1] += f", {self.sparse.report(layer)}"
+                lines[-1] += f", {self.sparse.report(self.counts.get(layer))}"
         return "\n".join(lines)
 
     def close(self) -> None:

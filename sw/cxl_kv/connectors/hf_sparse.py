@@ -20,7 +20,7 @@ missing from the others.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -39,7 +39,7 @@ _PLANNED = 64  #: a prompt's last positions, whose queries its pages are summari
 
 @dataclass
 class Sparse:
-    """How an :class:`EndpointCache` chooses.
+    """How an :class:`EndpointCache` chooses; as many as like may share one.
 
     Parameters
     ----------
@@ -52,19 +52,12 @@ class Sparse:
         Pages that were looked at and not resident are fetched for a later step.
     dense : tuple of int
         Layers that attend to everything.
-
-    Attributes
-    ----------
-    counts : dict
-        By layer: choices (one for each step and row), pages chosen, pages there were, and pages
-        looked at that were not resident, over all KV heads.
     """
 
     pages: int | None = None
     mass: float = 0.9
     fetch: bool = True
     dense: tuple[int, ...] = ()
-    counts: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self):
         real("mass", self.mass, 0.0, 1.0)
@@ -85,11 +78,11 @@ class Sparse:
             )
         return True
 
-    def report(self, layer: int) -> str:
-        """What a layer has chosen so far, for people."""
-        choices, chosen, there, absent = self.counts.get(layer, (0, 0, 0, 0))
-        if not choices:
+    def report(self, counts: list[int] | None) -> str:
+        """What a layer has chosen so far, by its :attr:`EndpointCache.counts`, for people."""
+        if counts is None:
             return "dense"
+        choices, chosen, there, absent = counts
         return (
             f"{chosen / choices:.1f} of {there / choices:.1f} pages a step, "
             + f"{absent / choices:.1f} absent"
@@ -160,7 +153,7 @@ def _attend(cache: EndpointCache, layer: int, query, values, attention_mask, sca
         )
         k, v, positions = session.gather(chosen, dtype=_HOST[query.dtype])
         heads = len(positions)
-        counts = sparse.counts.setdefault(layer, [0, 0, 0, 0])
+        counts = cache.counts.setdefault(layer, [0, 0, 0, 0])
         there = heads * (1 + (length - 1) // session.page_tokens)
         for n, more in enumerate((1, chosen.page_count, there, sum(chosen.absent))):
             counts[n] += more
