@@ -25,8 +25,9 @@ _PERMANENT = 1  #: in the flags of a record: the condition lasts
 class EventRecords(wiring.Component):
     """Takes every event and offers it as the mailbox wants it: general media records with the
     page's address for errors of memory, vendor records for the others
-    (`kelp_spec.cxlio.events.RECORDS`). An event that finds `DEPTH` waiting is lost: the endpoint's
-    own log has it.
+    (`kelp_spec.cxlio.events.RECORDS`). The one event that names a line, SNOOP_LOST, has the line's
+    address, and puts it on the poison list. An event that finds `DEPTH` waiting is lost: the
+    endpoint's own log has it.
 
     Latency: `LATENCY` cycles; interval: `INTERVAL`.
 
@@ -76,7 +77,11 @@ class EventRecords(wiring.Component):
         records = [RECORDS.get(e, (Log.INFO, Kind.VENDOR)) for e in _codes()]
         log = Array(Const(each, 2) for each, _ in records)[event.code]
         kind = Array(Const(each, 2) for _, each in records)[event.code]
-        page = Cat(Const(0, c.line_bits + 6), event.page, queue_in_map(m, c, event.squeue))
+        line = Signal(c.line_bits)
+        if c.coherence:
+            lost = event.code == Event.SNOOP_LOST
+            m.d.comb += [self.o.p.poison.eq(lost), line.eq(Mux(lost, event.argument, 0))]
+        page = Cat(Const(0, 6), line, event.page, queue_in_map(m, c, event.squeue))
         place = Cat(event.page, Const(0, 32 - len(event.page)), event.squeue)
         media = Signal()
         m.d.comb += [

@@ -68,6 +68,25 @@ def test_a_record_has_the_address_of_its_page():
     ]
 
 
+def test_a_line_that_a_host_did_not_give_back_is_on_the_poison_list():
+    """With its own address; no other event names a line."""
+    config = named("unit_cxl_coherent")
+    dut, lines = EventRecords(config=config), config.half_lines
+    given = [
+        event(Event.SNOOP_LOST, 1, 2, 3, config=config, argument=1 << 15 | lines + 1),
+        event(Event.SNOOP_LOST, 0, 0, 7, config=config, argument=0),
+        event(Event.POISON_RECEIVED, 1, 2, 3, config=config, argument=lines + 1),
+    ]
+    seen = [t.item for t in pump(dut, Ends(sends={"i": given}, takes=("o",)), cycles=40)["o"]]
+    at = AddressMap(config).encode
+    assert [(e["dpa"], e["poison"]) for e in seen] == [
+        (at(KvAddress(1, 2, 3, 1, 1)), 1),
+        (at(KvAddress(0, 0, 7, 0, 0)), 1),
+        (at(KvAddress(1, 2, 3, 0, 0)), 0),
+    ]
+    assert {(e["log"], e["kind"]) for e in seen} == {(Log.WARNING, Kind.MEDIA)}
+
+
 def test_what_finds_no_room_is_lost_and_the_others_are_not():
     dut = EventRecords(config=UNIT)
     given = [event(Event.HINT_GAP, argument=i) for i in range(dut.DEPTH + 9)]
