@@ -54,8 +54,10 @@ def request(
     if opcode == M2SReq.MEM_CLN_EVCT:
         return Reply(Held.NONE, S2MNDR.CMP)
     data = opcode in READS
-    if field != MetaField.META0 and data:
-        return Reply(held, S2MNDR.CMP if snoop != SnpType.NO_OP else None, data)
+    if data and snoop == SnpType.NO_OP:
+        return Reply(held, None, data)
+    if data and field != MetaField.META0:
+        return Reply(held, S2MNDR.CMP, data)
     if value == MetaValue.INVALID:
         return Reply(Held.NONE, S2MNDR.CMP, data)
     if held == Held.STALE:

@@ -308,10 +308,8 @@ class CoherentFront(wiring.Component):
             begun.grants.ld_id.eq(request.ld_id),
             begun.grants.data.eq(reads),
             begun.grants.ndr.eq(Mux(tracked, result.ndr, S2MNDR.CMP)),
-            begun.grants.has_ndr.eq(
-                (request.snp_type != SnpType.NO_OP)
-                | (tracked & (result.op.holds | result.op.evicts))
-            ),
+            # By the message alone: a host knows what to wait for, whatever the session is.
+            begun.grants.has_ndr.eq(~reads | (request.snp_type != SnpType.NO_OP)),
             begun.place.eq(result.place),
             begun.counts.eq(tracked & result.op.holds),
             onwards.eq(request),
@@ -371,10 +369,10 @@ class CoherentFront(wiring.Component):
         m.d.comb += op.kind.eq(DirectoryOp.REQUEST)
         # A gathered line is read by its page's address, and nothing is granted of it: the host
         # holds lines by the addresses that it maps, and the window's are another line tomorrow.
-        tracked, plain = in_kv, meta0
+        tracked, plain = in_kv, meta0 & (message.snp_type != SnpType.NO_OP)
         if c.select:
             gathers = in_map & (above == Region.GATHER)
-            tracked, plain = in_kv | gathers, meta0 & ~gathers
+            tracked, plain = in_kv | gathers, plain & ~gathers
         with m.Switch(message.opcode):
             with m.Case(M2SReq.MEM_RD, M2SReq.MEM_RD_DATA):
                 m.d.comb += [

@@ -3,12 +3,15 @@
 """The coherent front between a host that caches and a plain memory: no stale read, no lost write,
 no lock, and each decision of its directory as the golden model has it. Its pace, and its rates."""
 
+import itertools
+import random
 from unittest import mock
 
 import pytest
 from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
+import kelp_golden.coherence as golden
 import kelp_hw.coherence.front as front
 from kelp_hw.coherence.completions import Completions
 from kelp_hw.coherence.directory import Directory
@@ -16,17 +19,20 @@ from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.request_window import RequestWindow
 from kelp_hw.coherence.snoop_engine import SnoopEngine
-from kelp_spec.coherence import SIZES, Coherence, MetaField
+from kelp_spec.coherence import SIZES, Coherence, Held, MetaField, MetaValue, SnpType
 from kelp_spec.config import named
-from kelp_spec.messages import M2SReq, M2SRwD
+from kelp_spec.messages import S2MNDR, M2SReq, M2SRwD
 from kelp_verif.coherence import flip_bench
 from kelp_verif.coherence.coherent_bench import ROUGH, SMOOTH, audit, run, some_lines
 from kelp_verif.coherence.rates import OWNERSHIP, SHARED
 from kelp_verif.formal.prove import mutant
+from kelp_verif.harness.compiled import simulate as simulate_compiled
+from kelp_verif.harness.runner import made
 
 CONFIG, SMALL = named("unit"), SIZES["unit"]
 OPEN = {"inner_req.ready": 1, "inner_rwd.ready": 1, "s2m_drs.ready": 1, "s2m_ndr.ready": 1}
 SETTLED = {"prepare": OPEN, "settle": SMALL.sets + 4}
+ENCODING = ("opcode", "snp_type", "meta_field", "meta_value")
 
 
 def front_of(block, old, new):
@@ -119,6 +125,114 @@ def test_lines_within_the_directory_are_owned_one_a_cycle():
     figures, _ = run(CONFIG, sizes, beyond, stream=SHARED, latency=40)
     assert figures.snoops >= sizes.lines // 2
     assert len(beyond) / (figures.last - figures.first + 1) >= 0.2
+
+
+async def _sent(ctx, dut, channel, encoding):
+    """A message of line 0, and what comes of it until the front is idle: the opcodes that it is
+    handed on as, and whether as a read for ownership; the answers (channel, opcode); how many lines
+    were called back; how many copies are told of as not granted."""
+    port, on, answers, owed, called = getattr(dut, f"m2s_{channel}"), [], [], [], []
+    snooped = ungranted = 0
+    for name, value in zip(ENCODING, encoding, strict=True):
+        ctx.set(port.p[name], value)
+    ctx.set(port.valid, 1)
+    while ctx.get(port.valid) or owed or called or not ctx.get(dut.idle):
+        taken = None
+        for kind in ("drs", "ndr"):
+            inner = getattr(dut, f"inner_{kind}")
+            ctx.set(inner.valid, owed[:1] == [kind])
+            if owed[:1] == [kind] and ctx.get(inner.ready):
+                taken = kind
+        ctx.set(dut.m2s_birsp.valid, bool(called))
+        if called:
+            ctx.set(dut.m2s_birsp.p.bi_tag, called.pop())
+        accepted = ctx.get(port.valid) and ctx.get(port.ready)
+        p = dut.inner_req.p
+        if ctx.get(dut.inner_req.valid):
+            opcode = ctx.get(p.opcode)
+            owns = (ctx.get(p.meta_field), ctx.get(p.meta_value)) == (0, MetaValue.ANY)
+            on.append((opcode, owns and opcode == M2SReq.MEM_RD))
+            if opcode != M2SReq.MEM_SPEC_RD:
+                owed.append("drs" if opcode in golden.READS else "ndr")
+                ctx.set(dut.inner_drs.p.tag, ctx.get(p.tag))
+        if ctx.get(dut.inner_rwd.valid):
+            on.append((ctx.get(dut.inner_rwd.p.opcode), False))
+            owed.append("ndr")
+        for kind in ("drs", "ndr"):
+            out = getattr(dut, f"s2m_{kind}")
+            if ctx.get(out.valid):
+                answers.append((kind, ctx.get(out.p.opcode)))
+        if ctx.get(dut.s2m_bisnp.valid):
+            called.append(ctx.get(dut.s2m_bisnp.p.bi_tag))
+            snooped += 1
+        ungranted += ctx.get(dut.pulses.ungranted)
+        await ctx.tick()
+        if accepted:
+            ctx.set(port.valid, 0)
+        if taken:
+            owed.pop(0)
+    return on, sorted(answers), snooped, ungranted
+
+
+def _comes_to(channel, encoding, held, is_open):
+    """(held afterwards, what `_sent` is to tell), by the golden model."""
+    opcode, snoop, field, value = encoding
+    if channel == "rwd":
+        if opcode == M2SRwD.BI_CONFLICT:
+            return held, ([], [("ndr", S2MNDR.BI_CONFLICT_ACK)], 0, 0)
+        ungranted = False
+        if opcode in (M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL):
+            held, ungranted = golden.written(held, field, value, rounds=True, recalled=False)
+        return held, ([(opcode, False)], [("ndr", S2MNDR.CMP)], 0, int(ungranted))
+    if opcode == M2SReq.MEM_CLN_EVCT:
+        return Held.NONE, ([], [("ndr", S2MNDR.CMP)], 0, 0)
+    reads = opcode in golden.READS
+    if not is_open or not reads and opcode not in golden.INVALIDATES:
+        silent = opcode == M2SReq.MEM_SPEC_RD or reads and snoop == SnpType.NO_OP
+        answers = [("drs", 0)] * reads + [("ndr", S2MNDR.CMP)] * (not silent)
+        return held, ([(M2SReq.MEM_RD if reads else opcode, False)], answers, 0, 0)
+    reply, first = golden.request(held, opcode, field, value, snoop, False), False
+    if reply.first:
+        reply, first = golden.request(Held.NONE, opcode, field, value, snoop, False), True
+    owns = reply.ndr == S2MNDR.CMP_E and not (reads and value == MetaValue.SHARED)
+    answers = [("drs", 0)] * reply.data + [("ndr", reply.ndr)] * (reply.ndr is not None)
+    return reply.held, ([(M2SReq.MEM_RD, owns)], answers, int(first), 0)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_every_encoding_comes_to_what_the_golden_model_says(is_open):
+    """Reserved ones among them, on both channels, in random order on one line. Of a read the
+    message alone says whether a completion comes: not whether its session is open."""
+    rng, seen = random.Random(is_open), set()
+    dut = made(CoherentFront, config=CONFIG, sizes=SIZES["unit_coherent"])
+    sweep = [
+        (channel, each)
+        for channel in ("req", "rwd")
+        for each in itertools.product(range(16), range(8), range(4), range(4))
+        # Unknown opcodes of one kind are as good as all.
+        if each[0] < 11 or each[1:] == (7, 1, 1)
+    ]
+    # What the host may hold is as it is found: MemRd and MemWr that keep a copy come often.
+    sweep += rng.choices([(c, e) for c, e in sweep if e[0] in (1, 2) and e[2] == 0], k=600)
+    rng.shuffle(sweep)
+
+    async def bench(ctx):
+        held = Held.NONE
+        for port in (dut.inner_req, dut.inner_rwd, dut.s2m_drs, dut.s2m_ndr, dut.s2m_bisnp):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.sessions.rounds, 1)
+        ctx.set(dut.sessions.open, int(is_open))
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        for channel, encoding in sweep:
+            before = held
+            held, wanted = _comes_to(channel, encoding, before, is_open)
+            got = await _sent(ctx, dut, channel, encoding)
+            assert got == wanted, f"{channel} {encoding} of a line that is {before.name}"
+            seen.add((channel, before))
+
+    simulate_compiled(dut, bench)
+    assert len(seen) == (8 if is_open else 2)
 
 
 #: Name → sectors in use, options of the run. 8 sectors fill the directory.

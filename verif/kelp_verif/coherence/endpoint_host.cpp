@@ -77,7 +77,7 @@ struct Aside {
     bool has_cmp = false, has_data = false, nxm = false, poison = false;
     bool wants_cmp = true, was_dirty = false;
     bool strange = false;    // a line of another tenant's
-    bool odd = false;        // a message of any form: it has an answer, of whatever kind
+    bool odd = false;        // a message of any form: its completion, where it has one, is of whatever kind
     uint32_t ld_id = 0;
     Bytes data;
 };
@@ -130,7 +130,6 @@ class CachingHost final : public OtherHost {
     bool birsp_ = false;
     bool over_ = false;  // a fatal error has been told
     std::vector<Ghost> ghosts_;
-    std::unordered_map<uint32_t, uint64_t> odd_reads_;  // answered with data; a completion may come
     std::vector<Tap> taps_;
 
   public:
@@ -186,7 +185,6 @@ class CachingHost final : public OtherHost {
         std::vector<uint32_t> owed;
         for (uint32_t n : snooped_) owed.push_back(lines_[n].bi_tag);
         reqs_.clear(), rwds_.clear(), rsps_.clear(), late_rsps_.clear();
-        odd_reads_.clear();
         snooped_.clear(), conflicts_.clear(), aside_.clear(), taken_.clear(), gathering_.clear(), ghosts_.clear();
         taken[0] = taken[1] = birsp_ = over_ = false;
         for (Line &l : lines_) l.out = NONE, l.snoop = QUIET, l.has_cmp = l.has_data = l.after = l.strange = false, l.lost = GIVEN_BACK;
@@ -354,13 +352,9 @@ class CachingHost final : public OtherHost {
         const auto of = aside_.find(tag);
         if (of != aside_.end() && of->second.odd) {
             Aside &a = of->second;
-            if (a.has_cmp || get(port, p::ld_id) != a.ld_id) return stray("a second completion of tag %x, or another's", tag);
+            if (a.has_cmp || !a.wants_cmp || get(port, p::ld_id) != a.ld_id) return stray("a completion of tag %x that nobody waits for, or another's", tag);
             a.has_cmp = true;
             aside_done(tag);
-            return true;
-        }
-        if (const auto late = odd_reads_.find(tag); late != odd_reads_.end()) {
-            odd_reads_.erase(late);
             return true;
         }
         if (opcode == codes::BI_CONFLICT_ACK) {
@@ -514,7 +508,7 @@ class CachingHost final : public OtherHost {
         const uint32_t session = random_.below(2);
         const bool own = chance(160);
         Message m{codes::MEM_WR, 0, META0, INVALID, ASIDE + next_aside_++ % 0x1000, own ? sessions_[session].ld_id : 1 + random_.below(15), 0, ~0ull, {}};
-        if (!m.ld_id || aside_.count(m.tag) || taken_.count(m.tag) || odd_reads_.count(m.tag)) return;
+        if (!m.ld_id || aside_.count(m.tag) || taken_.count(m.tag)) return;
         for (uint8_t &byte : m.data.b) byte = static_cast<uint8_t>(random_.below(256));
         if (hint) {
             m.address = o.hint_base + random_.below(64);
@@ -539,9 +533,8 @@ class CachingHost final : public OtherHost {
     }
     void aside_done(uint32_t tag) {
         Aside a = aside_[tag];
-        if (a.odd ? a.reads ? !a.has_data : !a.has_cmp : (a.wants_cmp && !a.has_cmp) || (a.reads && !a.has_data)) return;
+        if ((a.wants_cmp && !a.has_cmp) || (a.reads && !a.has_data)) return;
         aside_.erase(tag);
-        if (a.odd && a.reads && !a.has_cmp) odd_reads_[tag] = now_;  // a completion may follow, or not
         f.aside_longest = std::max(f.aside_longest, now_ - a.since);
         if (a.strange && a.reads && !a.nxm) note(f.foreign, "data of another tenant's line for LD-ID %u", a.ld_id);
         if (a.line >= 0) gathered(a);
@@ -569,7 +562,7 @@ class CachingHost final : public OtherHost {
     uint32_t aside_tag() {
         uint32_t tag;
         do tag = ASIDE + next_aside_++ % 0x1000;
-        while (aside_.count(tag) || taken_.count(tag) || odd_reads_.count(tag));
+        while (aside_.count(tag) || taken_.count(tag));
         return tag;
     }
 
@@ -848,20 +841,19 @@ class CachingHost final : public OtherHost {
     }
     // A message of any form for a line that no agent uses, mostly beside one that they do: any opcode and fields, anybody's. What is granted of it is in no cache.
     void odd() {
-        std::erase_if(odd_reads_, [&](const auto &entry) { return now_ - entry.second > 4000; });
         const Line &near = lines_[random_.below(static_cast<uint32_t>(lines_.size()))];
         const uint64_t address = chance(230) ? near.address ^ random_.below(16) : random_.next() % o.hint_base;
         if (line_at_.count(address)) return;
         const bool writes = chance(100);
-        Message m{random_.below(16), random_.below(4), random_.below(4), random_.below(4), aside_tag(), chance(200) ? sessions_[near.session].ld_id : 1 + random_.below(15), address, ~0ull, pool_[random_.below(static_cast<uint32_t>(pool_.size()))], chance(20)};
+        Message m{random_.below(16), random_.below(8), random_.below(4), random_.below(4), aside_tag(), chance(200) ? sessions_[near.session].ld_id : 1 + random_.below(15), address, ~0ull, pool_[random_.below(static_cast<uint32_t>(pool_.size()))], chance(20)};
         if (!m.ld_id) return;
         if (chance(128)) m.opcode = writes ? chance(128) ? codes::MEM_WR : codes::MEM_WR_PTL : chance(128) ? codes::MEM_RD : chance(128) ? codes::MEM_INV : codes::MEM_CLN_EVCT;
         if (chance(128)) m.enable = random_.next();
-        if (writes) m.snp = 0;
         f.odd++;
         if (writes || m.opcode != codes::MEM_SPEC_RD) {
             Aside a;
             a.since = now_, a.ld_id = m.ld_id, a.odd = true, a.reads = !writes && (m.opcode == codes::MEM_RD || m.opcode == codes::MEM_RD_DATA);
+            a.wants_cmp = !a.reads || m.snp;  // its encoding alone says so
             aside_[m.tag] = a;
         }
         (writes ? rwds_ : reqs_).push_back(m);
