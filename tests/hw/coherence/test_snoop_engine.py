@@ -157,7 +157,8 @@ def test_silence_is_lost_and_a_late_answer_is_unasked():
 
 @pytest.mark.parametrize(
     "answer",
-    [{"tag": 1}, {"tag": 0xFFF}, {"bi_id": 8}, {"opcode": M2SBIRsp.I_BLK}, {"opcode": 3}],
+    [{"tag": 1}, {"tag": 0xFFF}, {"bi_id": 8}]
+    + [{"opcode": code} for code in range(16) if code > M2SBIRsp.E],
     ids=str,
 )
 def test_an_answer_that_nobody_asked_for_is_told_and_dropped(answer):
