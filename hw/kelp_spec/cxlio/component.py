@@ -100,8 +100,16 @@ def _ras():
 
 def _hdm(c: CxlIoConfig):
     models = 0b11 << 21 if c.coherent else 0  # device-coherent and host-only
-    capability = (0 if c.decoders == 1 else c.decoders // 2) | 3 << 8 | models
-    yield constant("hdm_capability", HDM, 4, capability, "decoders; interleave at 256 B … 16 KiB")
+    interleaves = 0 if c.coherent else 0b11 << 8  # by address bits 11:8 and 14:12
+    capability = 0 if c.decoders == 1 else c.decoders // 2
+    capability |= interleaves | c.nxm << 20 | models
+    yield constant(
+        "hdm_capability",
+        HDM,
+        4,
+        capability,
+        "decoders" + "; interleave at 256 B … 16 KiB" * (not c.coherent) + "; MemData-NXM outside",
+    )
     enable = (
         Field("poison", 0, 1, RW, doc="no effect: capability bit 10 is 0"),
         Field("enable", 1, 1, RW, doc="decoders, not DVSEC ranges, decode"),

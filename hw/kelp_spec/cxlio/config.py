@@ -49,7 +49,8 @@ class CxlIoConfig:
     `kelp bench` measures (20 cycles, 64 of memory, a line a cycle), and 2 cycles of decode.
     `hot_entries`: of the hotness monitor's list, a power of two, 0 without the monitor; `hot_unit`:
     log2 of the bytes of what it lists, a page. `coherent`: the device calls lines back (HDM-DB).
-    `flr`: function-level reset, of CXL.io alone. `protect`: memories carry check bits."""
+    `flr`: function-level reset, of CXL.io alone. `nxm`: what no window decodes is answered
+    MemData-NXM, not ones. `protect`: memories carry check bits."""
 
     name: str
     vendor: int = CXL_VENDOR
@@ -81,6 +82,7 @@ class CxlIoConfig:
     chmu_vector: int = 3
     coherent: bool = False
     flr: bool = False
+    nxm: bool = True
     commands: tuple[Opcode, ...] = tuple(COMMANDS)
 
     def __post_init__(self):
@@ -172,6 +174,7 @@ _OF_THE_RECORDING = (
 _RECORDED = CxlIoConfig(
     name="recorded",
     firmware="KELP-PEERS 0.1",
+    nxm=False,
     commands=_OF_THE_RECORDING,
 )
 _FULL = CxlIoConfig(

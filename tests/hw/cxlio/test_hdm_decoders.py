@@ -84,6 +84,28 @@ def test_random_commits(coherent):
     assert min(seen.values()) > 15, seen
 
 
+@pytest.mark.parametrize("coherent", [False, True])
+def test_the_capability_offers_what_is_committed(coherent):
+    """Interleaving by address bits 11:8 and 14:12; coherency models; MemData-NXM outside."""
+    config = CONFIG.replace(coherent=coherent)
+    shown = component_registers(config).by_name["hdm_capability"].reset
+    assert shown & 0xF == config.decoders // 2 and shown >> 20 & 1
+    assert shown >> 21 & 3 == 3 * coherent and shown >> 10 & 0x7 == 0
+    for ways in (0, 1):
+        dut, seen = HdmDecoders(config=config), []
+
+        async def bench(ctx, dut=dut, seen=seen, ways=ways):
+            p = "decoder0_"
+            for key, value in (("size", 2), ("control_host_only", 1), ("control_ways", ways)):
+                ctx.set(dut.values[p + key], value)
+            ctx.set(dut.values[p + "control_commit"], 1)
+            await ctx.tick().repeat(2 * dut.LATENCY)
+            seen.append(ctx.get(dut.states[0].committed))
+
+        simulate(dut, bench)
+        assert seen == [ways == 0 or shown >> 8 & 3 == 3]
+
+
 def test_lock_takes_effect_with_the_commit():
     dut, seen = HdmDecoders(config=CONFIG), []
 

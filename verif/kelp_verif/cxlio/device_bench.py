@@ -211,7 +211,8 @@ async def whole_device(dut):
     await tb.start()
     await tb.boot()
     await tb.write("configuration", 4, 2, 6)
-    assert await tb.load(BASE) == "nxm"  # no decoder yet
+    assert await tb.load(BASE) == "nxm"  # no decoder yet; the capability says so
+    assert (await tb.read("component", 0x1110, 4))[0] >> 20 & 1
     await tb.map_memory()
     for i in range(len(pmu_map(tb.config).counters)):
         config, _ = await tb.read("pmu", 0x200 + 8 * i, 8)
