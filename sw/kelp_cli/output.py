@@ -40,9 +40,12 @@ __all__ = [
 # Of every JSON object this command writes; raised when a field changes its meaning or goes away.
 SCHEMA_VERSION = 1
 
+# A name or a path is shown as it is, whatever is in brackets there; style is of rich's Text.
+_PLAIN = {"highlight": False, "markup": False, "emoji": False}
+
 # Tables and results go to stdout; progress and complaints go to stderr, so that a pipe sees results
 # alone.
-console = Console(highlight=False)
+console = Console(**_PLAIN)
 
 # No table of ours needs as many columns; and what is longer than this may be folded.
 _WIDEST, _WORD = 1000, 14
@@ -51,7 +54,7 @@ _WIDEST, _WORD = 1000, 14
 def show(table: RenderableType) -> None:
     """Print a table of which nothing is cut: where the terminal, or the 80 columns of a pipe, are
     too narrow for its figures, its lines are longer than that."""
-    Console(highlight=False, width=_needed(table)).print(table)
+    Console(**_PLAIN, width=_needed(table)).print(table)
 
 
 def _needed(table: RenderableType) -> int:
@@ -59,7 +62,7 @@ def _needed(table: RenderableType) -> int:
     and every word in one piece, paths and the like apart. It may be three too wide."""
 
     def said(width: int) -> tuple[Counter, Counter]:
-        lines = Console(width=width).render_lines(table, pad=False)
+        lines = Console(**_PLAIN, width=width).render_lines(table, pad=False)
         rows = ("".join(segment.text for segment in line) for line in lines)
         words = re.sub(r"[\u2500-\u257f]", " ", "\n".join(rows)).split()
         return Counter("".join(words)), Counter(word for word in words if len(word) <= _WORD)
@@ -97,7 +100,7 @@ def progress_bar() -> Iterator[Progress]:
     """On stderr, so that a pipe sees results alone."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -140,8 +140,9 @@ def _losses(budgets: str) -> list[float]:
 def _noise(names, recordings, every: int, bar) -> list[dict]:
     """Signal to noise and attention error of every format on every recording."""
     from kelp_sim.quality import noise, plans
-    from kelp_sim.trace.trace import read
+    from kelp_sim.trace.trace import distinct, read
 
+    distinct(recordings)
     for name in names:
         plans.uniform(name, 1, 1)  # refuses what is no format
     traces = [read(path) for path in recordings]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kelp_cli import nightly
 from kelp_cli.bench.commands import _others
 from kelp_cli.main import build_app
-from kelp_cli.output import UserError, show, writable, write_json
+from kelp_cli.output import UserError, console, progress_bar, show, writable, write_json
 
 
 def test_what_can_be_written_gets_its_directories_and_stays_as_it_is(tmp_path):
@@ -44,6 +44,18 @@ def test_what_cannot_is_named(tmp_path):
         writable(file / "rows.json")
     with pytest.raises(UserError, match=f"{file} cannot be written to"):
         writable(folder=file)
+
+
+@pytest.mark.parametrize("name", ["[x]", "[/b]x", ":warning:"])
+def test_names_in_brackets_are_names(capsys, name):
+    table = Table("name")
+    table.add_row(name)
+    show(table)
+    console.print(f"{name} written")
+    with progress_bar() as bar:
+        bar.add_task(name)
+    said = capsys.readouterr()
+    assert said.out.count(name) == 2 and name in said.err
 
 
 def test_a_closed_stdout_is_one_line(monkeypatch):

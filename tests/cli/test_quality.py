@@ -70,6 +70,7 @@ def test_noise_alone():
     [
         (["--formats", "int5"], "format 'int5' is unknown; legal: raw16"),
         (["nowhere.npz"], "no such trace"),
+        (["data/traces/attn_0.npz"] * 2, "are both named 'attn_0'; give each recording once"),
         (["data/traces/attn_2.npz"], "has no keys, values and queries"),
         (["--model", "nowhere"], "nowhere/config.json: No such file"),
         (["--budgets", "much"], "--budgets 'much' is not positive numbers"),

@@ -59,10 +59,11 @@ def measure(
         k_name, _, v_name = name.partition("/")
         for layer in range(trace.layers):
             k, v, out = exact[layer]
-            k_back, v_back = (
-                stored(k_name, trace.k[layer]),
-                stored(v_name or k_name, trace.v[layer]),
-            )
+            try:
+                k_back = stored(k_name, trace.k[layer])
+                v_back = stored(v_name or k_name, trace.v[layer])
+            except ValueError as error:
+                raise TraceError(f"{trace.path}, stored as {name}: {error}") from None
             given = attend(queries[layer], k_back, v_back, positions)
             for head in range(trace.kv_heads):
                 mine = slice(head * group, (head + 1) * group)

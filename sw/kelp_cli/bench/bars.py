@@ -2,6 +2,8 @@
 
 """What ``kelp bench`` does about the bars of the specification, §10 and §11."""
 
+from rich.text import Text
+
 from ..output import console
 
 __all__ = ["NOT_BUILT", "meet_bars"]
@@ -25,7 +27,8 @@ def meet_bars(rows) -> bool:
     for row in missed:
         what = f"{row.name} = {row.value:.4g} {row.unit}, bar {row.goal}"
         if row.wall_clock:
-            console.print(f"[yellow]warning[/]: {what} (wall clock; measure on a quiet machine)")
+            what += " (wall clock; measure on a quiet machine)"
+            console.print(Text.assemble(("warning", "yellow"), f": {what}"))
         else:
-            console.print(f"[bold red]missed[/]: {what}")
+            console.print(Text.assemble(("missed", "bold red"), f": {what}"))
     return all(row.wall_clock for row in missed)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from kelp_spec.files import write_whole
 
@@ -163,7 +164,7 @@ def _show(rows, *, whole: bool) -> None:
             column, justify="right" if column in ("value", "cycles") else "left", overflow="fold"
         )
     for r in rows:
-        met = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}[r.met]
+        met = {None: "", True: Text("yes", "green"), False: Text("no", "bold red")}[r.met]
         table.add_row(
             r.name,
             f"{r.value:.4g}",

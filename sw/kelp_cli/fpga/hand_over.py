@@ -32,7 +32,6 @@ def program(
         raise UserError(str(error)) from None
     console.print(
         f"{board} loaded with {bitstream}; it stays until power goes",
-        markup=False,
         soft_wrap=True,
     )
 

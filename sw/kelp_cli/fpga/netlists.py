@@ -46,10 +46,10 @@ def estimate(
         table.add_row(f"{end.ns:.2f}", f"{1000 / end.ns:.1f}", str(end.ends), end.pin, end.end)
     show(table)
     for arrival, loads, name in slow[0].nets if slow else ():
-        console.print(f"{arrival:8.2f} ns, {loads:4} loads  {name}", markup=False, highlight=False)
+        console.print(f"{arrival:8.2f} ns, {loads:4} loads  {name}")
     memories = design.memories()
     held = ", ".join(f"{count} {name}" for name, count in memories.most_common())
-    console.print(f"block RAMs: {sum(memories.values())}: {held}", markup=False, highlight=False)
+    console.print(f"block RAMs: {sum(memories.values())}: {held}")
 
 
 def paths(
@@ -95,13 +95,11 @@ def paths(
         )
     show(table)
     for group in groups if wires else ():
-        console.print(f"{group.begin} → {group.end}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{group.begin} → {group.end}", soft_wrap=True)
         for wire in group.wires:
             place = f"({wire.x}, {wire.y})"
             console.print(
                 f"{wire.ns:8.2f} ns from {place:10} {wire.loads:4} loads  {wire.driver}",
-                markup=False,
-                highlight=False,
                 soft_wrap=True,
             )
 

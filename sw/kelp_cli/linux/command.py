@@ -9,6 +9,7 @@ import time
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from kelp_spec.config import named
 
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
         began = time.monotonic()
 
         def say(text: str) -> None:
-            console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {text}", markup=True)
+            console.print(Text.assemble((f"{time.monotonic() - began:6.1f} s", "dim"), f"  {text}"))
 
         chosen = named(config)
         if not chosen.cxlio:
@@ -52,7 +53,7 @@ def register(app: typer.Typer) -> None:
         folder, report = run(chosen, seconds, perf, verbose, say)
         path = folder / "report.json"
         if report["bound"] is None:
-            console.print(f"not booted: {report['missing']}", markup=False)
-        console.print(f"report: {path}", markup=False)
+            console.print(f"not booted: {report['missing']}")
+        console.print(f"report: {path}")
         if report["bound"] is False or report.get("failed"):
             raise typer.Exit(1)

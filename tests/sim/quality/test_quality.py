@@ -368,6 +368,13 @@ def test_noise_of_a_recording():
     assert all(30 < r["k_snr_db"] < 60 for r in rows if r["format"] == "int8")
 
 
+def test_a_format_that_a_head_does_not_fit_names_both(tmp_path):
+    odd = contents(head_dim=33)
+    path = save(tmp_path / "odd.npz", odd | {"q": np.ones((2, 4, 24, 33), np.float16)})
+    with pytest.raises(TraceError, match=r"odd.npz, stored as int4\+h: a Hadamard .* over 33"):
+        noise.measure(read(path), ["int8", "int4+h"])
+
+
 def test_noise_of_zeros_and_of_no_numbers(tmp_path):
     keys = {k: np.zeros_like(v) if k in "kv" else v for k, v in contents(head_dim=32).items()}
     queries = np.zeros((2, 4, 24, 32), np.float16)
