@@ -173,7 +173,7 @@ class EndpointCache(Cache):
         beyond them (`expect`).
     policy : Policy
         With ``score="pushed"``, the default, masses come from the attention implementation PROBE;
-        without it, choose ``"observed"``.
+        without it, choose ``"observed"``, and in a sparse cache policy 2 where the device has it.
     page_tokens : int, optional
     sparse : hf_sparse.Sparse, optional
         After the prompt, attend to the pages that the device chooses, alone.
