@@ -566,7 +566,6 @@ class Endpoint(wiring.Component):
             registers.i_event[3].p.page.eq(s.ema.o_commit.p.page),
             registers.i_event[3].valid.eq(s.ema.uncorrected),
             registers.status.ready.eq(self.ready),
-            registers.status.quiescent.eq(self.quiescent),
         ]
         connect(m, s.tracker.o_hot, telemetry.i_hot)
         for source, sink in zip((telemetry, s.hints, s.eviction), registers.i_event, strict=False):
@@ -636,6 +635,14 @@ class Endpoint(wiring.Component):
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & s.ingress.idle & inner & s.miss_buffer.quiet & s.cold.quiet),
         ]
+        # The register shows what the latest message found: the read of it ends the quiet.
+        before, found = Signal(), Signal()
+        offers = (s.ingress.m2s_req, s.ingress.m2s_rwd)
+        m.d.comb += s.registers.status.quiescent.eq(found)
+        with m.If(Cat(offer.valid & offer.ready for offer in offers).any()):
+            m.d.sync += [found.eq(before), before.eq(0)]
+        with m.Elif(~Cat(offer.valid for offer in offers).any()):
+            m.d.sync += before.eq(self.quiescent)
         if self.config.cxlio:
             m.d.comb += [
                 self.o_answered.eq(self.quiescent & s.miss_buffer.idle),

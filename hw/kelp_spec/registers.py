@@ -208,7 +208,11 @@ class RegisterMap:
             (
                 Field("ready", 0, 1, "the reset scrub is over"),
                 Field(
-                    "quiescent", 1, 1, "nothing changes until a request comes or the tier answers"
+                    "quiescent",
+                    1,
+                    1,
+                    "when the latest request came, mostly this read, nothing would have changed "
+                    + "until one came or the tier answered",
                 ),
                 Field("irq", 2, 1, "interrupt pending"),
                 Field("event_overflow", 3, 1, "events were lost since it was last cleared"),

@@ -75,6 +75,25 @@ def test_irq_is_raised_by_what_is_enabled_and_falls_with_the_log():
     d.close()
 
 
+# - rest -------------------------------------------------------------------------------------------
+def test_status_says_whether_the_read_of_it_found_the_device_at_rest():
+    d = device()
+    d.settle()
+    assert d.read_fields("status")["quiescent"]
+    # Behind a write it finds one at work, and a second read right behind finds the first.
+    for opcode, address in ((WRITE, line(d, 0, 0, 0)), (READ, d.addresses.register_base)):
+        d.settle()
+        program = Program(
+            opcode=np.array([opcode, READ]),
+            address=np.array([address, d.addresses.register_base], np.uint64),
+            data=np.zeros((int(opcode == WRITE), 64), np.uint8),
+        )
+        words = d.run(program, settle=True).data[1].view("<u8")
+        assert not d.unpack("status", int(words[0x18 // 8]))["quiescent"]
+    assert d.read_fields("status")["quiescent"]
+    d.close()
+
+
 def take(d, count, overflow=0):
     d.write64("event_taken", d.pack("event_taken", count=count, overflow=overflow))
 
