@@ -368,7 +368,7 @@ class RegisterMap:
                 Access.RO,
                 Scope.CONTROL,
                 _whole(32),
-                f"hits answered in 2^{i} … cycles",
+                f"answers in 2^{i} … cycles that no miss held up, of refusals too",
             )
             yield Register(
                 f"miss_latency_{i}",
