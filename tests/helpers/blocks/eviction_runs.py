@@ -25,7 +25,7 @@ def run(config, test, engine=None, **params):
     """`engine`: another one than `Eviction` as it is."""
     params["config"] = dataclasses.asdict(config)
     # No directory is there, and seeds stay what they were before it had a size: of those that the
-    # field draws two fail, 239088394 and 226224556 (docs/verification.md).
+    # field draws one fails, 226224556 (docs/verification.md).
     del params["config"]["directory_sets"]
     return run_cocotb(
         engine or made(Eviction, config=config),

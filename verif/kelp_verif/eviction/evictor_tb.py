@@ -609,7 +609,8 @@ class TB:
         kind, layouts = op["kind"], self.layouts
         chosen = ("kind", "squeue", "page")
         if kind == Op.RELEASE:
-            return {"kind": kind, "slot": op["slot"]} | self.releases[op["slot"]]
+            # Of two flips in a row any slot may come.
+            return {"kind": kind, "slot": op["slot"]} | self.releases.get(op["slot"], {})
         if kind == Op.FREE:
             free = self.frees.popleft()
             pool = self.pool_of(free["frame"])
