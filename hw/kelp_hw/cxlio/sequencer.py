@@ -158,7 +158,7 @@ class Sequencer(wiring.Component):
                 m.d.comb += [self.address.eq(at), self.read.eq(1)]
                 m.next = "LOADED"
             with m.State("LOADED"):
-                # What is read from is slow enough by itself.
+                # Critical path: a memory and the correction of its word have a cycle of their own.
                 m.d.comb += self.address.eq(at)
                 m.d.sync += loaded.eq(self.read_data)
                 m.next = "KEEP"

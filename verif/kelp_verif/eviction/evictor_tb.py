@@ -609,8 +609,10 @@ class TB:
         kind, layouts = op["kind"], self.layouts
         chosen = ("kind", "squeue", "page")
         if kind == Op.RELEASE:
+            released = self.releases.get(op["slot"])
             # Of two flips in a row any slot may come.
-            return {"kind": kind, "slot": op["slot"]} | self.releases.get(op["slot"], {})
+            assert released or self.flips.flipped > 1, f"RELEASE of slot {op['slot']}, of no page"
+            return {"kind": kind, "slot": op["slot"]} | (released or {})
         if kind == Op.FREE:
             free = self.frees.popleft()
             pool = self.pool_of(free["frame"])
