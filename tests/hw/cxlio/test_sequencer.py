@@ -162,17 +162,19 @@ def loop():
 def halts(bits, spoil, cycles=200, program=None, harms=True):
     """What a loop of stores stores before `bits` of a row are turned over, and after."""
     p = program or loop()
-    dut, seen = Sequencer(program=p.words(), protect=True), [[], []]
+    dut, seen, corrected = Sequencer(program=p.words(), protect=True), [[], []], [0, 0]
 
     async def bench(ctx):
         for cycle in range(2 * cycles):
             if cycle == cycles:
                 row = spoil(dut)
                 ctx.set(row, ctx.get(row) ^ sum(1 << bit for bit in bits))
+            corrected[cycle >= cycles] += ctx.get(dut.fault.corrected)
             if ctx.get(dut.write):
                 seen[cycle >= cycles].append(ctx.get(dut.write_data))
             await ctx.tick()
         assert ctx.get(dut.halted) == (harms and len(bits) == 2)
+        assert not corrected[0] and (corrected[1] > 0) == (len(bits) == 1)
 
     simulate(dut, bench)
     return seen
