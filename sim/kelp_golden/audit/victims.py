@@ -29,7 +29,7 @@ class ChoiceAudit:
         # first gave nothing (None: there was none); no queue had more than its budget
         self._firsts: list[set[int]] = [set() for _ in POOLS]
         self._seconds: list[set[int | None]] = [set() for _ in POOLS]
-        self._in_order = False  # the search has gone on to a second queue
+        self._in_order = False  # the search may have gone on to a second queue
         self._none = [False] * len(POOLS)
         self._emptied: set[int] = set()  # queues that had no listed page at some moment
         self.begin()
@@ -58,9 +58,9 @@ class ChoiceAudit:
         firsts = self._firsts[pool]
         if any(self.queues.policy[first] == Policy.KELP for first in firsts):
             return None
-        if squeue in firsts:
-            return None
-        if any(self._follows(first, squeue, listed) for first in firsts):
+        follows = any(self._follows(first, squeue, listed) for first in firsts)
+        self._in_order |= follows
+        if follows or squeue in firsts:
             return None
         return f"squeue {squeue} is asked, the rule names {sorted(firsts)}"
 

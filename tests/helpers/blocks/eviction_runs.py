@@ -24,8 +24,7 @@ SMALL = named("unit").with_(sessions=3, queues=3, frames=(10, 8, 8, 8))
 def run(config, test, engine=None, **params):
     """`engine`: another one than `Eviction` as it is."""
     params["config"] = dataclasses.asdict(config)
-    # No directory is there, and seeds stay what they were before it had a size: of those that the
-    # field draws one fails, 226224556 (docs/verification.md).
+    # No directory is there, and seeds stay what they were before it had a size.
     del params["config"]["directory_sets"]
     return run_cocotb(
         engine or made(Eviction, config=config),
