@@ -334,9 +334,13 @@ class Evictor:
             and queues.pool[asks] == pool
             and queues.listed[asks]
         ):
+            other = bool(self.candidates)
             self.sweep(asks)
             self._offer(asks, self.candidates)
-            return asks
+            if not other or self.candidates and self.candidates[0].kind < 2:
+                return asks
+            # But not the page that it is about to write.
+            self.sweep(squeue)
         return squeue
 
     def _give(self, squeue: int, claim, working) -> int | None:

@@ -22,7 +22,7 @@ class Phase(enum.Enum, shape=3):
 
     OFFERED = 0  #: at a queue that the tree names
     ASKED = 1  #: at the queue that asks for the frame
-    SEARCH = 2  #: at one queue after another
+    SEARCH = 2  #: at one queue after another, or at the one before that which asks
     GIVEN = 3  #: a page was given
     FAILED = 4  #: the list had none
 
@@ -32,8 +32,9 @@ class KelpSearch(wiring.Component):
 
     Every sweep ends with an offer of the swept queue. While the tree then names another queue with
     an offer, that one is swept too: up to SWEEPS with a page to give, SWEEPS_MOST in all. Where
-    the last queue has nothing but pages in use, the queue that asks gives, if it is of this policy;
-    else the page that was found before goes. A page that is taken, or a list without one, changes
+    the last queue has nothing but pages in use, the queue that asks gives, if it is of this policy
+    and has a page beside its newest; else the page that was found before goes, after another sweep
+    where the queue that asks was swept. A page that is taken, or a list without one, changes
     the offer once more. A sweep that no pool asked for (`facts.evict` off) ends with its offer.
 
     Latency: `LATENCY` cycles from a moment to its verdict; where that is WAIT, an offer is made
@@ -84,7 +85,8 @@ class KelpSearch(wiring.Component):
         facts, move, verdict = self.search.facts, self.search.move, self.search.verdict
         best, offer = self.best, self.offer
         sweeps, worthy = Signal(range(SWEEPS_MOST + 1)), Signal(range(SWEEPS + 1))
-        chosen = Signal.like(facts.squeue)  # the last queue that the tree named
+        # the last queue that the tree named; it had a page
+        chosen, other = Signal.like(facts.squeue), Signal()
         m.d.comb += [
             offer.request.p.squeue.eq(facts.squeue),
             # A queue with nothing but pages in use offers next to nothing; after its turn, what it
@@ -122,7 +124,8 @@ class KelpSearch(wiring.Component):
                         with m.Else():
                             m.d.comb += verdict.eq(Verdict.NEXT)
                     with m.Case(Moment.SWEPT):
-                        with m.If(phase == Phase.OFFERED):
+                        kept = other & (~best.valid | (best.kind == 2))
+                        with m.If((phase == Phase.OFFERED) | (phase == Phase.ASKED) & kept):
                             m.next = "OFFER"
                         with m.Else():
                             m.d.comb += verdict.eq(Verdict.TAKE)
@@ -150,6 +153,10 @@ class KelpSearch(wiring.Component):
                             m.next = "AGAIN"
                         with m.Else():
                             m.d.comb += verdict.eq(Verdict.REST)
+                    with m.Case(Phase.ASKED):
+                        # It keeps what it is about to write: the queue before it gives.
+                        m.d.comb += [verdict.eq(Verdict.LOOK), *go(chosen)]
+                        m.d.sync += phase.eq(Phase.SEARCH)
                     with m.Case(Phase.GIVEN):
                         m.d.comb += verdict.eq(Verdict.DONE)
                     with m.Default():
@@ -158,7 +165,7 @@ class KelpSearch(wiring.Component):
                 # The tree may have named this queue for an offer that was no longer true: then
                 # another one offers more, up to a limit.
                 m.next = "DECIDE"
-                m.d.sync += chosen.eq(facts.squeue)
+                m.d.sync += [chosen.eq(facts.squeue), other.eq(best.valid)]
                 with m.If(
                     (worthy != SWEEPS)
                     & (sweeps != SWEEPS_MOST)

@@ -20,10 +20,11 @@ class _At(NamedTuple):
     """What the evictor may be at with a queue.
 
     ``kind`` is "refresh"; "offered", at one that the tree names, after so many sweeps, so many of
-    them worthy; "asked", at the one that asks; "plain", at one of policy 0 that the tree or the
-    requester names; "root", at the pool's root, after the first queue gave nothing; "search", at
-    one queue after another until ``first``; "old" and "old root", at the list of a queue of policy
-    0 that was swept for an earlier choice.
+    them worthy; "asked", at the one that asks, after the one that the tree named last, which is
+    ``first`` where it has a page; "back", at that one again; "plain", at one of policy 0 that the
+    tree or the requester names; "root", at the pool's root, after the first queue gave nothing;
+    "search", at one queue after another until ``first``; "old" and "old root", at the list of a
+    queue of policy 0 that was swept for an earlier choice.
     """
 
     kind: str
@@ -32,7 +33,7 @@ class _At(NamedTuple):
     first: int = -1
 
 
-_REFRESH, _ASKED, _PLAIN, _ROOT = map(_At, ("refresh", "asked", "plain", "root"))
+_REFRESH, _BACK, _PLAIN, _ROOT = map(_At, ("refresh", "back", "plain", "root"))
 #: With a list of an earlier sweep, and without it.
 _OLD = {_At("old"): _PLAIN, _At("old root"): _ROOT}
 _BEGIN = _At("offered")
@@ -182,9 +183,11 @@ class OfferAudit:
 
     def _anything(self, squeue):
         """What the evictor may be at with a queue of which nothing is known."""
-        search = {_ROOT} | {_At("search", first=q) for q in range(self.config.squeues)}
+        queues = range(self.config.squeues)
+        search = {_ROOT} | {_At("search", first=q) for q in queues}
         if self._policy[squeue] == Policy.KELP:
-            return {_REFRESH, _ASKED, _BEGIN} | search
+            asked = {_At("asked", first=q) for q in (-1, *queues)}
+            return {_REFRESH, _BACK, _BEGIN} | asked | search
         return {_PLAIN} | search
 
     def begun(self, squeue: int, found: Sequence[Candidate], passed_over: set[int]) -> str | None:
@@ -274,9 +277,11 @@ class OfferAudit:
             emptied = used_up and at != _REFRESH or leaves.may_be_emptied(squeue)
             leaves.set(squeue, NOTHING if emptied else offer, offer)
         if not self._taking and at.kind == "offered":
-            has_page = bool(found) and not found[0].kind
-            after = at._replace(sweeps=at.sweeps + 1, worthy=at.worthy + has_page)
-            self._go_on(following, squeue, after, has_page, _NONE)
+            best = found[0].kind if found else None
+            after = at._replace(sweeps=at.sweeps + 1, worthy=at.worthy + (best == 0))
+            self._go_on(following, squeue, after, best, _NONE)
+        elif not self._taking and at.first >= 0 and at.kind == "asked" and _kept(found):
+            self._go_back(following, at.first, _NONE)
         else:
             following.take = at != _REFRESH
         if following.take and used_up:
@@ -322,9 +327,10 @@ class OfferAudit:
                 return
         following.ended = True
 
-    def _go_on(self, following, squeue, at, has_page, without):
-        """The offer of a queue that the tree named has been written. `without`: queues that were
-        found to have no page, which may be the latest."""
+    def _go_on(self, following, squeue, at, best, without):
+        """The offer of a queue that the tree named has been written; `best`: class of its best
+        page, or None. `without`: queues that were found to have no page, which may be the
+        latest."""
         pool = following.pool
         roots, least, most = self.leaves.roots(pool, without)
         stop = at.worthy == SWEEPS or at.sweeps == SWEEPS_MOST
@@ -334,17 +340,27 @@ class OfferAudit:
                 if root != squeue and most[root] > 1:
                     self._name(following, root, at, without)
         for asks in self._asks[pool] if stop else ():
-            mine = has_page or asks == squeue
+            mine = best == 0 or asks == squeue
             kelp = self._policy[asks] == Policy.KELP
             if not mine and kelp and self._may_list(pool, asks):
-                following.add(asks, _ASKED)
+                following.add(asks, _At("asked", first=-1 if best is None else squeue))
                 if self._may_not_list(pool, asks):  # its last page has gone before it is swept
-                    self._search(following, asks, without | {asks})
+                    if best is None:
+                        self._search(following, asks, without | {asks})
+                    else:
+                        self._go_back(following, squeue, without | {asks})
             if mine or not kelp or self._may_not_list(pool, asks):
                 if squeue in without:
                     self._search(following, squeue, without)
                 else:
                     following.take = True
+
+    def _go_back(self, following, squeue, without):
+        """The queue that asks has no page to give: the one before it is swept again."""
+        if self._may_list(following.pool, squeue):
+            following.add(squeue, _BACK)
+        if self._may_not_list(following.pool, squeue):  # its last page has gone meanwhile
+            self._search(following, squeue, without | {squeue})
 
     def _name(self, following, squeue, at, without=_NONE):
         """The tree, or the requester, names a queue: it is swept, or found to have no page."""
@@ -357,7 +373,7 @@ class OfferAudit:
         if self._may_not_list(pool, squeue):
             if kelp:
                 after = at._replace(sweeps=min(at.sweeps + 1, SWEEPS_MOST))
-                self._go_on(following, squeue, after, False, without | {squeue})
+                self._go_on(following, squeue, after, None, without | {squeue})
             else:
                 self._search(following, squeue, without, begins)
 
@@ -395,6 +411,11 @@ class OfferAudit:
 
     def _has_turned(self, squeue):
         return squeue in self._turned[0] or squeue in self._turned[1]
+
+
+def _kept(found: Sequence[Candidate]) -> bool:
+    """The queue that asks keeps its pages: it has none, or none beside its newest."""
+    return not found or found[0].kind == 2
 
 
 def _offer(found: Sequence[Candidate], *, evict: bool = True) -> int:

@@ -123,8 +123,13 @@ def _queue(s, c, pages, step, found):
             break
     asks = s.pool[REQUESTER]
     if found[KIND] != 0 and asks != swept and s.resident[asks * pages : (asks + 1) * pages].any():
+        other = found[KIND] >= 0
         _sweep(s, c, pages, asks, asks + 1, step, found)
-        swept = asks
+        if other and found[KIND] == 2:  # it keeps what it is about to write
+            s.offers[asks] = _offer(found[KIND], found[VALUE])
+            _sweep(s, c, pages, swept, swept + 1, step, found)
+        else:
+            swept = asks
     for _ in range(len(s.offers)):
         if found[KIND] >= 0:
             break

@@ -109,11 +109,13 @@ def test_the_audit_sees_a_wrong_choice_among_both_policies(
             "has_page | (facts.asking != facts.squeue)",
             0.5,
         ),
+        # The queue that asks gives even its newest page.
+        ("(best.kind == 2)", "(best.kind == 3)", 0.5),
         # The first queue gives, whatever another one offers. Of several queues an offer is known
         # only where they were left while no frame was wanted.
         ("(worthy != SWEEPS)", "0", 0.9),
     ],
-    ids=["stale_offer", "not_asked", "one_asked"],
+    ids=["stale_offer", "not_asked", "newest_asked", "one_asked"],
 )
 def test_the_audit_sees_a_wrong_queue_of_the_rtl(monkeypatch, old, new, calm):
     monkeypatch.setattr(evictor, "KelpSearch", mutant(KelpSearch, old, new))

@@ -104,6 +104,42 @@ def test_a_queue_that_cannot_give(facts):
     simulate(dut, bench)
 
 
+@pytest.mark.parametrize(
+    ("best", "gives"),
+    [
+        ({"valid": 1, "kind": 0, "priority": 7}, True),
+        ({"valid": 1, "kind": 1}, True),
+        ({"valid": 1, "kind": 2}, False),
+        ({"valid": 0}, False),
+    ],
+)
+@pytest.mark.parametrize("other", [0, 1])
+def test_the_queue_that_asks_keeps_its_newest_page(best, gives, other):
+    """It offers next to nothing, and the queue before it is swept again, where that has a page; a
+    page that goes from it there goes as in any search."""
+    dut = KelpSearch(config=UNIT)
+
+    async def bench(ctx):
+        search = Searching(ctx, dut, offered=0, root=1)
+        await search.ask(Moment.BEGIN)
+        ctx.set(dut.best, {"valid": other, "kind": 1})
+        assert await search.ask(Moment.JUDGE) == (Verdict.SWEEP, None)
+        assert await search.ask(Moment.SWEPT) == (Verdict.LOOK, 3)
+        assert await search.ask(Moment.JUDGE, squeue=3) == (Verdict.SWEEP, None)
+        ctx.set(dut.best, best)
+        verdict = await search.ask(Moment.SWEPT)
+        if gives or not other:
+            assert verdict == (Verdict.TAKE, None)
+            return
+        assert verdict == (Verdict.LOOK, 1) and not ctx.get(dut.asked)
+        assert search.offered == (3, best["valid"])
+        assert await search.ask(Moment.JUDGE, squeue=1, eligible=0) == (Verdict.NEXT, None)
+        assert await search.ask(Moment.JUDGE, eligible=1) == (Verdict.SWEEP, None)
+        assert await search.ask(Moment.SWEPT) == (Verdict.TAKE, None)
+
+    simulate(dut, bench)
+
+
 def test_the_last_named_queue_gives_what_it_has():
     """Where the tree names no other with an offer: a page, or what the queue that asks, if it is
     this one, has in use."""

@@ -178,9 +178,9 @@ class Kelp(Policy):
             if worthy == c.sweeps or queue == swept or self.offers[queue] <= 1:
                 break
         if not (found and found[0].kind == _ORDINARY) and self.requester != swept:
-            # nothing but pages in use: the queue that asks gives
+            # nothing but pages in use: the queue that asks gives, but not what it is about to write
             asks = self._asked(now, self.requester)
-            if asks:
+            if asks and not (found and asks[0].kind == _NEWEST):
                 return self.requester, asks
         for _ in self.pool.queues:
             if found:
