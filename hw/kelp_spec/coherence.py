@@ -21,6 +21,7 @@ __all__ = [
     "MetaValue",
     "SIZES",
     "SnpType",
+    "least_reserve",
     "sizes_of",
 ]
 
@@ -89,6 +90,7 @@ class _Config(Protocol):
     frames: tuple[int, int, int, int]
     half_lines: int
     aperture_bits: int
+    coherence: bool
     directory_sets: int
 
 
@@ -220,6 +222,13 @@ def sizes_of(config: _Config) -> Coherence:
             + f"legal: in each pool more than the directory's {sizes.sectors} sectors"
         )
     return replace(sizes, eager=False)
+
+
+def least_reserve(config: _Config) -> int:
+    """Frames of a pool that pins and slots never take, whatever register `reserve` says. With
+    coherence one more than the host can hold sectors: so a page that is neither pinned nor held can
+    always leave."""
+    return sizes_of(config).sectors + 1 if config.coherence else 0
 
 
 def _fitting(config: _Config) -> Coherence:

@@ -246,7 +246,8 @@ class RegisterMap:
             RW,
             C,
             _whole(16, "frames", 4),
-            "frames of a pool that pins may never take",
+            "frames of a pool that pins may never take; with coherence one more than the "
+            + "directory has sectors, where this is less",
         )
         yield Register(
             "cold_retries",

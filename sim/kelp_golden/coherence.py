@@ -5,6 +5,7 @@ to, and which sector is called back. Plain Python."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,7 +115,7 @@ class Result(NamedTuple):
 
 class Directory:
     """The lines that the host may hold. Ops one after another; `free` says whether a recall may
-    begin."""
+    begin, `granting` of which ways of the op's set none may: their grants are under way."""
 
     def __init__(self, sizes: Coherence, config: Config):
         self.sizes, self.tag_bits = sizes, sizes.tag_bits(config)
@@ -166,7 +167,9 @@ class Directory:
         lines = tuple(k for k, held in enumerate(way.held) if held)
         return n, self.sector_of(index, way.tag), lines
 
-    def request(self, line: int, message: dict, *, free: bool) -> Result:
+    def request(
+        self, line: int, message: dict, *, free: bool, granting: Collection[int] = ()
+    ) -> Result:
         index, row, n = self.find(line >> self.sizes.sector_bits)
         at = line % self.sizes.sector
         if n is not None and row.ways[n].recalled:
@@ -182,7 +185,7 @@ class Directory:
             bool(message.get("gathers")),
         )
         if reply.first:
-            if not free:
+            if not free or n in granting:
                 return Result(DirectoryOutcome.WAIT)
             return Result(DirectoryOutcome.RECALL, n, recall=self._recall(index, row, n))
         if n is not None:
@@ -190,15 +193,24 @@ class Directory:
             return Result(DirectoryOutcome.DONE, n, reply)
         if reply.held == Held.NONE:
             return Result(DirectoryOutcome.DONE, None, reply)
-        return self._allocate(index, row, line, reply, free)
+        return self._allocate(index, row, line, reply, free, granting)
 
-    def _allocate(self, index: int, row: Row, line: int, reply: Reply, free: bool) -> Result:
+    def _allocate(
+        self,
+        index: int,
+        row: Row,
+        line: int,
+        reply: Reply,
+        free: bool,
+        granting: Collection[int],
+    ) -> Result:
         busy = any(way.recalled for way in row.ways)
         n = self._next(row, used=False)
         if n is None:
-            if busy or not free:
+            victim = self._next(row, used=True)
+            if busy or not free or victim in granting:
                 return Result(DirectoryOutcome.WAIT)
-            row.pressed, victim = True, self._next(row, used=True)
+            row.pressed = True
             return Result(DirectoryOutcome.RECALL, None, recall=self._recall(index, row, victim))
         way = row.ways[n]
         _, way.tag = self.place(line >> self.sizes.sector_bits)
@@ -208,8 +220,9 @@ class Directory:
             row.pressed = False
         elif row.pressed and free and not busy:
             victim = self._next(row, used=True)
-            ahead = self._recall(index, row, victim)
-            return Result(DirectoryOutcome.DONE_RECALL, n, reply, recall=ahead)
+            if victim not in granting:
+                ahead = self._recall(index, row, victim)
+                return Result(DirectoryOutcome.DONE_RECALL, n, reply, recall=ahead)
         return Result(DirectoryOutcome.DONE, n, reply)
 
     def write(self, line: int, message: dict, *, rounds: bool) -> Result:
@@ -227,11 +240,11 @@ class Directory:
             row.ways[n].held[at] = held
         return Result(DirectoryOutcome.DONE, n, ungranted=ungranted)
 
-    def ask(self, sector: int, *, free: bool) -> Result:
+    def ask(self, sector: int, *, free: bool, granting: Collection[int] = ()) -> Result:
         index, row, n = self.find(sector)
         if n is None:
             return Result(DirectoryOutcome.DONE)
-        if row.ways[n].recalled or not free:
+        if row.ways[n].recalled or not free or n in granting:
             return Result(DirectoryOutcome.WAIT)
         return Result(DirectoryOutcome.DONE_RECALL, n, recall=self._recall(index, row, n))
 

@@ -4,6 +4,7 @@ sessions (docs/design.md §3). Demands are the tracker's own."""
 
 from __future__ import annotations
 
+from kelp_spec.coherence import least_reserve
 from kelp_spec.metadata import STEP_BITS, Answer, Event, MissKind, Outcome, PageState, ScoreEvent
 
 from .ops import ABSENT_WORD, LOST_WORD, Session
@@ -209,7 +210,8 @@ class EngineOps:
     def _protect(self, pool, word):
         """Counts one more protected page, unless it is one already; whether there was room."""
         if not word.pinned:
-            if pool.pins + self.reserve >= pool.limit:
+            reserve = max(self.reserve, least_reserve(self.config))
+            if pool.pins + reserve >= pool.limit:
                 return False
             pool.pins += 1
         return True

@@ -39,12 +39,13 @@ def test_it_holds_whatever_was_granted(seed):
     sectors = SMALL.sets * SMALL.ways * 3
     for _ in range(4000):
         free = len(recalls) < SMALL.recalls
+        may = {"free": free, "granting": rng.choice([(), (0,), (1,), (0, 1)])}
         line = rng.randrange(sectors * SMALL.sector)
         sector, result = line // SMALL.sector, None
         kind = rng.random()
         if kind < 0.5:
             what = rng.choice([SHARED, OWN, EVICT, LOOK])
-            result = directory.run(DirectoryOp.REQUEST, line=line, message=what, free=free)
+            result = directory.run(DirectoryOp.REQUEST, line=line, message=what, **may)
             if result.outcome in (DirectoryOutcome.DONE, DirectoryOutcome.DONE_RECALL):
                 if result.reply.ndr in (S2MNDR.CMP_S, S2MNDR.CMP_E):
                     granted[line] = result.reply.held
@@ -58,7 +59,7 @@ def test_it_holds_whatever_was_granted(seed):
             if what["meta_value"] == MetaValue.INVALID:
                 granted.pop(line, None)
         elif kind < 0.9:
-            result = directory.ask(sector, free=free)
+            result = directory.ask(sector, **may)
             if result.outcome == DirectoryOutcome.DONE:
                 assert not any(each // SMALL.sector == sector for each in granted)
         elif recalls:
@@ -71,6 +72,7 @@ def test_it_holds_whatever_was_granted(seed):
         if result is not None:
             seen.add(result.outcome)
             if result.recall:
+                assert free and result.recall[0] not in may["granting"]
                 recalls.append(result.recall)
         assert all(directory.held(each) for each in granted)
     assert seen == set(DirectoryOutcome)

@@ -27,6 +27,9 @@ class Directory(wiring.Component):
     After a fatal error nothing that the directory waits for need come. So each REQUEST is DONE
     then, and grants nothing: no data are answered any more, but registers stand behind it.
 
+    No recall begins while grants of its sector are under way: what is granted may wait for a frame,
+    and frames may wait for recalls, of which there are few.
+
     A REQUEST that comes to WAIT or RECALL has changed nothing of its line. The requests behind it
     that are under way already are `dropped`; the next one that counts has the other `epoch`. So
     requests stay in order while the other ops pass.
@@ -49,6 +52,10 @@ class Directory(wiring.Component):
         A recall may begin in this cycle.
     fatal : in
         A fatal error has been told, here or elsewhere.
+    o_look : out
+        The set of the op that is decided in the next cycle.
+    i_under_way : in
+        Its ways of which grants are under way, or begin, in the same cycle.
     o : out, always-ready stream of result
     ready : out
     fault : out, BlockFault
@@ -65,6 +72,8 @@ class Directory(wiring.Component):
                 "i": In(stream.Signature(layouts.op, always_ready=True)),
                 "free": In(1),
                 "fatal": In(1),
+                "o_look": Out(sizes.set_bits),
+                "i_under_way": In(sizes.ways),
                 "o": Out(stream.Signature(layouts.result, always_ready=True)),
                 "ready": Out(1),
                 "fault": Out(BlockFault),
@@ -95,8 +104,10 @@ class Directory(wiring.Component):
         row2, new_row, writes = Signal(layouts.row), Signal(layouts.row), Signal()
         index1 = Signal(sizes.set_bits)
         same = writes & (index1 == index2)
-        m.d.comb += index1.eq(set_of(op1.sector))
+        granting = Signal(sizes.ways)
+        m.d.comb += [index1.eq(set_of(op1.sector)), self.o_look.eq(index1)]
         m.d.sync += [
+            granting.eq(self.i_under_way),
             valid2.eq(valid1),
             op2.eq(op1),
             index2.eq(index1),
@@ -115,10 +126,10 @@ class Directory(wiring.Component):
             rows.write_data.eq(Mux(self.ready, Value.cast(new_row), Value.cast(empty))),
             Assert(self.ready | ~self.i.valid),
         ]
-        self._decide(m, op2, valid2, index2, row2, new_row, writes)
+        self._decide(m, op2, valid2, index2, row2, granting, new_row, writes)
         return m
 
-    def _decide(self, m, op, valid, index, row, new_row, writes):
+    def _decide(self, m, op, valid, index, row, granting, new_row, writes):
         """D2: the decision, of the row as all ops before have left it."""
         sizes, result = self.sizes, self.o.p
         s = self._seen(m, op, row)
@@ -131,12 +142,15 @@ class Directory(wiring.Component):
             held=Signal(2),
             begins=Signal(),
             victim=Signal(sizes.way_bits),
+            may=Signal(),
         )
         m.d.comb += [
             self.o.valid.eq(valid),
             result.op.eq(op),
             result.hit.eq(s.hit),
             result.free.eq(self.free),
+            result.granting.eq(granting),
+            d.may.eq(self.free & ~granting.bit_select(d.victim, 1)),
             result.dropped.eq(is_request & (op.epoch != epoch)),
             acts.eq(valid & ~result.dropped),
             d.place.eq(Mux(s.hit, s.here, s.spare)),
@@ -190,7 +204,7 @@ class Directory(wiring.Component):
 
     def _recall(self, m, s, d, then):
         """The victim's recall begins, or the op must wait."""
-        with m.If(self.free & ~s.under_recall):
+        with m.If(d.may & ~s.under_recall):
             m.d.comb += [d.begins.eq(1), self.o.p.outcome.eq(then)]
         with m.Else():
             m.d.comb += self.o.p.outcome.eq(DirectoryOutcome.WAIT)
@@ -223,12 +237,13 @@ class Directory(wiring.Component):
                 d.held.eq(Mux(shared, Held.SHARED, Held.ANY)),
                 result.ndr.eq(Mux(shared, S2MNDR.CMP_S, S2MNDR.CMP_E)),
             ]
-            with m.If(~s.hit & s.last & row.pressed & ~s.busy.any() & self.free):
-                m.d.comb += [
-                    d.victim.eq(s.spare + 1),
-                    d.begins.eq(1),
-                    result.outcome.eq(DirectoryOutcome.DONE_RECALL),
-                ]
+            with m.If(~s.hit & s.last & row.pressed & ~s.busy.any()):
+                m.d.comb += d.victim.eq(s.spare + 1)
+                with m.If(d.may):
+                    m.d.comb += [
+                        d.begins.eq(1),
+                        result.outcome.eq(DirectoryOutcome.DONE_RECALL),
+                    ]
         with m.Elif(op.evicts):
             m.d.comb += [d.changes.eq(s.hit), d.held.eq(Held.NONE)]
 

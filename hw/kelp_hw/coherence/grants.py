@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -50,9 +50,9 @@ class Grants(wiring.Component):
     room : out
         Four more may begin.
     i_look : in
-        Set and way.
+        A set.
     o_under_way : out
-        A grant of them is under way; in the same cycle.
+        Its ways of which a grant is under way, or begins; in the same cycle.
     i_drs : in, stream of messages
         The inner device's.
     o_drs, o_ndr : out, streams of messages
@@ -77,8 +77,8 @@ class Grants(wiring.Component):
                 "i": In(stream.Signature(self.begun, always_ready=True)),
                 "o_number": Out(sizes.pending_bits),
                 "room": Out(1),
-                "i_look": In(layouts.place_bits),
-                "o_under_way": Out(1),
+                "i_look": In(sizes.set_bits),
+                "o_under_way": Out(sizes.ways),
                 "i_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
                 "o_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "o_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
@@ -152,7 +152,12 @@ class Grants(wiring.Component):
         gather(m, self.fault, used(rows.fault, leaves & asked), ids.fault)
 
         # Which sets and ways have grants under way.
-        under_way = Signal(sizes.pending)
+        def of(place):
+            """The way, one-hot, where it is one of the set."""
+            way, index = place[: sizes.way_bits], place[sizes.way_bits :]
+            return Mux(index == self.i_look, Const(1, sizes.ways) << way, 0)[: sizes.ways]
+
+        under_way = Mux(self.i.valid & self.i.p.counts, of(self.i.p.place), 0)
         for n in range(sizes.pending):
             place, counts = (
                 Signal(layouts.place_bits, name=f"place_{n}"),
@@ -164,10 +169,10 @@ class Grants(wiring.Component):
                 m.d.sync += known[n].eq(1)
             with m.Elif(leaves & asked & own & (number == n)):
                 m.d.sync += [counts.eq(0), known[n].eq(0)]
-            m.d.comb += under_way[n].eq(counts & (place == self.i_look))
+            under_way |= Mux(counts, of(place), 0)
         m.d.comb += [
             self.idle.eq(~known.any()),
-            self.o_under_way.eq(under_way.any()),
+            self.o_under_way.eq(under_way),
             Assert(~valid | is_asked, "an answer to no read"),
         ]
         return m

@@ -53,7 +53,8 @@ class CoherenceLayouts:
         REQUEST. With `Config.select` `gathers`: of a REQUEST, it comes by a slot of the GATHER
         window, and what the host has of the line must be home first.
     result : layout
-        What the op came to; `free`: a recall might have begun. `ndr` of a request that is done: its
+        What the op came to; `free`: a recall might have begun, but of the ways that are `granting`:
+        grants of them are under way. `ndr` of a request that is done: its
         completion. `place`: set and way of what is granted. `lines`: of a recall, those that are
         held; `recalled`: where they are.
     recall : layout
@@ -114,6 +115,7 @@ class CoherenceLayouts:
                 "dropped": 1,
                 "hit": 1,
                 "free": 1,
+                "granting": sizes.ways,
                 "ndr": code_shape(S2MNDR),
                 "place": self.place_bits,
                 "recalled": self.place_bits,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Calls sectors back: BISnp for every line that is held, until each is answered
-(docs/coherence.md). One BISnp a cycle, the first one after 3 cycles at best."""
+(docs/coherence.md). One BISnp a cycle, the first one after 2 cycles."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ _CHANGES = ("sent", "heard", "kept", "silent", "out")
 
 
 class SnoopEngine(wiring.Component):
-    """Up to `sizes.recalls` recalls at once. A recall waits until the grants under way of its
-    sector are answered, then sends a BISnpInv for each line that is held, and ends when each has
-    its BIRsp.
+    """Up to `sizes.recalls` recalls at once. A recall sends a BISnpInv for each line that is held,
+    and ends when each has its BIRsp. Of its sector no grant is under way: the directory sees to it.
 
     A BI-Tag is generation | recall | line; a recall's generation is the next one each time, so that
     an answer which comes too late is known as such.
 
-    Latency: `LATENCY` cycles from `i` to the first BISnp when the recall is looked at at once and
-    nothing else is under way; else its turn comes within `sizes.recalls` cycles, or after the lines
-    of others. One BISnp in each cycle (`INTERVAL`). A BIRsp is taken in every cycle.
+    Latency: `LATENCY` cycles from `i` to the first BISnp, or after the lines of others. One BISnp
+    in each cycle (`INTERVAL`). A BIRsp is taken in every cycle.
 
     Errors: a BIRsp that is owed by nobody, of a wrong tag or of a Blk form is dropped and pulsed
     (`unasked`). A line that the host keeps (BIRspS, BIRspE), or of which nothing is heard in
@@ -52,11 +50,6 @@ class SnoopEngine(wiring.Component):
         Only while `free`.
     free : out
         A recall may begin: not taken in the cycle before either.
-    o_look : out
-        Set and way of a recall that has not sent yet: are grants of it under way? Another one in
-        each cycle.
-    i_under_way : in
-        The answer, in the same cycle.
     s2m_bisnp : out, stream of messages
     m2s_birsp : in, always-ready stream of messages
     o_finish : out, stream of op
@@ -70,7 +63,7 @@ class SnoopEngine(wiring.Component):
         No recall is under way.
     """
 
-    LATENCY = 3
+    LATENCY = 2
     INTERVAL = 1
 
     def __init__(self, *, config: Config, sizes: Coherence):
@@ -80,8 +73,6 @@ class SnoopEngine(wiring.Component):
             {
                 "i": In(stream.Signature(layouts.recall, always_ready=True)),
                 "free": Out(1),
-                "o_look": Out(layouts.place_bits),
-                "i_under_way": In(1),
                 "s2m_bisnp": Out(stream.Signature(MESSAGES["S2MBISnp"])),
                 "m2s_birsp": In(stream.Signature(MESSAGES["M2SBIRsp"], always_ready=True)),
                 "o_finish": Out(stream.Signature(layouts.op)),
@@ -100,7 +91,6 @@ class SnoopEngine(wiring.Component):
         self._job = data.StructLayout(
             {
                 "valid": 1,
-                "clear": 1,  # no grant of the sector is under way
                 "recall": layouts.recall,
                 "send": sizes.sector,  # lines whose BISnp is to be sent
                 "wait": sizes.sector,  # whose BIRsp is to come
@@ -116,7 +106,7 @@ class SnoopEngine(wiring.Component):
             for n in range(sizes.recalls)
         ]
         self._begin(m, jobs)
-        self._look(m, jobs, changes)
+        self._time_out(m, jobs, changes)
         self._send(m, jobs, changes)
         self._hear(m, jobs, changes)
         self._lose(m, jobs, changes)
@@ -152,37 +142,31 @@ class SnoopEngine(wiring.Component):
             with m.If(self.i.valid & (begins == n)):
                 m.d.sync += [
                     each.valid.eq(1),
-                    each.clear.eq(0),
                     each.recall.eq(self.i.p),
                     each.send.eq(self.i.p.lines),
                 ]
 
-    def _look(self, m, jobs, changes):
-        """One recall after another: are grants of it under way, is it too late?"""
+    def _time_out(self, m, jobs, changes):
+        """One recall after another: is it too late?"""
         number = Signal(range(len(jobs)))
         m.d.sync += number.eq(number + 1)
         looked = self._of(m, jobs, number, "looked")
         late = Signal()
-        m.d.comb += [
-            self.o_look.eq(looked.recall.place),
-            late.eq(
-                looked.valid
-                & looked.wait.any()
-                & ~looked.send.any()
-                & (self.timeout != 0)
-                & ((self.now - looked.since)[:TIME_BITS] > self.timeout)
-            ),
-        ]
+        m.d.comb += late.eq(
+            looked.valid
+            & looked.wait.any()
+            & ~looked.send.any()
+            & (self.timeout != 0)
+            & ((self.now - looked.since)[:TIME_BITS] > self.timeout)
+        )
         for n, (each, change) in enumerate(zip(jobs, changes, strict=True)):
-            with m.If((number == n) & each.valid & ~self.i_under_way):
-                m.d.sync += each.clear.eq(1)
             with m.If((number == n) & late):
                 m.d.comb += change.silent.eq(each.wait & ~change.heard)
 
     def _send(self, m, jobs, changes):
         """BISnp: the lines of one recall, then those of the next."""
         bits, bisnp = self.sizes.sector_bits, self.s2m_bisnp
-        sends = Cat(each.valid & each.clear & each.send.any() for each in jobs)
+        sends = Cat(each.valid & each.send.any() for each in jobs)
         turn, sent_by = Signal(range(len(jobs))), Signal(range(len(jobs)))
         sender = first_from(m, sends, turn, "sender")
         sending = self._of(m, jobs, sender, "sending")
@@ -254,10 +238,7 @@ class SnoopEngine(wiring.Component):
         """Where nothing is owed any more, and the last lost line was taken."""
         finish, ended = self.o_finish, Signal(range(len(jobs)))
         ends = Cat(
-            each.valid
-            & each.clear
-            & ~(each.send | each.wait | each.lost).any()
-            & ~self.o_lost.valid
+            each.valid & ~(each.send | each.wait | each.lost).any() & ~self.o_lost.valid
             for each in jobs
         )
         ender = lowest(m, ends, "ender")

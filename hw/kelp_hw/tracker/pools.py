@@ -8,6 +8,7 @@ from amaranth.hdl import Array, Assert, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_spec.coherence import least_reserve
 from kelp_spec.config import POOLS, Config
 
 from ..lib.protected import BlockFault, Fault, ProtectedMemory, gather
@@ -264,10 +265,12 @@ class Pools(wiring.Component):
                 Signal(bits, name=f"prefetch_limit_{name}"),
                 Signal(bits, name=f"pin_limit_{name}"),
             )
-            limit = settings.limit[p]
+            limit, reserve = settings.limit[p], settings.reserve
+            if least := least_reserve(c):
+                reserve = Mux(reserve > least, reserve, least)
             m.d.sync += [
                 prefetch_limit.eq(Mux(limit > settings.low_water, limit - settings.low_water, 0)),
-                pin_limit.eq(Mux(limit > settings.reserve, limit - settings.reserve, 0)),
+                pin_limit.eq(Mux(limit > reserve, limit - reserve, 0)),
             ]
             m.d.comb += [
                 pool.limit.eq(limit),

@@ -79,17 +79,21 @@ def test_every_op_comes_to_what_the_golden_model_says(config, sizes):
         nonlocal epoch, compared, called_home
         while not ctx.get(dut.ready):
             await ctx.tick()
-        under_way = 0
+        says = 0
         for _ in range(6000):
             op = some_op(rng, recalls, config.select) if rng.random() < 0.9 else None
             free = rng.random() < 0.7
             ctx.set(dut.i.valid, op is not None)
             await put(ctx, dut.i.p, (op or {}) | {"epoch": epoch})
             ctx.set(dut.free, free)
+            # Of the op that is decided now: what was said of its set in the cycle before.
+            granting, says = says, rng.choice([0, rng.getrandbits(sizes.ways)])
+            ctx.set(dut.i_under_way, says)
             if ctx.get(dut.o.valid) and not ctx.get(dut.o.p.dropped):
                 got = fields(ctx, dut.o.p)
                 told = fields(ctx, dut.o.p.op)
-                want = expected(golden, told, free, sizes)
+                assert (got["free"], got["granting"]) == (free, granting)
+                want = expected(golden, told, got, sizes)
                 if want is not None:
                     compare(compared, got, want, golden, told, sizes)
                     compared += 1
@@ -99,7 +103,6 @@ def test_every_op_comes_to_what_the_golden_model_says(config, sizes):
                         called_home += bool(told.get("gathers"))
                     if told["kind"] == DirectoryOp.REQUEST and got["outcome"] in SENT_BACK:
                         epoch ^= 1
-            under_way += op is not None
             await ctx.tick()
 
     simulate(opened(dut)[0], bench)

@@ -312,9 +312,9 @@ BUGS = {
     ),
     "a BISnp overtakes its grant": (
         "slow NDR",
-        SnoopEngine,
-        "& each.valid & ~self.i_under_way",
-        "& each.valid",
+        Directory,
+        "self.free & ~granting.bit_select(d.victim, 1)",
+        "self.free",
     ),
     "a recall ends too soon": (
         "within",

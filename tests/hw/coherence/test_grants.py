@@ -66,10 +66,12 @@ def test_answers_in_any_order_find_their_request():
                 ctx.set(dut.i_drs.p.opcode, waiting[number]["tag"] % 5 == 0)
             for port in (dut.o_drs, dut.o_ndr):
                 ctx.set(port.ready, rng.random() < 0.6)
-            place = rng.randrange(8)
-            ctx.set(dut.i_look, place)
+            index = rng.randrange(SIZES_.sets)
+            ctx.set(dut.i_look, index)
             live = {each["tag"] % 8 for each in (*waiting.values(), *owed.values())}
-            assert ctx.get(dut.o_under_way) == (place in live)
+            live |= {tag % 8} if begin else set()
+            ways = [place % SIZES_.ways for place in live if place // SIZES_.ways == index]
+            assert ctx.get(dut.o_under_way) == sum(1 << way for way in ways)
             assert ctx.get(dut.idle) == (not waiting and not owed)
             if begin:
                 number = ctx.get(dut.o_number)

@@ -210,17 +210,22 @@ def audit(config: Config, sizes: Coherence, log: np.ndarray) -> int:
     for n, row in enumerate(log):
         got = packing.unpack(int.from_bytes(row.tobytes(), "little"))
         op = {name[3:]: value for name, value in got.items() if name.startswith("op.")}
-        want = expected(golden, op, bool(got["free"]), sizes)
+        want = expected(golden, op, got, sizes)
         if want is not None:
             compare(n, got, want, golden, op, sizes)
     return len(log)
 
 
-def expected(golden: Directory, op: dict, free: bool, sizes: Coherence):
-    """The golden model's result; None where the directory has no say."""
+def expected(golden: Directory, op: dict, got: dict, sizes: Coherence):
+    """The golden model's result, where recalls may begin as `got` has it; None where the directory
+    has no say."""
+    may = {
+        "free": bool(got["free"]),
+        "granting": [n for n in range(sizes.ways) if got["granting"] >> n & 1],
+    }
     kind, line = DirectoryOp(op["kind"]), op["sector"] * sizes.sector + op["line"]
     if kind == DirectoryOp.ASK:
-        return golden.ask(op["sector"], free=free)
+        return golden.ask(op["sector"], **may)
     if kind == DirectoryOp.FINISH:
         return golden.finish(op["sector"], op["way"])
     if not op["tracked"]:
@@ -238,7 +243,7 @@ def expected(golden: Directory, op: dict, free: bool, sizes: Coherence):
     }
     if kind == DirectoryOp.WRITE:
         return golden.write(line, message, rounds=bool(op["rounds"]))
-    return golden.request(line, message, free=free)
+    return golden.request(line, message, **may)
 
 
 def compare(n, got, want, golden, op, sizes):

@@ -22,7 +22,6 @@ from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, Failure, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.records import Records
 from kelp_spec.address import AddressMap
-from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import ColdOp, Event, PrefetchSource, ScoreSource
@@ -468,10 +467,10 @@ def settings(d: CachingDriver, name: str, failing: str | None = None) -> None:
     """What LD-ID 0 sets after a reset."""
     options, config = WEATHERS[name][0], d.config
     hints = options.get("hints") or options.get("flood")
-    # Pools that do not hold their pages, and more frames than sectors that may be held.
+    # Pools that do not hold their pages.
     d.write64("low_water", 1)
-    if hints or config.select:  # what is pinned leaves more frames than that, too
-        d.write64("reserve", sizes_of(config).sectors + 1)
+    if hints or config.select:  # what is pinned leaves pages that nobody holds, whatever this is
+        d.write64("reserve", 0)
     if hints:
         d.write64("prefetch_enable", (1 << len(PrefetchSource) - 1) - 1)
     if failing:

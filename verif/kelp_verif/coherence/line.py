@@ -16,7 +16,7 @@ __all__ = ["BUGS", "START", "Violation", "at_rest", "check", "steps"]
 
 #: Planted bugs, each of which the search must find.
 BUGS = {
-    "early recall": "a BISnp does not wait for the grant that is under way",
+    "early recall": "a recall does not wait for the grant that is under way",
     "unblocked": "a Req is served while its line is being called back",
     "blocked write": "a MemWr waits until its line's recall is over",
     "blocked conflict": "RwD waits while a Req waits",
@@ -236,10 +236,9 @@ def _device(s: State, bugs, rounds: bool, room: int, eager: bool):
         yield from _device_write(s, bugs, rounds, room)
     if s.inner:
         yield from _device_executes(s, bugs, room)
-    reads = any(m[0] not in _KEEPS for m in s.inner)
-    if s.held != Held.NONE and not s.recall:
+    if s.held != Held.NONE and not s.recall and _may_recall(s, bugs):
         yield "device: recall", True, s._replace(recall="wanted")
-    if s.recall == "wanted" and (not reads or "early recall" in bugs) and len(s.bisnp) < room:
+    if s.recall == "wanted" and len(s.bisnp) < room:
         if "clean only" in bugs and s.held == Held.SHARED:
             yield "device: unheld", False, s._replace(recall=None, held=Held.NONE)
         else:
@@ -252,6 +251,11 @@ def _device(s: State, bugs, rounds: bool, room: int, eager: bool):
             raise Violation("a BIRsp comes ahead of its line's data")
         gone = s._replace(birsp=s.birsp[1:], recall=None, held=Held.NONE)
         yield "device: recall ends", False, gone
+
+
+def _may_recall(s: State, bugs) -> bool:
+    """No grant of the line is under way."""
+    return all(m[0] in _KEEPS for m in s.inner) or "early recall" in bugs
 
 
 def _device_request(s: State, bugs, eager: bool):
@@ -268,7 +272,8 @@ def _device_request(s: State, bugs, eager: bool):
         return
     reply = request(s.held, opcode, field, value, snoop, eager)
     if reply.first:
-        yield "device: recall first", False, s._replace(recall="wanted")
+        if _may_recall(s, bugs):
+            yield "device: recall first", False, s._replace(recall="wanted")
         return
     held = reply.held
     if "granted S" in bugs and reply.ndr == S2MNDR.CMP_E:
