@@ -110,7 +110,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
         plans = plan_of_sample(session, layer, values, tokens)
     target = min(round(mass * 65536), 65535) * c.select_heads
     fields = {"most": most, "target": target, "m": m, "sh": sh} | flags
-    fields |= _fetches(c, session) | _waits(c, session.wait_above)
+    fields |= _fetches(c, session, layer) | _waits(c, session.wait_above)
     answers = _rung(session, layer, tokens, dict(enumerate(zip(rows, plans, strict=True))), fields)
     return _chosen(session, layer, tokens, answers)
 
@@ -214,13 +214,13 @@ def _places(session) -> SelectMap:
     return SelectMap(c)
 
 
-def _fetches(config, session) -> dict[str, int]:
-    """Fields of a doorbell that say which pages that are wanted are fetched; under policy 2 tables
-    say it of a guess."""
+def _fetches(config, session, layer: int) -> dict[str, int]:
+    """Fields of a doorbell that say which pages that are wanted are fetched; where a queue of the
+    layer has policy 2, tables say it of a guess."""
     least = real("fetch_from", session.fetch_from, 0.0, 1.0)
     return {
         "fetch_from": round(least * 65536) * config.select_heads,
-        "tables": int(session.policy.switches == 2),
+        "tables": int(session.by_tables(layer)),
     }
 
 
@@ -228,12 +228,6 @@ def _waits(config, wait_above: float | None) -> dict[str, int]:
     """Fields of a doorbell that say for how much a SELECT waits."""
     if wait_above is None:
         return {}
-    real("wait_above", wait_above, 0.0, 1.0)
-    if not config.select_estimates:
-        raise UnsupportedError(
-            f"configuration {config.name!r} does not estimate what is missing; one with "
-            + "`select_estimates` does (golden:unit_select)"
-        )
     above = round(wait_above * 65536) * config.select_heads
     return {"waits": 1, "wait_above": above, "patience": _PATIENCE}
 

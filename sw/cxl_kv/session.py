@@ -16,7 +16,7 @@ from kelp_spec.metadata import PageState
 from kelp_spec.policy2 import FETCH
 from kelp_spec.registers import SessionCommand
 
-from .arguments import instance, integer, short
+from .arguments import instance, integer, real, short
 from .core import Status
 from .errors import (
     BusError,
@@ -80,6 +80,7 @@ class Session:
         While the device estimates that more than this share of the attention is missing, an answer
         to :meth:`select` waits for the pages that are wanted, which are fetched as with its
         `fetch`; for 131 072 cycles of the device at most. None: what is there is used at once.
+        UnsupportedError where the device does not estimate it.
     fetch_from : float
         Of the pages that :meth:`select` would have fetched, those that have at least this share of
         the attention are, in a device that estimates what absent pages have; the others are not
@@ -102,7 +103,8 @@ class Session:
         self.page_tokens = self.layout.page_tokens
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
-        self.wait_above: float | None = None
+        self._wait_above: float | None = None
+        self._switches = np.full((shape.layers, shape.kv_heads), policy.switches)
         self.fetch_from = FETCH / 65536
         self.plans: dict[int, np.ndarray] = {}
         self.serial = next(_SERIALS)
@@ -514,6 +516,13 @@ class Session:
             ]
             if not self.device.ld_id:
                 writes.append((self._name("budget"), policy.budget_lines))
+            layers, heads = (
+                range(limit) if one is None else _indices(one, limit, name)
+                for one, limit, name in (
+                    (layer, self.shape.layers, "layer"),
+                    (head, self.shape.kv_heads, "head"),
+                )
+            )
             if layer is None and head is None:
                 writes.append(
                     (
@@ -522,13 +531,6 @@ class Session:
                     )
                 )
             else:
-                layers, heads = (
-                    range(limit) if one is None else _indices(one, limit, name)
-                    for one, limit, name in (
-                        (layer, self.shape.layers, "layer"),
-                        (head, self.shape.kv_heads, "head"),
-                    )
-                )
                 for one in layers:
                     for h in heads:
                         writes += [
@@ -545,8 +547,28 @@ class Session:
                             ),
                         ]
             r.write_many(writes)
+            self._switches[np.ix_(layers, heads)] = policy.switches
             if layer is None and head is None:
                 self.policy = policy
+
+    def by_tables(self, layer: int) -> bool:
+        """Whether a queue of the layer is under policy 2."""
+        return bool((self._switches[layer] == 2).any())
+
+    @property
+    def wait_above(self) -> float | None:
+        return self._wait_above
+
+    @wait_above.setter
+    def wait_above(self, value: float | None) -> None:
+        if value is not None:
+            real("wait_above", value, 0.0, 1.0)
+            if not self.device.config.select_estimates:
+                raise UnsupportedError(
+                    f"configuration {self.device.config.name!r} does not estimate what is "
+                    + "missing; one with `select_estimates` does (golden:unit_select)"
+                )
+        self._wait_above = value
 
     # - telemetry ----------------------------------------------------------------------------------
     @_while_open

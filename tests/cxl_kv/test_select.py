@@ -188,13 +188,11 @@ def test_what_is_missing_is_told_or_waited_for(monkeypatch):
     with plain:
         shape = cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
         session = plain.open_session(shape, max_tokens=40)
-        q = queries(np.random.default_rng(6), 4)
-        session.wait_above = 0.5
         with pytest.raises(cxl_kv.UnsupportedError, match="does not estimate what is missing"):
-            session.select(0, q, tokens=1)
-        session.wait_above = 2.0
+            session.wait_above = 0.5
         with pytest.raises(ValueError, match="wait_above"):
-            session.select(0, q, tokens=1)
+            session.wait_above = 2.0
+        assert session.wait_above is None
 
 
 def test_behind_a_server(tmp_path):
@@ -503,6 +501,28 @@ def test_policy_2_learns_from_choices_and_guesses():
         assert chosen.pages[0][0] == 0
         session.select(0, asked[0][1], tokens=tokens, speculative=True)
         assert tables.likely(0, asked[0][0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("where", "layers"),
+    [({}, {0, 1}), ({"layer": 1}, {1}), ({"head": 1}, {0, 1}), ({"layer": 0, "head": 0}, {0})],
+)
+def test_a_choice_is_made_by_tables_where_a_queue_of_its_layer_has_policy_2(
+    where, layers, monkeypatch
+):
+    bells, rung = [], select._rung
+
+    def ring(session, layer, tokens, lines, fields):
+        bells.append((layer, fields["tables"]))
+        return rung(session, layer, tokens, lines, fields)
+
+    monkeypatch.setattr(select, "_rung", ring)
+    device, session, _, _ = filled()
+    with device:
+        session.set_policy(Policy(switches=2), **where)
+        for layer in range(LAYERS):
+            session.select(layer, queries(np.random.default_rng(4)), tokens=TOKENS)
+    assert {layer for layer, tables in bells if tables} == layers
 
 
 def test_policy_2_needs_tables():

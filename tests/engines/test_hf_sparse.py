@@ -142,6 +142,23 @@ def test_what_choices_want_is_fetched_where_the_device_is_ones_own(fetch):
             assert device.registers.fields("prefetch_enable")["hint"] == fetch
 
 
+def test_a_choice_may_wait_where_the_device_estimates_what_is_missing():
+    """Each row's session is told, also of a row that comes later."""
+    model = model_of("llama")
+    with cxl_kv.open(DEVICE) as device:
+        with EndpointCache(device, model.config, sparse=Sparse(wait_above=0.1)) as cache:
+            generated(model, cache, 4)
+            cache.batch_repeat_interleave(2)
+            assert [session.wait_above for session in cache.rows] == [0.1] * len(cache.rows)
+    with cxl_kv.open("golden:trace_select") as device:
+        with EndpointCache(device, model.config, sparse=Sparse(wait_above=0.1)) as cache:
+            with pytest.raises(cxl_kv.UnsupportedError, match="does not estimate"):
+                model(**prompt(), past_key_values=cache)
+            assert not cache.rows
+    with pytest.raises(ValueError, match="wait_above = 2"):
+        Sparse(wait_above=2)
+
+
 def test_layers_that_ask_for_it_are_dense():
     model = model_of("llama")
     with cxl_kv.open(DEVICE) as device:

@@ -465,8 +465,10 @@ class EndpointCache(Cache):
             gc.collect()  # caches that nobody uses may have sessions still
             session = self.device.open_session(**how)
         self._opened.append(session)
-        if self.sparse is not None and self.sparse.fetch and not self.device.ld_id:
-            self.device.fetch_chosen()
+        if self.sparse is not None:
+            session.wait_above = self.sparse.wait_above
+            if self.sparse.fetch and not self.device.ld_id:
+                self.device.fetch_chosen()
         return session
 
     def _end(self, sessions: Sequence[Session]) -> None:

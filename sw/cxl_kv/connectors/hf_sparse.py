@@ -52,17 +52,23 @@ class Sparse:
         Pages that were looked at and not resident are fetched for a later step.
     dense : tuple of int
         Layers that attend to everything.
+    wait_above : float, optional
+        As :attr:`cxl_kv.Session.wait_above`: a choice waits for pages while more than this share of
+        the attention is missing. UnsupportedError from a cache whose device does not estimate it.
     """
 
     pages: int | None = None
     mass: float = 0.9
     fetch: bool = True
     dense: tuple[int, ...] = ()
+    wait_above: float | None = None
 
     def __post_init__(self):
         real("mass", self.mass, 0.0, 1.0)
         if self.pages is not None:
             integer("pages", self.pages, 0)
+        if self.wait_above is not None:
+            real("wait_above", self.wait_above, 0.0, 1.0)
         dense = instance("dense", self.dense, Iterable, "layers, as (0, 1)")
         self.dense = tuple(integer("dense", layer, 0) for layer in dense)
 
