@@ -32,7 +32,7 @@ def test_every_claim_is_the_golden_evictors(pools, budgets):
 )
 def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, policies):
     records = run(config, "lockstep", ops=500, policies=policies, pools=pools).records
-    assert records["victims"] > 80 and records["refreshed"] > 50
+    assert records["victims"] > 80 and records["refreshed"] > 30
     assert records["sweeps"] > records["victims"] + records["refreshed"] // 4
     assert not records["events"]
 
