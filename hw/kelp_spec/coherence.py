@@ -21,6 +21,7 @@ __all__ = [
     "MetaValue",
     "SIZES",
     "SnpType",
+    "least_limit",
     "least_reserve",
     "sizes_of",
 ]
@@ -229,6 +230,12 @@ def least_reserve(config: _Config) -> int:
     coherence one more than the host can hold sectors: so a page that is neither pinned nor held can
     always leave."""
     return sizes_of(config).sectors + 1 if config.coherence else 0
+
+
+def least_limit(config: _Config) -> int:
+    """Frames that a pool may use, whatever its register `pool_limit_…` says: more than the host can
+    hold sectors."""
+    return max(1, least_reserve(config))
 
 
 def _fitting(config: _Config) -> Coherence:

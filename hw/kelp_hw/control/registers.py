@@ -9,6 +9,7 @@ from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.coherence import least_limit
 from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import Event, Op
@@ -226,8 +227,10 @@ class Registers(wiring.Component):
                 for what in ("limit", "fitting", "following")
             )
             wanted = getattr(file, f"rw_pool_limit_{pool}").value
+            least = least_limit(c)
+            too_few = wanted < least if c.coherence else wanted == 0
             m.d.sync += [
-                fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted))),
+                fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(too_few, least, wanted))),
                 limit.eq(following),
             ]
             # A pool in use keeps its limit; the new one is taken once the pool is empty. The one

@@ -18,6 +18,7 @@ from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.phase import PhaseDetector
 from kelp_golden.select_region import SelectRegion
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, KvAddress, Region
+from kelp_spec.coherence import least_limit
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import STEP_BITS, Answer, Event, Op
@@ -373,7 +374,8 @@ class GoldenCore(Core):
             POOLS, self.endpoint.tracker.pools, self.config.frames, strict=True
         ):
             if not pool.used:
-                pool.limit = min(most, self.window.values[f"pool_limit_{name}"])
+                wanted = self.window.values[f"pool_limit_{name}"]
+                pool.limit = min(most, max(least_limit(self.config), wanted))
 
     def _read_register(self, name: str, session: int | None) -> int:
         endpoint = self.endpoint

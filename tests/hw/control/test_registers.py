@@ -6,8 +6,10 @@ from dataclasses import asdict
 
 import pytest
 from amaranth.sim import Simulator
+from simulation import simulate
 from timing import changes
 
+from kelp_golden.tracker import Tracker
 from kelp_hw.control.counters import QueueCounters
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
@@ -50,6 +52,35 @@ def test_latency_and_interval(name, write, prepare, expected):
     assert seen[0] == expected
     if name == "identity":
         assert seen[2] - seen[0] == block.INTERVAL
+
+
+@pytest.mark.parametrize(("name", "least"), [("unit", 1), ("unit_coherent", 9)])
+def test_a_pool_keeps_more_frames_than_a_host_can_hold_sectors(name, least):
+    """Whatever its limit is set to, in the golden model, too; never more than it has."""
+    config = named(name)
+    block, tracker = Registers(config=config, event_sources=1), Tracker(config)
+    register = RegisterMap(config).by_name["pool_limit_fp8"]
+    at, most = register.offset % 64, config.frames[1]
+
+    async def bench(ctx):
+        ctx.set(block.o.ready, 1)
+        ctx.set(block.pools.unused, 0b1111)
+        for wanted in (*range(most + 3), 1 << 20):
+            ctx.set(block.i.p.offset, register.offset >> 6)
+            ctx.set(block.i.p.write, 1)
+            ctx.set(block.i.p.byte_enable, 0xFF << at)
+            ctx.set(block.i.p.data, wanted << 8 * at)
+            ctx.set(block.i.valid, 1)
+            while not ctx.get(block.o.valid):
+                await ctx.tick()
+            ctx.set(block.i.valid, 0)
+            await ctx.tick().repeat(3)
+            limit = min(max(wanted, least), most)
+            assert ctx.get(block.settings.pool_limit[1]) == limit
+            tracker.set_limits([1, min(wanted, most), 1, 1])
+            assert max(1, tracker.pools[1].limit) == limit
+
+    simulate(block, bench)
 
 
 def test_no_memory_is_asked_for_a_queue_that_is_not_there():

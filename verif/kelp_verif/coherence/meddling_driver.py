@@ -13,7 +13,6 @@ from collections import Counter
 import numpy as np
 
 from kelp_rtl.program import PARTIAL, POISON, Program
-from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event
 from kelp_spec.registers import Access, Register, SessionCommand
@@ -110,7 +109,7 @@ class MeddlingDriver(CachingDriver):
             return 64 * line, enable, data, poison
         register = rng.choice(self._writable)
         value, lanes = self._value(register), 0xFF if rng.random() < 0.8 else rng.getrandbits(8)
-        if register.name in _LEAST or "pool_limit" in register.name or "command" in register.name:
+        if register.name in _LEAST or "command" in register.name:
             lanes = 0xFF  # a part of such a value is another
         if lanes and poison:
             self.meddled["REGISTER_REFUSED"] += 1
@@ -128,9 +127,6 @@ class MeddlingDriver(CachingDriver):
             value = value & ~0x1FF | self.rng.randrange(1, 257)
         if name in _LEAST:
             value |= _LEAST[name]
-        if name.startswith("pool_limit"):
-            # Beside a host that caches a pool needs more frames than the directory has sectors.
-            value |= 1 << sizes_of(self.config).sectors.bit_length()
         if name.endswith("_command"):
             value = value & ~15 | self.rng.choice(_COMMANDS)
         return value

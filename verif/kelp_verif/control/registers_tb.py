@@ -18,6 +18,7 @@ from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.pipeline import DECIDED, M0_TO_M3
 from kelp_hw.tracker.signatures import count_bits
+from kelp_spec.coherence import least_limit
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import (
@@ -187,7 +188,8 @@ class TB:
         self.now = self.now + 1 & 0xFFFFFFFF
         for p, used in enumerate(self.pool_used):
             if used == 0:
-                self.limits[p] = max(1, min(self.values[f"pool_limit_{POOLS[p]}"], c.frames[p]))
+                wanted = max(least_limit(c), self.values[f"pool_limit_{POOLS[p]}"])
+                self.limits[p] = min(wanted, c.frames[p])
 
     def end_sessions(self):
         """What was written to a session is forgotten when it is closed."""
