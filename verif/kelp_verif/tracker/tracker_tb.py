@@ -85,9 +85,10 @@ class TB:
         # is not planted.
         self.flippable = [b for b in range(self.code.code_bits) if b != layouts.page_word.size - 1]
         self.golden = GoldenTracker(config)
-        self.limits = list(limits or config.frames)
         self.policies = dict.fromkeys(range(config.squeues), Policy.EMA)
-        self.golden.set_limits(self.limits)
+        self.golden.set_limits(limits or config.frames)
+        # as the registers pass them on
+        self.limits = [pool.limit for pool in self.golden.pools]
         self.cycle = 0
         self.miss_ids = deque(range(config.misses))
         self.id_waits = False
