@@ -58,7 +58,7 @@ def endpoint_signature(config: Config) -> dict:
         "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
         "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
         "s2m_bisnp": Out(stream.Signature(MESSAGES["S2MBISnp"])),
-        **({"bi_timeout": In(32), "bi_id": In(12)} if config.coherence else {}),
+        **({"bi_timeout": In(32), "bi_id": In(12), "bi_blocks": In(1)} if config.coherence else {}),
         "axi": Out(axi_signature(config)),
         **summary_ports(config),
         "cold_command": Out(stream.Signature(layouts.cold_command)),
@@ -99,9 +99,9 @@ class Endpoint(wiring.Component):
     m2s_req, m2s_rwd, m2s_birsp : in, streams of M2SReq, M2SRwD, M2SBIRsp
         One message per transfer (kelp_spec.messages).
     s2m_drs, s2m_ndr, s2m_bisnp : out, streams of S2MDRS, S2MNDR, S2MBISnp
-    bi_timeout, bi_id : in
+    bi_timeout, bi_id, bi_blocks : in
         With `Config.coherence`: cycles until a BISnp counts as unanswered, 0 for never; the
-        device's BI-ID.
+        device's BI-ID; whether the host takes BISnp of Blk forms.
     axi : out
         Memory port (AXI4), one 64-byte line per transaction.
     summary_axi : out
@@ -303,6 +303,7 @@ class Endpoint(wiring.Component):
             port.now.eq(self.now),
             port.bi.timeout.eq(self.bi_timeout),
             port.bi.id.eq(self.bi_id),
+            port.bi.blocks.eq(self.bi_blocks),
         ]
         return SimpleNamespace(
             m2s_req=port.inner_req,

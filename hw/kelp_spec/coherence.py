@@ -74,7 +74,7 @@ class DirectoryOutcome(IntEnum):
 
 
 class CoherenceEvent(IntEnum):
-    UNASKED = 0  #: a BIRsp that belongs to no BISnp, or of a Blk form
+    UNASKED = 0  #: a BIRsp that belongs to no BISnp, or of a Blk form where that was of one line
     REFUSED = 1  #: the host keeps what it was told to give back
     SILENT = 2  #: no BIRsp came in time
     UNGRANTED = 3  #: a MemWr keeps a copy that was never granted

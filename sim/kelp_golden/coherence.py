@@ -19,9 +19,9 @@ from kelp_spec.coherence import (
     SnpType,
 )
 from kelp_spec.config import Config
-from kelp_spec.messages import S2MNDR, M2SReq
+from kelp_spec.messages import S2MNDR, M2SReq, S2MBISnp
 
-__all__ = ["Directory", "Reply", "Result", "Row", "request", "written"]
+__all__ = ["Directory", "Reply", "Result", "Row", "request", "snoops", "written"]
 
 READS = (M2SReq.MEM_RD, M2SReq.MEM_RD_DATA)
 INVALIDATES = (M2SReq.MEM_INV, M2SReq.MEM_INV_NT)
@@ -81,6 +81,26 @@ def written(held: Held, field: int, value: int, *, rounds: bool, recalled: bool)
     if rounds or held == Held.STALE:
         return Held.STALE, False
     return (Held.SHARED if value == MetaValue.SHARED else held), False
+
+
+def snoops(first: int, lines: Collection[int], *, blocks: bool) -> list[tuple[S2MBISnp, int, int]]:
+    """(opcode, address, line that its BI-Tag names) of each BISnp of a recall, in order. `first`:
+    the address, in lines, of the sector's first line; `lines`: those that are held. With `blocks`
+    the four lines of 256 bytes have one BISnp where all are held, else two of 128 bytes; which part
+    of the 256 bytes it is the lowest two bits of its address say: 1 the lower half, 2 the upper, 3
+    all."""
+    left, said = set(lines), []
+    while left:
+        line = min(left)
+        address, size = first + line, 1
+        for count in (2, 4):
+            if blocks and address % count == 0 and {*range(line, line + count)} <= left:
+                size = count
+        part = {1: address % 4, 2: 1 + address % 4 // 2, 4: 3}[size]
+        opcode = S2MBISnp.INV if size == 1 else S2MBISnp.INV_BLK
+        said.append((opcode, address - address % 4 + part, line))
+        left -= {*range(line, line + size)}
+    return said
 
 
 @dataclass

@@ -19,7 +19,7 @@ from amaranth.lib import data
 
 from kelp_hw.export import passes, tools, verilog
 from kelp_spec.config import Config
-from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
+from kelp_spec.messages import S2MDRS, S2MNDR, M2SBIRsp, M2SReq, M2SRwD, S2MBISnp
 from kelp_spec.metadata import ColdOp, ColdStatus, ops_of
 
 from . import verilator
@@ -166,6 +166,8 @@ def ports_header(component, config: Config) -> str:
         *M2SRwD,
         *S2MDRS,
         *S2MNDR,
+        *((f"BI_RSP_{c.name}", c) for c in M2SBIRsp),
+        *((f"BI_SNP_{c.name}", c) for c in S2MBISnp),
         *((f"COLD_{c.name}", c) for c in (*ColdOp, *ColdStatus)),
         *((f"OP_{c.name}", c) for c in ops_of(config)),
     ]

@@ -80,7 +80,7 @@ class CoherentFront(wiring.Component):
         owner's LD-ID: what another asks of its lines is handed on, and changes nothing of what the
         host holds.
     now, bi : in
-        Time; how long a BISnp may be unanswered, and whose it is.
+        Time; how long a BISnp may be unanswered, whose it is, and whether it may be of a Blk form.
     fatal : in
         A fatal error has been told: requests wait for no recall, and nothing is granted.
     ready : out
@@ -201,6 +201,7 @@ class CoherentFront(wiring.Component):
             b.recalls.now.eq(self.now),
             b.recalls.timeout.eq(self.bi.timeout),
             b.recalls.bi_id.eq(self.bi.id),
+            b.recalls.blocks.eq(self.bi.blocks),
             self.pulses.unasked.eq(b.recalls.unasked),
             self.pulses.ungranted.eq(result.valid & result.p.ungranted),
             self.commit.valid.eq(result.valid & ~result.p.dropped),

@@ -66,7 +66,8 @@ class CoherenceLayouts:
     sessions : layout
         Of each session, whether it is open, whether its formats round, and its owner's LD-ID.
     bi : layout
-        Cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID.
+        Cycles until a BISnp counts as unanswered, 0 for never; the device's BI-ID; whether the host
+        takes BISnp of Blk forms.
     pulses : layout
         A bit for each of CoherenceEvent's UNASKED and UNGRANTED.
     """
@@ -149,7 +150,7 @@ class CoherenceLayouts:
             }
         )
         self.pulses = S({"unasked": 1, "ungranted": 1})
-        self.bi = S({"timeout": 32, "id": BI_ID_BITS})
+        self.bi = S({"timeout": 32, "id": BI_ID_BITS, "blocks": 1})
 
 
 def folded(value, bits: int) -> Value:

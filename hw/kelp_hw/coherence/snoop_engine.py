@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Calls sectors back: BISnp for every line that is held, until each is answered
-(docs/coherence.md). One BISnp a cycle, the first one after 2 cycles."""
+"""Calls sectors back: BISnp for every line that is held, or for two or four of them at once, until
+each is answered (docs/coherence.md). One BISnp a cycle, the first one after 2 cycles."""
 
 from __future__ import annotations
 
@@ -24,20 +24,34 @@ __all__ = ["SnoopEngine"]
 _CHANGES = ("sent", "heard", "kept", "silent", "out")
 
 
+def _whole(bits, count: int, line):
+    """Of the parts of so many bits the one that this line is in: whether it has all of them."""
+    parts = Cat(bits[low : low + count].all() for low in range(0, len(bits) - count + 1, count))
+    return (parts >> line[count.bit_length() - 1 :])[0] if len(parts) else Const(0)
+
+
+def _parts(lines, count: int):
+    """A bit for each part of so many lines that begins with one of these."""
+    return Cat(lines[low] for low in range(0, len(lines) - count + 1, count))
+
+
 class SnoopEngine(wiring.Component):
     """Up to `sizes.recalls` recalls at once. A recall sends a BISnpInv for each line that is held,
     and ends when each has its BIRsp. Of its sector no grant is under way: the directory sees to it.
+    With `blocks` four lines that share 256 bytes, or two that share 128, have one BISnpInvBlk where
+    all of them are held; one BIRsp of a Blk form answers what is owed of them, any other one the
+    line that its LowAddr says.
 
-    A BI-Tag is generation | recall | line; a recall's generation is the next one each time, so that
-    an answer which comes too late is known as such.
+    A BI-Tag is generation | recall | line, the first one of a block; a recall's generation is the
+    next one each time, so that an answer which comes too late is known as such.
 
     Latency: `LATENCY` cycles from `i` to the first BISnp, or after the lines of others. One BISnp
     in each cycle (`INTERVAL`). A BIRsp is taken in every cycle.
 
-    Errors: a BIRsp that is owed by nobody, of a wrong tag or of a Blk form is dropped and pulsed
-    (`unasked`). A line that the host keeps (BIRspS, BIRspE), or of which nothing is heard in
-    `timeout` cycles after its recall's last BISnp was taken, leaves at `o_lost`, once; its recall
-    ends thereafter.
+    Errors: a BIRsp that is owed by nobody, of a wrong tag, or of a Blk form to a BISnp of one line
+    is dropped and pulsed (`unasked`). A line that the host keeps (BIRspS, BIRspE), or of which
+    nothing is heard in `timeout` cycles after its recall's last BISnp was taken, leaves at
+    `o_lost`, once; its recall ends thereafter.
 
     Parameters
     ----------
@@ -55,8 +69,8 @@ class SnoopEngine(wiring.Component):
     o_finish : out, stream of op
         A recall that has ended, for the directory.
     o_lost : out, stream of lost
-    now, timeout, bi_id : in
-        Time; cycles, 0 for ever; the device's BI-ID.
+    now, timeout, bi_id, blocks : in
+        Time; cycles, 0 for ever; the device's BI-ID; whether the host takes Blk forms.
     unasked : out
         Pulse.
     idle : out
@@ -80,6 +94,7 @@ class SnoopEngine(wiring.Component):
                 "now": In(TIME_BITS),
                 "timeout": In(32),
                 "bi_id": In(12),
+                "blocks": In(1),
                 "unasked": Out(1),
                 "idle": Out(1),
             }
@@ -96,6 +111,8 @@ class SnoopEngine(wiring.Component):
                 "wait": sizes.sector,  # whose BIRsp is to come
                 "lost": sizes.sector,
                 "refused": sizes.sector,
+                "pairs": sizes.sector // 2,  # that one BISnp calls back
+                "fours": sizes.sector // 4,
                 "generation": sizes.generation_bits,
                 "since": TIME_BITS,
             }
@@ -133,6 +150,12 @@ class SnoopEngine(wiring.Component):
     def _one_hot(self, number):
         return (Const(1, self.sizes.sector) << number)[: self.sizes.sector]
 
+    def _block(self, line, pair, four):
+        """The lines that one BISnp calls back, of which this is one."""
+        lines = Mux(pair, Const(0b11) << Cat(Const(0, 1), line[1:]), self._one_hot(line))
+        lines = Mux(four, Const(0b1111) << Cat(Const(0, 2), line[2:]), lines)
+        return lines[: self.sizes.sector]
+
     def _begin(self, m, jobs):
         taken = Cat(each.valid for each in jobs)
         begins = lowest(m, ~taken, "begins")
@@ -144,6 +167,8 @@ class SnoopEngine(wiring.Component):
                     each.valid.eq(1),
                     each.recall.eq(self.i.p),
                     each.send.eq(self.i.p.lines),
+                    each.pairs.eq(0),
+                    each.fours.eq(0),
                 ]
 
     def _time_out(self, m, jobs, changes):
@@ -170,7 +195,14 @@ class SnoopEngine(wiring.Component):
         turn, sent_by = Signal(range(len(jobs))), Signal(range(len(jobs)))
         sender = first_from(m, sends, turn, "sender")
         sending = self._of(m, jobs, sender, "sending")
-        line, loads = lowest(m, sending.send, "line"), Signal()
+        line, loads = lowest(m, sending.send, "line")[:bits], Signal()
+        pair, four, lines = Signal(), Signal(), Signal(self.sizes.sector)
+        full = Cat(line, sending.recall.sector)
+        m.d.comb += [
+            pair.eq(self.blocks & _whole(sending.send, 2, line)),
+            four.eq(self.blocks & _whole(sending.send, 4, line)),
+            lines.eq(self._block(line, pair, four)),
+        ]
         m.d.comb += loads.eq(sends.any() & (~bisnp.valid | bisnp.ready))
         with m.If(~bisnp.valid | bisnp.ready):
             m.d.sync += bisnp.valid.eq(sends.any())
@@ -178,14 +210,21 @@ class SnoopEngine(wiring.Component):
             m.d.sync += [
                 turn.eq(sender),
                 sent_by.eq(sender),
-                bisnp.p.opcode.eq(S2MBISnp.INV),
+                bisnp.p.opcode.eq(Mux(pair, S2MBISnp.INV_BLK, S2MBISnp.INV)),
                 bisnp.p.bi_id.eq(self.bi_id),
-                bisnp.p.bi_tag.eq(Cat(line[:bits], sender, sending.generation)),
-                bisnp.p.address.eq(Cat(line[:bits], sending.recall.sector)),
+                bisnp.p.bi_tag.eq(Cat(line, sender, sending.generation)),
+                # Of a block the lowest two bits say which part of the 256 bytes it is.
+                bisnp.p.address.eq(
+                    Mux(four, full | 0b11, Mux(pair, Cat(~full[1], full[1:]), full))
+                ),
             ]
         for n, (each, change) in enumerate(zip(jobs, changes, strict=True)):
             with m.If(loads & (sender == n)):
-                m.d.comb += change.sent.eq(self._one_hot(line))
+                m.d.comb += change.sent.eq(lines)
+                with m.If(pair):
+                    m.d.sync += each.pairs.eq(each.pairs | _parts(lines, 2))
+                with m.If(four):
+                    m.d.sync += each.fours.eq(each.fours | _parts(lines, 4))
             # Time runs from when the channel has taken the recall's last BISnp.
             with m.If((loads & (sender == n)) | (bisnp.valid & (sent_by == n))):
                 m.d.sync += each.since.eq(self.now)
@@ -196,22 +235,47 @@ class SnoopEngine(wiring.Component):
         line, generation = Signal(self.sizes.sector_bits), Signal(self.sizes.generation_bits)
         m.d.comb += Cat(line, of, generation).eq(rsp.bi_tag)
         answered = self._of(m, jobs, of, "answered")
-        sound = Signal()
+        full = Cat(line, answered.recall.sector)
+        pair, four, for_all, first, sound = (Signal() for _ in range(5))
+        said, lines = (Signal(self.sizes.sector) for _ in range(2))
+        m.d.comb += [
+            pair.eq((answered.pairs >> line[1:])[0]),
+            four.eq((answered.fours >> line[2:])[0] if len(answered.fours) else 0),
+            first.eq(~(pair & line[0]) & ~(four & full[1])),
+            for_all.eq(rsp.opcode[2]),
+            said.eq(self._block(line, pair, four)),
+            lines.eq(answered.wait & said),
+        ]
+        with m.If(pair & ~for_all):
+            # The line of those 256 bytes that LowAddr says, if it is of the block.
+            low = Cat(rsp.low_address, full[2:])
+            m.d.comb += lines.eq(
+                answered.wait
+                & said
+                & Mux(
+                    low[self.sizes.sector_bits :] == answered.recall.sector,
+                    self._one_hot(low[: self.sizes.sector_bits]),
+                    0,
+                )
+            )
         m.d.comb += [
             sound.eq(
                 answered.valid
                 & (answered.generation == generation)
-                & (answered.wait & self._one_hot(line)).any()
+                & first
+                & lines.any()
                 & (rsp.bi_id == self.bi_id)
-                & (rsp.opcode <= M2SBIRsp.E)
+                & (rsp.opcode[:2] <= M2SBIRsp.E)
+                & ~rsp.opcode[3]
+                & (pair | ~for_all)
             ),
             self.unasked.eq(self.m2s_birsp.valid & ~sound),
         ]
         for n, change in enumerate(changes):
             with m.If(self.m2s_birsp.valid & sound & (of == n)):
-                m.d.comb += change.heard.eq(self._one_hot(line))
-                with m.If(rsp.opcode != M2SBIRsp.I):
-                    m.d.comb += change.kept.eq(self._one_hot(line))
+                m.d.comb += change.heard.eq(lines)
+                with m.If(rsp.opcode[:2] != M2SBIRsp.I):
+                    m.d.comb += change.kept.eq(lines)
 
     def _lose(self, m, jobs, changes):
         """Lines that do not come back, one after another."""

@@ -267,9 +267,11 @@ def weather(name, *, make=CoherentFront, transactions=4_000, commits=4_000, **mo
     return figures
 
 
+@pytest.mark.parametrize("blocks", [0, 1])
 @pytest.mark.parametrize("name", WEATHERS)
-def test_the_host_and_the_device_stay_coherent(name):
-    figures = weather(name)
+def test_the_host_and_the_device_stay_coherent(name, blocks):
+    figures = weather(name, blocks=blocks)
+    assert (figures.blocks > 20) == bool(blocks)
     assert figures.transactions >= 4_000 and figures.snoops > 400 and figures.conflicts > 5
     assert figures.ungranted == 0
     assert figures.lost == figures.silent + figures.refused
@@ -328,6 +330,12 @@ BUGS = {
         "(answered.generation == generation)",
         "(answered.generation != ~generation)",
     ),
+    "a line's answer counts for its block": (
+        "within",
+        SnoopEngine,
+        "m.If(pair & ~for_all)",
+        "m.If(Const(0))",
+    ),
     "a lost line is not told": (
         "silent",
         SnoopEngine,
@@ -383,7 +391,8 @@ QUICK = ("a BISnp overtakes its grant",)
 def test_the_bench_catches_a_planted_bug(bug):
     name, block, old, new = BUGS[bug]
     with pytest.raises(AssertionError):
-        weather(name, make=front_of(block, old, new), patience=20_000)
+        for blocks in (0, 1):
+            weather(name, make=front_of(block, old, new), patience=20_000, blocks=blocks)
         figures = weather(name, make=front_of(block, old, new), transactions=40_000)
         assert figures.lost == figures.silent + figures.refused
         assert figures.unasked == figures.too_late

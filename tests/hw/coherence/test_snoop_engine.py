@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Recalls: a BISnp for each line that is held; every kind of answer and none. Traffic
-is the front's (test_front.py)."""
+"""Recalls: a BISnp for each line that is held, or for two or four; every kind of answer and none.
+Traffic is the front's (test_front.py)."""
+
+import random
+from dataclasses import replace
 
 import pytest
 from flips import fields, opened
 from simulation import simulate
 from timing import check_pace, shown
 
+from kelp_golden.coherence import snoops
 from kelp_hw.coherence.snoop_engine import SnoopEngine
 from kelp_spec.coherence import SIZES
 from kelp_spec.config import named
@@ -16,8 +20,9 @@ from kelp_spec.messages import M2SBIRsp, S2MBISnp
 SIZES_ = SIZES["unit"]
 
 
-def new_engine():
-    return SnoopEngine(config=named("unit"), sizes=SIZES_)
+def new_engine(sector=SIZES_.sector):
+    config = named("unit" if sector <= SIZES_.sector else "llama70b")
+    return SnoopEngine(config=config, sizes=replace(SIZES_, sector=sector))
 
 
 def test_latency_and_interval():
@@ -56,18 +61,19 @@ class Bench:
             self.cycle += 1
             ctx.set(dut.m2s_birsp.valid, 0)
 
-    def begin(self):
+    def begin(self, sector=5, lines=0b101):
         ctx, dut = self.ctx, self.dut
-        for name, value in (("sector", 5), ("place", 3), ("lines", 0b101)):
+        for name, value in (("sector", sector), ("place", 3), ("lines", lines)):
             ctx.set(dut.i.p[name], value)
         ctx.set(dut.i.valid, 1)
 
-    async def answer(self, tag, opcode=M2SBIRsp.I, bi_id=9):
+    async def answer(self, tag, opcode=M2SBIRsp.I, bi_id=9, low_address=0):
         ctx, dut = self.ctx, self.dut
         ctx.set(dut.m2s_birsp.valid, 1)
         ctx.set(dut.m2s_birsp.p.bi_tag, tag)
         ctx.set(dut.m2s_birsp.p.bi_id, bi_id)
         ctx.set(dut.m2s_birsp.p.opcode, opcode)
+        ctx.set(dut.m2s_birsp.p.low_address, low_address)
         await self.tick()
 
     def seen(self, kind):
@@ -155,3 +161,85 @@ def test_an_answer_that_nobody_asked_for_is_told_and_dropped(answer):
 
     b = run(test)
     assert len(b.seen("unasked")) == 1 and not b.seen("end") and not b.seen("lost")
+
+
+class Answers:
+    """What a host may say to the BISnp of one recall, and what becomes of it."""
+
+    def __init__(self, rng, said, sector, lines):
+        self.rng, self.said, self.sector, self.size = rng, said, sector, lines
+        self.owed = {bisnp["bi_tag"]: self._lines(bisnp) for bisnp in said}
+        self.blocks = {b["bi_tag"] for b in said if b["opcode"] == S2MBISnp.INV_BLK}
+        self.of = {tag: set(owed) for tag, owed in self.owed.items()}
+        self.lost, self.unasked = set(), 0
+
+    def _lines(self, bisnp):
+        first, part = bisnp["address"] & ~3, bisnp["address"] & 3
+        if bisnp["opcode"] == S2MBISnp.INV:
+            return {bisnp["address"]}
+        return {first + k for k in {1: (0, 1), 2: (2, 3), 3: (0, 1, 2, 3)}[part]}
+
+    def draw(self):
+        """An answer, sound or not, as the arguments of `Bench.answer`."""
+        rng, tag = self.rng, self.rng.choice(list(self.owed))
+        opcode = rng.choices(list(M2SBIRsp), (8, 1, 1, 8, 1, 1))[0]
+        low = rng.randrange(4)
+        if rng.random() < 0.1:
+            tag ^= 1 << rng.randrange(3)
+        return {"tag": tag, "opcode": opcode, "low_address": low}
+
+    def take(self, tag, opcode, low_address):
+        owed, for_all = self.owed.get(tag, set()), opcode >= M2SBIRsp.I_BLK
+        if for_all:
+            heard = set(owed) if tag in self.blocks else set()
+        elif tag in self.blocks:
+            heard = {line for line in owed if line & 3 == low_address}
+        else:
+            heard = set(owed)
+        self.unasked += not heard
+        if opcode & 3:
+            self.lost |= heard
+        if heard:
+            self.owed[tag] = owed - heard
+
+
+@pytest.mark.parametrize("sector", [2, 4, 8, 32])
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_blocks_are_called_back_at_once_and_answered_in_any_form(sector, blocks):
+    rng, dut, seen = random.Random(sector), new_engine(sector), set()
+
+    async def bench(ctx):
+        b = Bench(ctx, dut)
+        for port in (dut.s2m_bisnp, dut.o_finish, dut.o_lost):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.bi_id, 9)
+        ctx.set(dut.blocks, blocks)
+        for _ in range(40):
+            held = rng.choice([rng.getrandbits(sector), (1 << sector) - 1, rng.getrandbits(sector)])
+            held, at = held or 1, rng.randrange(64)
+            lines, b.events = [k for k in range(sector) if held >> k & 1], []
+            b.begin(at, held)
+            await b.tick()
+            ctx.set(dut.i.valid, 0)
+            await b.tick(sector + 4)
+            said = [event[1] for event in b.seen("bisnp")]
+            got = [(s["opcode"], s["address"], s["bi_tag"] % sector) for s in said]
+            assert got == snoops(at * sector, lines, blocks=bool(blocks))
+            seen.update((s["opcode"], s["address"] & 3) for s in said)
+            model = Answers(rng, said, at, sector)
+            while any(model.owed.values()):
+                assert not b.seen("end")
+                answer = model.draw()
+                model.take(**answer)
+                await b.answer(**answer)
+                await b.tick(rng.randrange(2))
+            await b.tick(2 * sector + 8)
+            assert {at * sector + event[1] for event in b.seen("lost")} == model.lost
+            assert len(b.seen("unasked")) == model.unasked and b.seen("end") == [("end", at, 1)]
+            await b.answer(said[0]["bi_tag"], M2SBIRsp.I_BLK if blocks else M2SBIRsp.I)
+            assert len(b.seen("unasked")) == model.unasked + 1
+
+    simulate(opened(dut)[0], bench)
+    if blocks:
+        wanted = {(S2MBISnp.INV_BLK, part) for part in ((1, 2, 3) if sector > 2 else (1, 2))}
+        assert wanted <= seen

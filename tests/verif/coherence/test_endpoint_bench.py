@@ -61,6 +61,7 @@ def test_the_host_and_the_endpoint_stay_coherent(name):
     assert counted["left"] >= 512  # lines of pages that were evicted or scrubbed
     assert counted["evictions"] > 300 or name in ("dwelling", "deaf")
     assert min(counted[kind] for kind in ("read_any", "own", "uncached", "snoops")) > 20
+    assert counted["blocks"] > 20  # BISnp of Blk forms
     assert counted["rounded_writes"] > 100
     gave_up = counted["silent"] + counted["refused"] + counted["kept"]
     assert (gave_up > 10) == (name in ("silent", "foul", "kept", "deaf"))

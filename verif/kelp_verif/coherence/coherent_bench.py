@@ -68,7 +68,7 @@ _Options = _structure(
     *_INNER,
     *("latency", "jitter", "acts", "ask", "late", "silent", "refuse", "timeout"),
     *("stream", "patience", "dwell"),
-    *("flip_cycle", "flip_memory", "flip_row", "flip_bits", "session_shift"),
+    *("flip_cycle", "flip_memory", "flip_row", "flip_bits", "session_shift", "blocks"),
 )
 _KINDS = (
     "none",
@@ -85,7 +85,7 @@ _KINDS = (
 _COUNTS = (
     *("cycles", "transactions", "hits", "snoops", "conflicts", "ack_first", "ack_after", "asks"),
     *("lost", "silent", "too_late", "refused", "unasked", "ungranted", "changed", "commits"),
-    *("first", "last", "granted", "corrected", "fatal"),
+    *("first", "last", "granted", "corrected", "fatal", "blocks"),
 )
 
 
@@ -273,7 +273,7 @@ def main(argv=None) -> int:
     # Half as much again as the directory holds: some is called back, some is hit.
     lines = some_lines(config, sizes, sizes.sets * sizes.ways * 3 // 2)
     for name, pace, late in (("smooth", SMOOTH, 0), ("rough", ROUGH, 60)):
-        for rounded in (0, 0xFFFF):
+        for rounded, blocks in ((0, 0), (0xFFFF, 1)):
             figures, log = run(
                 config,
                 sizes,
@@ -281,6 +281,7 @@ def main(argv=None) -> int:
                 seed=args.seed,
                 transactions=args.transactions,
                 rounded=rounded,
+                blocks=blocks,
                 commits=20_000,
                 jitter=40,
                 ask=1,
@@ -288,7 +289,7 @@ def main(argv=None) -> int:
                 **pace,
             )
             agreed = audit(config, sizes, log)
-            kind = "rounding" if rounded else "raw16"
+            kind = "rounding, in blocks" if rounded else "raw16"
             print(f"{name}, {kind}, seed {args.seed}: {figures.as_dict()}; {agreed} ops agree")
     return 0
 

@@ -63,7 +63,7 @@ struct Line {
     uint64_t snoop_due = 0;
 };
 
-struct Message {  // of Req, RwD or BIRsp
+struct Message {  // of Req, RwD or BIRsp, whose LowAddr is `value`
     uint32_t opcode, snp, field, value, tag, data;
     uint64_t address;
 };
@@ -77,12 +77,12 @@ struct Options {
     uint64_t req, rwd, birsp, drs, ndr, bisnp;                      // chances of 256 that a channel moves
     uint64_t inner_req, inner_rwd, inner_drs, inner_ndr, latency, jitter;
     uint64_t acts, ask, late, silent, refuse, timeout, stream, patience, dwell;
-    uint64_t flip_cycle, flip_memory, flip_row, flip_bits, session_shift;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
+    uint64_t flip_cycle, flip_memory, flip_row, flip_bits, session_shift, blocks;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
 };
 
 struct Figures {
     uint64_t cycles, transactions, hits, snoops, conflicts, ack_first, ack_after, asks, lost, silent, too_late, refused, unasked, ungranted, changed, commits, first,
-        last, granted, corrected, fatal;
+        last, granted, corrected, fatal, blocks;
     uint64_t done[KINDS];
     char said[200];
 };
@@ -167,7 +167,8 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     std::deque<Message> reqs, rwds, rsps;
     std::deque<std::pair<uint64_t, Message>> late_rsps;
     std::vector<uint32_t> snooped;                     // lines whose snoop is not answered yet
-    std::unordered_map<uint32_t, uint32_t> conflicts;  // BI-Tag → line
+    std::unordered_map<uint32_t, Asked> asked_for;     // BI-Tag → lines
+    std::unordered_map<uint32_t, std::vector<uint32_t>> conflicts;  // BI-Tag → lines that wait for its Ack
 
     // The device: a memory that executes each line's accesses in order, at a random time.
     struct Access { bool write; uint32_t line, tag, value, due; Message message; };
@@ -193,6 +194,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     clear(top->bi);
     put(top->bi, ports::bi::timeout, o.timeout);
     put(top->bi, ports::bi::id, 5);
+    put(top->bi, ports::bi::blocks, o.blocks);
     top->fatal = 0;
     clear(top->sessions);
     put(top->sessions, ports::sessions::open, o.opened);
@@ -230,17 +232,36 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
     auto answer_snoop = [&](Line &l) {
         invalidate(l);
         l.snoop = QUIET;
-        Message m{0, 0, 0, 0, l.bi_tag, 0, l.address};  // BIRspI
         f.snoops++;
         transactions++;
+        Message m{0, 0, 0, static_cast<uint32_t>(~l.address & 3), l.bi_tag, 0, l.address};  // BIRspI
+        uint32_t given = 1;
+        Asked &a = asked_for[l.bi_tag];
+        a.left--;
+        if (a.block) {
+            m.value = l.address & 3;
+            if (a.left ? random.chance(160) : a.aside || random.chance(128)) {
+                a.aside++;
+                if (a.left) return;
+                m.opcode = codes::BI_RSP_I_BLK;
+                m.value = random.below(4);
+                // It speaks for lines of which nothing was said, too.
+                given = a.aside + a.mute;
+                f.silent -= a.mute;
+                a.mute = 0;
+            }
+        }
         if (o.refuse && random.chance(o.refuse)) {
-            m.opcode = 1 + random.below(2);  // BIRspS, BIRspE
-            f.refused++;
+            m.opcode += 1 + random.below(2);  // BIRspS, BIRspE
+            f.refused += given;
         } else if (o.silent && random.chance(o.silent)) {
-            f.silent++;
+            f.silent += given;
+            a.mute++;
+            if (!a.left) asked_for.erase(l.bi_tag);
             if (random.chance(128)) late_rsps.push_back({cycle + o.timeout * 2 + 100, m});
             return;
         }
+        if (!a.left) asked_for.erase(l.bi_tag);
         rsps.push_back(m);
     };
     auto dirty_home = [&](uint32_t n, Out kind) {
@@ -423,6 +444,7 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             put(top->m2s_birsp___05Fpayload, ports::m2s_birsp::opcode, rsps.front().opcode);
             put(top->m2s_birsp___05Fpayload, ports::m2s_birsp::bi_tag, rsps.front().tag);
             put(top->m2s_birsp___05Fpayload, ports::m2s_birsp::bi_id, 5);
+            put(top->m2s_birsp___05Fpayload, ports::m2s_birsp::low_address, rsps.front().value);
         }
         // --- a sector that is to leave
         uint32_t leaving = random.below(o.lines);
@@ -544,14 +566,17 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             uint32_t opcode = get(port, p::opcode), tag = get(port, p::tag);
             if (opcode == codes::BI_CONFLICT_ACK) {
                 if (!conflicts.count(tag)) return fail("an Ack of nothing, tag %x", tag);
-                Line &l = lines[conflicts[tag]];
+                const std::vector<uint32_t> told = conflicts[tag];
                 conflicts.erase(tag);
-                if (!l.out) { l.snoop = HERE; f.ack_after++; }
-                else if (l.has_cmp) { l.snoop = AFTER; f.ack_after++; }
-                else {  // the snoop comes first
-                    if (l.state == M) return fail("the snoop comes first and the host is dirty");
-                    f.ack_first++;
-                    answer_snoop(l);
+                for (uint32_t n : told) {
+                    Line &l = lines[n];
+                    if (!l.out) { l.snoop = HERE; f.ack_after++; }
+                    else if (l.has_cmp) { l.snoop = AFTER; f.ack_after++; }
+                    else {  // the snoop comes first
+                        if (l.state == M) return fail("the snoop comes first and the host is dirty");
+                        f.ack_first++;
+                        answer_snoop(l);
+                    }
                 }
             } else {
                 if (tag >= o.lines || !lines[tag].out || lines[tag].has_cmp || get(port, p::ld_id) != owner(lines[tag].address))
@@ -565,21 +590,34 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
             namespace p = ports::s2m_bisnp;
             auto &port = top->s2m_bisnp___05Fpayload;
             uint64_t address = get(port, p::address);
-            if (!line_at.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5) return fail("a BISnp of a line that was never asked for");
-            uint32_t n = line_at[address];
-            Line &l = lines[n];
-            if (l.snoop) return fail("two BISnp of line %x at once", n);
-            l.bi_tag = get(port, p::bi_tag);
-            l.snoop_due = cycle + (o.late ? random.below(o.late) : 0);
-            bool write_back = l.out >= WRITE_I;
-            if (!l.out || (write_back && random.chance(128))) l.snoop = HERE;
-            else {
-                l.snoop = CONFLICT;
-                conflicts[l.bi_tag] = n;
-                f.conflicts++;
-                rwds.push_back({codes::BI_CONFLICT, 0, 0, 0, l.bi_tag, 0, l.address});
+            const uint32_t opcode = get(port, p::opcode), tag = get(port, p::bi_tag);
+            const bool block = opcode == codes::BI_SNP_INV_BLK;
+            if ((opcode != codes::BI_SNP_INV && !(block && o.blocks)) || get(port, p::bi_id) != 5) return fail("a BISnp of opcode %x", opcode);
+            if (asked_for.count(tag)) return fail("two BISnp with tag %x at once", tag);
+            const std::vector<uint64_t> called = snooped_lines(block, address);
+            if (called.empty()) return fail("a BISnp of no part of a block");
+            asked_for[tag] = {block, static_cast<uint32_t>(called.size()), 0, 0};
+            f.blocks += block;
+            for (uint64_t at : called) {
+                if (!line_at.count(at)) return fail("a BISnp of a line that was never asked for");
+                uint32_t n = line_at[at];
+                Line &l = lines[n];
+                if (l.snoop) return fail("two BISnp of line %x at once", n);
+                l.bi_tag = tag;
+                l.snoop_due = cycle + (o.late ? random.below(o.late) : 0);
+                bool write_back = l.out >= WRITE_I;
+                if (!l.out || (write_back && random.chance(128))) l.snoop = HERE;
+                else {
+                    l.snoop = CONFLICT;
+                    auto &told = conflicts[tag];
+                    if (told.empty()) {
+                        f.conflicts++;
+                        rwds.push_back({codes::BI_CONFLICT, 0, 0, 0, tag, 0, l.address});
+                    }
+                    told.push_back(n);
+                }
+                snooped.push_back(n);
             }
-            snooped.push_back(n);
         }
         if (top->o_answer___05Fvalid) {
             if (asked.empty()) return fail("an answer without a question");

@@ -58,7 +58,7 @@ class _Options(ctypes.Structure):
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
             + "patience timeout notes errs bad hints registers hint_base register_base "
-            + "keeps deaf strangers flood nonsense babble"
+            + "keeps deaf strangers flood nonsense babble blocks runs"
         ).split()
     ]
 
@@ -74,7 +74,7 @@ class Figures(ctypes.Structure):
                 + "granted poisoned rounded_writes left first last wrong nxm foreign "
                 + "spoilt hints registers gathered gathered_nxm called_home answers times "
                 + "kept healed dropped given owed_longest line_longest aside_longest beside "
-                + "late_writes late_reads stale_rsps strange odd odd_snoops babbled"
+                + "late_writes late_reads stale_rsps strange odd odd_snoops babbled blocks"
             ).split()
         ),
         ("done", ctypes.c_uint64 * len(_KINDS)),
@@ -158,6 +158,8 @@ class CachingDriver(Driver):
             "partial": 80,
             "unused": 30,
             "patience": 60_000,
+            "blocks": 1,
+            "runs": 200,
             "hint_base": AddressMap(config).hint_base // 64,
             "register_base": AddressMap(config).register_base // 64,
             **options,
@@ -478,7 +480,8 @@ def settings(d: CachingDriver, name: str, failing: str | None = None) -> None:
 
 
 def some_lines(d: CachingDriver, rng: random.Random, pages: int) -> None:
-    """The host uses every second line of so many pages of each queue."""
+    """The host uses every line of half of so many pages of each queue, which are called back in
+    blocks, and a quarter of the others'."""
     config = d.config
     places = [
         (session, queue, page)
@@ -489,7 +492,8 @@ def some_lines(d: CachingDriver, rng: random.Random, pages: int) -> None:
     rng.shuffle(places)
     for session, queue, page in places:
         for kv, fmt in enumerate(FORMATS[session][queue // (config.queues // 2)]):
-            for line in rng.sample(range(config.half_lines), config.half_lines // 2):
+            used = rng.choice((config.half_lines, config.half_lines // 4))
+            for line in sorted(rng.sample(range(config.half_lines), used)):
                 d.add((session, queue, page, kv, line), fmt)
 
 

@@ -36,11 +36,11 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base, keeps, deaf, strangers, flood, nonsense, babble;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base, keeps, deaf, strangers, flood, nonsense, babble, blocks, runs;
 };
 
 struct Figures {
-    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, kept, healed, dropped, given, owed_longest, line_longest, aside_longest, beside, late_writes, late_reads, stale_rsps, strange, odd, odd_snoops, babbled, done[KINDS];
+    uint64_t transactions, hits, snoops, conflicts, ack_first, ack_after, silent, too_late, refused, granted, poisoned, rounded_writes, left, first, last, wrong, nxm, foreign, spoilt, hints, registers, gathered, gathered_nxm, called_home, answers, times, kept, healed, dropped, given, owed_longest, line_longest, aside_longest, beside, late_writes, late_reads, stale_rsps, strange, odd, odd_snoops, babbled, blocks, done[KINDS];
 };
 
 using Rounder = void (*)(uint32_t session, uint32_t format, const uint8_t *from, uint8_t *to);
@@ -121,11 +121,13 @@ class CachingHost final : public OtherHost {
     std::deque<Message> reqs_, rwds_, rsps_;
     std::deque<std::pair<uint64_t, Message>> late_rsps_;
     std::vector<uint32_t> snooped_;
-    std::unordered_map<uint32_t, uint32_t> conflicts_;
+    struct Block : Asked { bool at_once; std::vector<uint32_t> done; };
+    std::unordered_map<uint32_t, Block> blocks_;  // BISnp of Blk forms, by BI-Tag
+    std::unordered_map<uint32_t, std::vector<uint32_t>> conflicts_;
     std::unordered_map<uint32_t, Aside> aside_;  // under way, by tag
     std::unordered_map<uint32_t, Aside> taken_;  // answered, for whoever asked
     std::unordered_map<uint64_t, uint32_t> gathering_;  // lines that a slot is read for: how often
-    uint32_t next_aside_ = 0;
+    uint32_t next_aside_ = 0, last_ = 0;
     uint64_t now_ = 0, next_ = 0;
     bool birsp_ = false;
     bool over_ = false;  // a fatal error has been told
@@ -185,7 +187,7 @@ class CachingHost final : public OtherHost {
         std::vector<uint32_t> owed;
         for (uint32_t n : snooped_) owed.push_back(lines_[n].bi_tag);
         reqs_.clear(), rwds_.clear(), rsps_.clear(), late_rsps_.clear();
-        snooped_.clear(), conflicts_.clear(), aside_.clear(), taken_.clear(), gathering_.clear(), ghosts_.clear();
+        snooped_.clear(), blocks_.clear(), conflicts_.clear(), aside_.clear(), taken_.clear(), gathering_.clear(), ghosts_.clear();
         taken[0] = taken[1] = birsp_ = over_ = false;
         for (Line &l : lines_) l.out = NONE, l.snoop = QUIET, l.has_cmp = l.has_data = l.after = l.strange = false, l.lost = GIVEN_BACK;
         for (uint32_t session = 0; session < sessions_.size(); session++) {
@@ -285,10 +287,12 @@ class CachingHost final : public OtherHost {
             put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::opcode, rsps_.front().opcode);
             put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::bi_tag, rsps_.front().tag);
             put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::bi_id, 5);
+            put(top.m2s_birsp___05Fpayload, ports::m2s_birsp::low_address, rsps_.front().address & 3);
         }
         top.s2m_bisnp___05Fready = chance(o.bisnp);
         top.bi_timeout = static_cast<uint32_t>(o.timeout);
         top.bi_id = 5;
+        top.bi_blocks = o.blocks && (now_ >> 11 & 1);  // by turns
     }
 
     bool sample(Vtop &top, uint64_t) override {
@@ -359,14 +363,17 @@ class CachingHost final : public OtherHost {
         }
         if (opcode == codes::BI_CONFLICT_ACK) {
             if (!conflicts_.count(tag)) return stray("an Ack of nothing, tag %x", tag);
-            Line &l = lines_[conflicts_[tag]];
+            const std::vector<uint32_t> waited = conflicts_[tag];
             conflicts_.erase(tag);
-            if (!l.out) l.snoop = HERE, f.ack_after++;
-            else if (l.has_cmp) l.snoop = AFTER, f.ack_after++;
-            else {  // the snoop comes first
-                if (l.state == M) return stray("the snoop comes first and the host is dirty");
-                f.ack_first++;
-                answer_snoop(l);
+            for (uint32_t n : waited) {
+                Line &l = lines_[n];
+                if (!l.out) l.snoop = HERE, f.ack_after++;
+                else if (l.has_cmp) l.snoop = AFTER, f.ack_after++;
+                else {  // the snoop comes first
+                    if (l.state == M) return stray("the snoop comes first and the host is dirty");
+                    f.ack_first++;
+                    answer_snoop(l);
+                }
             }
             return true;
         }
@@ -689,18 +696,20 @@ class CachingHost final : public OtherHost {
         for (uint64_t k = 0; k < o.acts; k++) {
             // Now and then the host stays with a few lines.
             const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
-            const auto n = static_cast<uint32_t>((random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
+            // More often than not it goes on to a line's neighbour, so that blocks are held as a whole.
+            const bool runs = chance(o.runs);
+            const auto n = static_cast<uint32_t>((runs ? last_ + 1 : random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
+            last_ = n;
             Line &l = lines_[n];
             if (l.out || l.snoop || l.kept_until || gathering_.count(n) || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
-            one_act(n, l);
+            one_act(n, l, random_.below(runs && l.state == I ? 65 : 100));
         }
     }
 
-    void one_act(uint32_t n, Line &l) {
+    void one_act(uint32_t n, Line &l, uint32_t what) {
         const unsigned agent = random_.below(AGENTS);
         const bool mine = l.state != I && (l.agents >> agent & 1);
         l.asker = static_cast<uint8_t>(agent);
-        const uint32_t what = random_.below(100);
         if (what < 35) {  // load
             if (mine) {
                 f.hits++;
@@ -743,17 +752,34 @@ class CachingHost final : public OtherHost {
         const auto &port = top.s2m_bisnp___05Fpayload;
         const uint64_t address = get(port, p::address);
         const uint32_t tag = static_cast<uint32_t>(get(port, p::bi_tag));
-        if (o.nonsense && !line_at_.count(address)) {
-            f.odd_snoops++;
-            rsps_.push_back({0, 0, 0, 0, tag, 0, address, 0, {}});
-            return;
+        const bool block = get(port, p::opcode) == codes::BI_SNP_INV_BLK;
+        const std::vector<uint64_t> called = snooped_lines(block, address);
+        std::vector<uint32_t> mine;
+        bool sound = (block ? o.blocks && !called.empty() : get(port, p::opcode) == codes::BI_SNP_INV) && get(port, p::bi_id) == 5 && !blocks_.count(tag);
+        for (uint64_t at : called) {
+            const auto found = line_at_.find(at);
+            if (found != line_at_.end()) mine.push_back(found->second), sound &= !lines_[found->second].snoop;
+            else sound &= o.nonsense != 0;
         }
-        if (!line_at_.count(address) || get(port, p::opcode) != 2 || get(port, p::bi_id) != 5 || lines_[line_at_[address]].snoop) {
+        if (!sound) {
             stray("a BISnp of a line that was never asked for, or two at once");
-            rsps_.push_back({0, 0, 0, 0, tag, 0, address, 0, {}});
+            rsps_.push_back({block ? codes::BI_RSP_I_BLK : 0, 0, 0, 0, tag, 0, address, 0, {}});
             return;
         }
-        const uint32_t n = line_at_[address];
+        for (uint64_t at : called)
+            if (!line_at_.count(at)) {
+                f.odd_snoops++;
+                rsps_.push_back({0, 0, 0, 0, tag, 0, at, 0, {}});
+            }
+        f.blocks += block;
+        if (block && !mine.empty()) {
+            Block &b = blocks_[tag];
+            b.left = static_cast<uint32_t>(mine.size());
+            b.at_once = mine.size() == called.size() && chance(128);
+        }
+        for (uint32_t n : mine) snooped(n, tag);
+    }
+    void snooped(uint32_t n, uint32_t tag) {
         Line &l = lines_[n];
         if (!l.was_asked && !o.notes) fail("a BISnp of line %x, of which nothing was granted", n);
         l.bi_tag = tag;
@@ -762,9 +788,12 @@ class CachingHost final : public OtherHost {
         if (!l.out || (l.out >= WRITE_I && chance(128))) l.snoop = HERE;
         else {
             l.snoop = CONFLICT;
-            conflicts_[l.bi_tag] = n;
-            f.conflicts++;
-            rwds_.push_back({codes::BI_CONFLICT, 0, 0, 0, l.bi_tag, sessions_[l.session].ld_id, l.address, 0, {}});
+            auto &told = conflicts_[tag];
+            if (told.empty()) {
+                f.conflicts++;
+                rwds_.push_back({codes::BI_CONFLICT, 0, 0, 0, tag, sessions_[l.session].ld_id, l.address, 0, {}});
+            }
+            told.push_back(n);
         }
         snooped_.push_back(n);
     }
@@ -776,6 +805,7 @@ class CachingHost final : public OtherHost {
                 if (keeps && chance(keeps)) {  // no answer, and what the host has stays where it is
                     owe(l);
                     l.snoop = QUIET;
+                    keeps_of_block(l);
                     l.kept_until = now_ + random_.below(static_cast<uint32_t>(4 * o.timeout));
                     f.kept++;
                     f.transactions++;
@@ -876,19 +906,51 @@ class CachingHost final : public OtherHost {
         aside_[m.tag] = a;
         (what > 5 ? rwds_ : reqs_).push_back(m);
     }
+    // One of a block that is answered at once has had its turn; whether it was the last one. `silent`: nothing is said of it.
+    bool turn_of_block(Line &l, bool silent, std::vector<uint32_t> &given) {
+        Block &b = blocks_[l.bi_tag];
+        b.mute += silent;
+        if (!silent) b.done.push_back(line_at_[l.address]);
+        if (--b.left) return false;
+        given = b.done;
+        return true;
+    }
+    // A line of a block is kept, so nothing can be said of the block: the others are given up, too.
+    void keeps_of_block(Line &l) {
+        const auto found = blocks_.find(l.bi_tag);
+        if (found == blocks_.end()) return;
+        std::vector<uint32_t> given;
+        const bool at_once = found->second.at_once;
+        if (!turn_of_block(l, true, given)) return;
+        if (at_once) give_up(given);
+        blocks_.erase(l.bi_tag);
+    }
+    void give_up(const std::vector<uint32_t> &given) {
+        for (uint32_t n : given) owe(lines_[n]);
+        f.silent += given.size();
+    }
     void answer_snoop(Line &l) {
         invalidate(l);
         l.snoop = QUIET;
-        Message m{0, 0, 0, 0, l.bi_tag, 0, l.address, 0, {}};  // BIRspI
         f.snoops++;
         f.transactions++;
+        Message m{0, 0, 0, 0, l.bi_tag, 0, l.address, 0, {}};  // BIRspI
+        std::vector<uint32_t> given{line_at_[l.address]};
+        if (const auto found = blocks_.find(l.bi_tag); found != blocks_.end()) {
+            const bool at_once = found->second.at_once, mute = found->second.mute;
+            std::vector<uint32_t> all;
+            const bool last = turn_of_block(l, false, all);
+            if (last) blocks_.erase(l.bi_tag);
+            if (at_once && !last) return;
+            if (at_once && mute) return give_up(all);
+            if (at_once) m.opcode = codes::BI_RSP_I_BLK, given = all;
+        }
         if (o.refuse && chance(o.refuse)) {
-            m.opcode = 1 + random_.below(2);  // BIRspS, BIRspE
-            f.refused++;
-            owe(l);
+            m.opcode += 1 + random_.below(2);  // BIRspS, BIRspE
+            f.refused += given.size();
+            for (uint32_t n : given) owe(lines_[n]);
         } else if (o.silent && chance(o.silent)) {
-            f.silent++;
-            owe(l);
+            give_up(given);
             if (chance(128)) late_rsps_.push_back({now_ + o.timeout * 2 + 100, m});
             return;
         }

@@ -30,14 +30,17 @@ def _orders(lines: int, streams: int = 16) -> dict[str, list[int]]:
     }
 
 
-def rates(name: str) -> dict[str, float]:
-    """Row → lines a cycle, from the first answer to the last."""
+def rates(name: str, *, blocks: bool = False) -> dict[str, float]:
+    """Row → lines a cycle, from the first answer to the last; `blocks`: lines are called back four
+    or two at once."""
     config, sizes = named(name), SIZES[name]
     rows = {}
     for where, lines in (("within", sizes.lines), ("beyond", 2 * sizes.lines)):
         for order, addresses in _orders(lines).items():
             for what, kind in (("ownership", OWNERSHIP), ("shared", SHARED), ("SnpCur", LOOK)):
-                figures, _ = run(config, sizes, addresses, stream=kind, latency=LATENCY)
+                figures, _ = run(
+                    config, sizes, addresses, stream=kind, latency=LATENCY, blocks=blocks
+                )
                 rate = lines / (figures.last - figures.first + 1)
                 rows[f"{what}, {where}, {order}"] = rate
     return rows
@@ -46,8 +49,9 @@ def rates(name: str) -> dict[str, float]:
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kelp_verif.coherence.rates")
     parser.add_argument("--config", default="trace", choices=SIZES)
+    parser.add_argument("--blocks", action="store_true", help="a host that takes Blk forms")
     args = parser.parse_args(argv)
-    for row, rate in rates(args.config).items():
+    for row, rate in rates(args.config, blocks=args.blocks).items():
         print(f"{row}: {rate:.3f}")
     return 0
 

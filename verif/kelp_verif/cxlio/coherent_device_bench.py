@@ -35,6 +35,7 @@ class TB(DeviceTB):
 
     async def start(self):
         self.dut.bi_timeout.value, self.dut.bi_id.value = 0, 5
+        self.dut.bi_blocks.value = 1
         await super().start()
         self.dut.s2m_bisnp__ready.value = 0
         for each in (self._collect_data, self._collect_completions, self._give_back):
@@ -55,20 +56,29 @@ class TB(DeviceTB):
     async def _give_back(self):
         while True:
             snoop = self.snoop.unpack(await self._take("s2m_bisnp"))
-            assert snoop["opcode"] == S2MBISnp.INV and snoop["bi_id"] == 5
-            address = snoop["address"] << 6
-            for _ in range(50):  # its grant may be on its way to the host
-                if address in self.held:
-                    break
-                await RisingEdge(self.dut.clk)
-            assert address in self.held, f"{address:#x} is not held"
-            self.snooped.append(address)
-            while self.silent:
-                await RisingEdge(self.dut.clk)
-            await self._store(address, self.held.pop(address), MetaField.META0)
+            assert snoop["opcode"] in (S2MBISnp.INV, S2MBISnp.INV_BLK) and snoop["bi_id"] == 5
+            block = snoop["opcode"] == S2MBISnp.INV_BLK
+            called = [snoop["address"]]
+            if block:
+                parts = {1: (0, 1), 2: (2, 3), 3: (0, 1, 2, 3)}[snoop["address"] & 3]
+                called = [snoop["address"] & ~3 | k for k in parts]
+            for line in called:
+                await self._give_line(line << 6)
+            opcode = M2SBIRsp.I_BLK if block else M2SBIRsp.I
             await self._offer(
-                "m2s_birsp", self.answer_.pack(opcode=M2SBIRsp.I, bi_tag=snoop["bi_tag"], bi_id=5)
+                "m2s_birsp", self.answer_.pack(opcode=opcode, bi_tag=snoop["bi_tag"], bi_id=5)
             )
+
+    async def _give_line(self, address):
+        for _ in range(50):  # its grant may be on its way to the host
+            if address in self.held:
+                break
+            await RisingEdge(self.dut.clk)
+        assert address in self.held, f"{address:#x} is not held"
+        self.snooped.append(address)
+        while self.silent:
+            await RisingEdge(self.dut.clk)
+        await self._store(address, self.held.pop(address), MetaField.META0)
 
     async def _until(self, where, tag):
         started = self.cycles
