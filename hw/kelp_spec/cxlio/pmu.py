@@ -93,7 +93,7 @@ def pmu_map(c: CxlIoConfig) -> PmuMap:
     if c.coherent:
         conflict = (M2SRwD.BI_CONFLICT,)
         granted = (S2MNDR.CMP_S, S2MNDR.CMP_E, S2MNDR.BI_CONFLICT_ACK)
-        messages = ((M2SBIRsp.I, M2SBIRsp.S, M2SBIRsp.E), (S2MBISnp.INV,))
+        messages = (tuple(M2SBIRsp), (S2MBISnp.INV, S2MBISnp.INV_BLK))
         snoops = zip(BI_GROUPS, messages, strict=True)
     capabilities = (
         (CXL_VENDOR, _REQUESTS, requests),

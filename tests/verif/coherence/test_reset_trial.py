@@ -34,9 +34,9 @@ def test_after_a_reset_nothing_of_before_is_there(name):
     # The golden model does not hear when tenants give their queues other policies.
     driver = CachingDriver if "registers" in WEATHERS[name][0] else AuditedDriver
     counted = reset_trial(name, config=config, resets=resets, driver=driver)
-    assert counted["late_writes"] > 10 and counted["look"] > 1_000 and counted["snoops"] > 100
+    assert counted["late_writes"] > 3 and counted["look"] > 1_000 and counted["snoops"] > 100
     assert counted["under_close"] > 5
-    assert counted["judged"] > 500 * resets or driver is CachingDriver
+    assert counted["judged"] > 300 * resets or driver is CachingDriver
     assert counted["stale_rsps"] > 2 or name not in QUICK
 
 
