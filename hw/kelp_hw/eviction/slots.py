@@ -49,7 +49,7 @@ class EvictionSlots(wiring.Component):
         fails, without an event.
     i_error : in, always-ready stream of a frame
         Lines of the frame may have been poisoned since it was claimed: what was found then is not
-        what flash is to keep, so the eviction fails.
+        what flash is to keep, so the eviction fails. Never with `i_claim`.
     o_write_back : out, stream of write_back
     i_written_back : in, stream of written_back
     o_op : out, stream of op (RELEASE)
@@ -201,6 +201,9 @@ class EvictionSlots(wiring.Component):
                 m.d.sync += [frame.eq(self.i_claim.p.frame), spoilt[k].eq(0)]
             with m.Elif(self.i_error.valid & (frame == self.i_error.p)):
                 m.d.sync += spoilt[k].eq(1)
+        m.d.sync += Assert(
+            ~s.started | ~(claim.valid & self.i_error.valid), "an error comes with a claim"
+        )
         judged, fails = read_found(self.i_flushed.p, self.i_flushed.valid), Signal()
         s.spoilt, s.is_held = spoilt.bit_select(self.i_flushed.p, 1), Const(0)
         if c.coherence:

@@ -149,20 +149,23 @@ def test_without_protection_a_dirty_page_is_dropped():
 
 
 #: Sessions and queues are no powers of two.
-ODD = UNIT.with_(sessions=3, queues=3, write_backs=4)
+ODD, COHERENT = (
+    named(name).with_(sessions=3, queues=3, write_backs=4) for name in ("unit", "unit_coherent")
+)
 
 
 class Evictions:
     """What `EvictionSlots` knows, in the rough: of each slot its page, pool and frame, and how far
-    it is."""
+    it is; beside a host that caches, whether it held lines as the page was flushed."""
 
-    def __init__(self, seed):
-        self.dut, self.rng, self.config = EvictionSlots(config=ODD), random.Random(seed), ODD
-        self.slots = [None] * ODD.write_backs
+    def __init__(self, seed, config):
+        self.dut, self.rng, self.config = EvictionSlots(config=config), random.Random(seed), config
+        self.slots = [None] * config.write_backs
         self.writes, self.releases, self.decided, self.cooling = [], [], [], []
         self.calm = False  #: nothing begins, and the flash does not answer
         self.free, self.count, self.active = (1, 0), [0] * 4, [0] * 5
-        self.seen = dict.fromkeys(("written", "failed", "clean", "spoilt", "full", "waits"), 0)
+        kinds = ("written", "failed", "clean", "spoilt", "full", "waits")
+        self.seen = dict.fromkeys(kinds + ("held",) * config.coherence, 0)
 
     def at(self, state):
         return [k for k, slot in enumerate(self.slots) if slot and slot["state"] == state]
@@ -182,8 +185,8 @@ class Evictions:
         for port in ("i_result", "i_claim", "i_flushed", "i_error"):
             ctx.set(getattr(dut, port).valid, 0)
         self._results(ctx, then)
-        claimed = self.at("claimed")
-        if claimed and rng.random() < 0.4:
+        claimed = rng.random() < 0.4 and self.at("claimed")
+        if claimed:
             slot = rng.choice(claimed)
             mask = {name: rng.getrandbits(8) for name in ("valid", "poison")}
             found = {"frame": rng.randrange(c.total_frames), "dirty": rng.randrange(2)}
@@ -192,17 +195,20 @@ class Evictions:
             more = found | {"mask": mask, "state": "found", "spoilt": False}
             then.append(lambda slot=slot: self.slots[slot].update(more))
         found = self.at("found")
-        clean = False
+        clean = held = False
+        if c.coherence:  # means something with a flush alone
+            held = rng.random() < 0.3
+            ctx.set(dut.i_held, held)
         if found and rng.random() < 0.4:
             slot = rng.choice(found)
             known = self.slots[slot]
             ctx.set(dut.i_flushed.p, slot)
             ctx.set(dut.i_flushed.valid, 1)
-            clean = known["spoilt"] or not known["dirty"]
-            failed = known["spoilt"]
-            then.append(lambda slot=slot: self._flushed(slot, clean, failed))
+            failed = known["spoilt"] or held
+            clean = failed or not known["dirty"]
+            then.append(lambda slot=slot: self._flushed(slot, clean, failed, held))
         frames = [slot["frame"] for slot in self.slots if slot and "frame" in slot]
-        if frames and rng.random() < 0.15:
+        if frames and not claimed and rng.random() < 0.4:
             frame = rng.choice(frames) ^ (rng.random() < 0.3) << rng.randrange(c.frame_bits)
             ctx.set(dut.i_error.p, frame)
             ctx.set(dut.i_error.valid, 1)
@@ -236,12 +242,12 @@ class Evictions:
         ctx.set(dut.i_result.p, fields)
         ctx.set(dut.i_result.valid, 1)
 
-    def _flushed(self, slot, clean, failed):
+    def _flushed(self, slot, clean, failed, held):
         known = self.slots[slot]
         known["state"] = "leaving"
         if clean:
-            self.seen["spoilt" if failed else "clean"] += 1
-            self.releases.append((slot, failed))
+            self.seen["held" if held else "spoilt" if failed else "clean"] += 1
+            self.releases.append((slot, failed, held))
         else:
             self.writes.append(slot)
 
@@ -278,8 +284,10 @@ class Evictions:
                 then.append(lambda slot=slot: self.slots[slot].update(state="in flash"))
         assert ctx.get(op.valid) == bool(self.releases)
         if self.releases:
-            slot, failed = self.releases[0]
+            slot, failed, held = self.releases[0]
             known, squeue = self.slots[slot], self.slots[slot]["page"][0]
+            # What failed has its event, if `written`; what a host held has none.
+            written = known["dirty"] or (self.config.coherence and failed)
             names = ("kind", "slot", "failed", "pool", "squeue", "page", "frame", "written")
             assert [ctx.get(op.p[name]) for name in (*names, "session")] == [
                 Op.RELEASE,
@@ -288,7 +296,7 @@ class Evictions:
                 known["pool"],
                 *known["page"],
                 known["frame"],
-                known["dirty"],
+                written and not held,
                 squeue // self.config.queues,
             ]
             if ctx.get(op.ready):
@@ -304,7 +312,9 @@ class Evictions:
                 p = dut.i_written_back.p
                 slot, failed = ctx.get(p.token), bool(ctx.get(p.failed))
                 self.seen["failed" if failed else "written"] += 1
-                then.append(lambda slot=slot, failed=failed: self.releases.append((slot, failed)))
+                then.append(
+                    lambda slot=slot, failed=failed: self.releases.append((slot, failed, False))
+                )
                 then.append(lambda slot=slot: self.slots[slot].update(state="leaving"))
         for check in (dut.check_victim, dut.check_orphan, dut.check_scrub):
             page = self.page()
@@ -312,15 +322,15 @@ class Evictions:
         return then
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_evictions_side_by_side_are_the_models(seed):
-    model = Evictions(seed)
+@pytest.mark.parametrize(("seed", "config"), [(1, ODD), (2, COHERENT)])
+def test_evictions_side_by_side_are_the_models(seed, config):
+    model = Evictions(seed, config)
     dut, rng = model.dut, model.rng
 
     async def bench(ctx):
         await ctx.tick()
         answering = False
-        for cycle in range(600):
+        for cycle in range(800):
             model.calm = cycle % 100 >= 60
             busy = [slot is not None for slot in model.slots]
             clean, then = model.before(ctx)
