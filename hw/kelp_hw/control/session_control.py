@@ -395,7 +395,6 @@ class SessionControl(wiring.Component):
                 with m.Case(SessionCommand.ADVANCE):
                     m.d.comb += op.kind.eq(Op.STEP)
             with m.If(self.o_op.ready):
-                m.d.sync += walk.wait.eq(0)
                 m.next = "SETTLE"
         with m.State("SETTLE"):
             m.d.comb += self.given.busy.eq(1)
@@ -467,20 +466,19 @@ class _StoredLines(wiring.Component):
             Signal(self.bits + 3),
             Signal(self.bits + 3),
         )
-        aligned, k_only = Signal(), Signal()  # V's two-byte scales are aligned
+        k_only = Signal()
         m.d.sync += [
             k.eq(payload(self.format_k)),
             v.eq(payload(self.format_v)),
             k_bytes.eq(scales(self.format_k)),
             v_bytes.eq(scales(self.format_v)),
-            aligned.eq(self.format_v == Format.INT4),
             k_only.eq(self.k_only),
         ]
-        start = Signal(self.bits + 4)
-        total = Signal(self.bits + 5)
+        total = Signal(self.bits + 4)
         m.d.comb += [
-            start.eq(k_bytes + (k_bytes[0] & aligned)),
-            total.eq(Mux(k_only | (v_bytes == 0), k_bytes, start + v_bytes)),
+            # That V's two-byte scales are aligned adds a byte behind an odd number of bytes alone:
+            # it never begins a line.
+            total.eq(k_bytes + Mux(k_only, 0, v_bytes)),
             self.lines.eq(k + Mux(k_only, 0, v) + ((total + 63) >> 6)),
         ]
         return m

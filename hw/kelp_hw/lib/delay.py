@@ -7,6 +7,7 @@ from __future__ import annotations
 from amaranth.hdl import Module, Shape, Signal, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
 
 __all__ = ["Delay"]
 
@@ -48,7 +49,7 @@ class Delay(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         width = Shape.cast(self.shape).width
-        depth = 1 << (self.cycles - 1).bit_length()
+        depth = 1 << ceil_log2(self.cycles)
         m.submodules.rows = rows = memory.Memory(shape=width, depth=depth, init=())
         write, read = rows.write_port(), rows.read_port(domain="comb")
         place = Signal(range(depth))
