@@ -263,6 +263,26 @@ class TB:
         )
 
 
+async def neighbours(tb):
+    """Pages of a queue under `kelp` whose numbers differ in one bit, below its newest one: each has
+    a count of its own in the profile, as their distances differ in one bit, too, and the turn of
+    the one is not that of the other."""
+    c, rng = tb.config, tb.rng
+    newest = c.pages - 1
+    kelp = [q for q, setting in tb.settings.items() if setting[5] == Policy.KELP]
+    for bit in range(c.page_bits):
+        squeue, page = rng.choice(kelp), rng.randrange(newest) & ~(1 << bit)
+        pair = page, page | 1 << bit
+        await tb.drain()
+        for page in (*pair, newest):
+            await tb.send(tb.make(squeue, page, INIT))
+        for page in (*pair, pair[0]):
+            await tb.rest(2 * EmaEngine.HAZARD)  # there is credit for all of these
+            await tb.send(tb.make(squeue, page, TOUCH))
+            for other in pair:
+                await tb.send(tb.make(squeue, other, SCAN))
+
+
 async def repeated(tb):
     """A SCAN updates nothing, so that nobody waits for it, however close; and nobody waits for what
     is written, nor for another page."""
@@ -326,6 +346,8 @@ async def random_events(dut):
         else:
             dut.i__payload.value = rng.getrandbits(tb.event.width)
             await tb.tick()
+    for _ in range(4):
+        await neighbours(tb)
     await repeated(tb)
     assert tb.uncorrected == tb.corrected == 0
     record(committed=tb.committed, waited=tb.waited, seen=tb.seen)
