@@ -466,9 +466,13 @@ class EndpointCache(Cache):
             session = self.device.open_session(**how)
         self._opened.append(session)
         if self.sparse is not None:
-            session.wait_above = self.sparse.wait_above
-            if self.sparse.fetch and not self.device.ld_id:
-                self.device.fetch_chosen()
+            try:
+                session.wait_above = self.sparse.wait_above
+                if self.sparse.fetch and not self.device.ld_id:
+                    self.device.fetch_chosen()
+            except BaseException:
+                self._end([session])
+                raise
         return session
 
     def _end(self, sessions: Sequence[Session]) -> None:
