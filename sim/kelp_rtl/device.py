@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -135,7 +136,7 @@ class Driver(Control):
             for path, member, _ in component.signature.flatten(component)
             if path[0].startswith("commit_") and path[-1] == "payload"
         }
-        self._call = load(str(library))
+        self._call, self._process = load(str(library)), os.getpid()
         self._settings = Settings(**dataclasses.asdict(rules))
         self._fill(memory, flash, pressure)
         self._simulation = self._call.kelp_new(
@@ -167,10 +168,12 @@ class Driver(Control):
         self._call.kelp_dumping(self._simulation, on)
 
     def close(self) -> None:
-        """End the simulation and close its waves."""
+        """End the simulation and close its waves. In a child by `fork` it is let be: its end waits
+        for threads, which are the parent's."""
         simulation, self._simulation = getattr(self, "_simulation", None), None
         if simulation:
-            self._call.kelp_delete(simulation)
+            if self._process == os.getpid():
+                self._call.kelp_delete(simulation)
             self._call = Ended()
 
     # - set-up -------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@
 endpoint itself."""
 
 import functools
+import os
 import re
+import signal
 import threading
 import time
 
@@ -557,6 +559,20 @@ def test_models_are_closed_in_any_order_and_clocked_by_any_thread():
     with pytest.raises(DriverError, match="assertion failed"):
         first.run(Program(opcode=READ, address=at(range(10)), ld_id=12))
     first.close()
+
+
+def test_a_child_lets_its_parents_simulation_be():
+    """Where it becomes garbage, too; the parent goes on."""
+    d = driver()
+    d.run(Program.reads(at(range(10))))
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        d.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (d.run(Program.reads(at(range(10)))).response == Response.DATA).all()
 
 
 def test_running_out_of_cycles():

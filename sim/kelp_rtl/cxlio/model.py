@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class RegisterModel(RegisterAccess):
         }
         self._pack = {name: Packing(layout) for name, layout in self._layouts.items()}
         self._counted = Shape.cast(counted_layout(config)).width if config.pmu else 0
-        self._call = self._library(text)
+        self._call, self._process = self._library(text), os.getpid()
         self._model = ctypes.c_void_p(self._call.cxlio_new(seed))
         self.decide = lambda request: 0
         self.messages: list[dict] = []
@@ -106,10 +107,11 @@ class RegisterModel(RegisterAccess):
         return call
 
     def close(self) -> None:
-        """End the simulation."""
+        """End the simulation, as :meth:`kelp_rtl.device.Driver.close`."""
         model, self._model = getattr(self, "_model", None), None
         if model:
-            self._call.cxlio_delete(model)
+            if self._process == os.getpid():
+                self._call.cxlio_delete(model)
             self._call = Ended()
 
     def __del__(self):
