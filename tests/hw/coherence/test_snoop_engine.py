@@ -243,3 +243,139 @@ def test_blocks_are_called_back_at_once_and_answered_in_any_form(sector, blocks)
     if blocks:
         wanted = {(S2MBISnp.INV_BLK, part) for part in ((1, 2, 3) if sector > 2 else (1, 2))}
         assert wanted <= seen
+
+
+class Recall:
+    """One that is under way: what it is to send, what the host owes, and since when."""
+
+    def __init__(self, sector, way, held, size, blocks):
+        lines = [k for k in range(size) if held >> k & 1]
+        self.sector, self.way, self.base = sector, way, sector * size
+        self.to_send = snoops(self.base, lines, blocks=blocks)
+        self.answers = None
+        self.sent, self.told, self.silent = [], set(), set()
+        self.last = 0  #: when its last BISnp was taken
+
+    def owed(self):
+        return set().union(*self.answers.owed.values()) if self.answers else set()
+
+
+@pytest.mark.parametrize(("sector", "timeout", "seed"), [(4, 0, 1), (8, 60, 2), (32, 150, 3)])
+def test_recalls_side_by_side(sector, timeout, seed):
+    """As many as there is room for, every port standing still at times: each BISnp once and in
+    order, each line that is kept told of once, an end when all is over; a silent line is given up
+    when its time is over, and no sooner."""
+    dut, rng = new_engine(sector), random.Random(seed)
+    config_way = dut.sizes.way_bits
+    seen = {"most": 0, "ends": 0, "lost": 0, "silent": 0, "blocks": 0}
+
+    async def bench(ctx):
+        active, offered, just_begun = [], None, None
+        ctx.set(dut.bi_id, 9)
+        ctx.set(dut.blocks, 1)
+        ctx.set(dut.timeout, timeout)
+        for cycle in range(4_000):
+            ctx.set(dut.now, cycle)
+            if just_begun:
+                active.append(just_begun)
+                just_begun = None
+            count = len(active)
+            seen["most"] = max(seen["most"], count)
+            assert ctx.get(dut.free) == (count < dut.sizes.recalls), cycle
+            assert ctx.get(dut.idle) == (count == 0), cycle
+            begins = count < dut.sizes.recalls and rng.random() < 0.2 and cycle < 3_500
+            ctx.set(dut.i.valid, begins)
+            if begins:
+                at = rng.choice([n for n in range(64) if n not in {r.sector for r in active}])
+                held = rng.choice([1, (1 << sector) - 1, rng.getrandbits(sector) or 1])
+                way = rng.randrange(1 << config_way)
+                ctx.set(dut.i.p.sector, at)
+                ctx.set(dut.i.p.lines, held)
+                ctx.set(dut.i.p.place, rng.randrange(4) << config_way | way)
+                just_begun = Recall(at, way, held, sector, True)
+            ctx.set(dut.s2m_bisnp.ready, rng.random() < 0.6)
+            ctx.set(dut.o_lost.ready, rng.random() < 0.3)
+            ctx.set(dut.o_finish.ready, rng.random() < 0.3)
+            ctx.set(dut.m2s_birsp.valid, 0)
+            # Of a recall whose time is nearly over nothing is said.
+            answering = [
+                r
+                for r in active
+                if r.owed() and (not timeout or r.to_send or cycle < r.last + timeout - 2)
+            ]
+            late = rng.random() < 0.004
+            if answering and rng.random() < (0.3 if cycle % 1_000 < 700 or not timeout else 0.01):
+                r = rng.choice(answering)
+                answer = r.answers.draw()
+                before = r.answers.unasked
+                r.answers.take(**answer)
+                if r.answers.unasked == before:
+                    for name, value in (("bi_tag", answer["tag"]), ("bi_id", 9)):
+                        ctx.set(dut.m2s_birsp.p[name], value)
+                    for name in ("opcode", "low_address"):
+                        ctx.set(dut.m2s_birsp.p[name], answer[name])
+                    ctx.set(dut.m2s_birsp.valid, 1)
+            elif late:  # of no recall: its generation, line or BI-ID is another
+                ctx.set(dut.m2s_birsp.valid, 1)
+                ctx.set(dut.m2s_birsp.p.bi_id, 8)
+            assert ctx.get(dut.unasked) == (
+                ctx.get(dut.m2s_birsp.valid) and ctx.get(dut.m2s_birsp.p.bi_id) == 8
+            )
+            bisnp = dut.s2m_bisnp
+            if offered:
+                assert ctx.get(bisnp.valid) and fields(ctx, bisnp.p) == offered, "it was withdrawn"
+            offered = fields(ctx, bisnp.p) if ctx.get(bisnp.valid) else None
+            if offered and ctx.get(bisnp.ready):
+                (r,) = (
+                    r
+                    for r in active
+                    if r.base
+                    <= offered["address"] & ~3
+                    | (offered["address"] & 3) * (offered["opcode"] == S2MBISnp.INV)
+                    < r.base + max(sector, 4)
+                )
+                line = offered["bi_tag"] % sector
+                assert r.to_send[0] == (offered["opcode"], offered["address"], line)
+                r.to_send.pop(0)
+                r.sent.append(offered)
+                r.last = cycle
+                seen["blocks"] += offered["opcode"] == S2MBISnp.INV_BLK
+                lost = r.answers.lost if r.answers else set()
+                owed = r.answers.owed if r.answers else {}
+                r.answers = Answers(rng, r.sent, r.sector, sector)
+                r.answers.lost = lost
+                r.answers.owed |= owed
+                offered = None
+            if ctx.get(dut.o_lost.valid) and ctx.get(dut.o_lost.ready):
+                lost = fields(ctx, dut.o_lost.p)
+                (r,) = (r for r in active if r.sector == lost["sector"])
+                line = r.base + lost["line"]
+                assert line not in r.told
+                r.told.add(line)
+                seen["lost"] += 1
+                if lost["refused"]:
+                    assert line in r.answers.lost
+                else:
+                    assert timeout and line in r.owed() | r.silent
+                    if line in r.owed():  # the others of its recall are given up with it
+                        assert cycle > r.last + timeout
+                        r.silent |= r.owed()
+                        for tag in r.answers.owed:
+                            r.answers.owed[tag] = set()
+                        seen["silent"] += 1
+            for r in active:
+                if timeout and not r.to_send and r.owed():
+                    assert cycle <= r.last + timeout + 40, "nothing is given up"
+            if ctx.get(dut.o_finish.valid) and ctx.get(dut.o_finish.ready):
+                end = fields(ctx, dut.o_finish.p)
+                (r,) = (r for r in active if r.sector == end["sector"])
+                assert not r.to_send and not r.owed() and end["way"] == r.way
+                assert r.told == r.answers.lost | r.silent
+                active.remove(r)
+                seen["ends"] += 1
+            await ctx.tick()
+        assert not active
+
+    simulate(opened(dut)[0], bench)
+    assert seen["most"] == dut.sizes.recalls and seen["ends"] > 30 and seen["blocks"] > 20
+    assert seen["lost"] > 10 and (seen["silent"] > 2) == bool(timeout), seen
