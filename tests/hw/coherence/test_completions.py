@@ -12,6 +12,7 @@ from simulation import simulate
 from timing import check_pace, offers, shown
 
 from kelp_hw.coherence.completions import Completions
+from kelp_spec.coherence import MetaField
 from kelp_spec.config import named
 from kelp_spec.messages import S2MNDR
 
@@ -71,6 +72,8 @@ def test_each_leaves_once_in_the_order_in_which_it_was_taken():
                 assert ctx.get(dut.s2m_ndr.p.ld_id) == tag_out % 13
                 ack = ctx.get(dut.s2m_ndr.p.opcode) == S2MNDR.BI_CONFLICT_ACK
                 assert ack == (tag_out >= 40_000 and tag_out & 1)
+                if tag_out >= 40_000:
+                    assert ctx.get(dut.s2m_ndr.p.meta_field) == MetaField.NO_OP
             await ctx.tick()
         for port in (dut.i_grant, dut.i_inner, dut.i_own):
             ctx.set(port.valid, 0)

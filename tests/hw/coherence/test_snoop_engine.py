@@ -303,7 +303,6 @@ def test_recalls_side_by_side(sector, timeout, seed):
                 for r in active
                 if r.owed() and (not timeout or r.to_send or cycle < r.last + timeout - 2)
             ]
-            late = rng.random() < 0.004
             if answering and rng.random() < (0.3 if cycle % 1_000 < 700 or not timeout else 0.01):
                 r = rng.choice(answering)
                 answer = r.answers.draw()
@@ -315,7 +314,7 @@ def test_recalls_side_by_side(sector, timeout, seed):
                     for name in ("opcode", "low_address"):
                         ctx.set(dut.m2s_birsp.p[name], answer[name])
                     ctx.set(dut.m2s_birsp.valid, 1)
-            elif late:  # of no recall: its generation, line or BI-ID is another
+            elif rng.random() < 0.004:  # another device's
                 ctx.set(dut.m2s_birsp.valid, 1)
                 ctx.set(dut.m2s_birsp.p.bi_id, 8)
             assert ctx.get(dut.unasked) == (
@@ -326,20 +325,15 @@ def test_recalls_side_by_side(sector, timeout, seed):
                 assert ctx.get(bisnp.valid) and fields(ctx, bisnp.p) == offered, "it was withdrawn"
             offered = fields(ctx, bisnp.p) if ctx.get(bisnp.valid) else None
             if offered and ctx.get(bisnp.ready):
-                (r,) = (
-                    r
-                    for r in active
-                    if r.base
-                    <= offered["address"] & ~3
-                    | (offered["address"] & 3) * (offered["opcode"] == S2MBISnp.INV)
-                    < r.base + max(sector, 4)
-                )
+                block = offered["opcode"] == S2MBISnp.INV_BLK
+                first = offered["address"] & ~3 if block else offered["address"]
+                (r,) = (r for r in active if r.base <= first < r.base + sector)
                 line = offered["bi_tag"] % sector
                 assert r.to_send[0] == (offered["opcode"], offered["address"], line)
                 r.to_send.pop(0)
                 r.sent.append(offered)
                 r.last = cycle
-                seen["blocks"] += offered["opcode"] == S2MBISnp.INV_BLK
+                seen["blocks"] += block
                 lost = r.answers.lost if r.answers else set()
                 owed = r.answers.owed if r.answers else {}
                 r.answers = Answers(rng, r.sent, r.sector, sector)
@@ -365,7 +359,8 @@ def test_recalls_side_by_side(sector, timeout, seed):
                         seen["silent"] += 1
             for r in active:
                 if timeout and not r.to_send and r.owed():
-                    assert cycle <= r.last + timeout + 40, "nothing is given up"
+                    # Another recall's lines may be told of first.
+                    assert cycle <= r.last + timeout + 20 + 8 * sector, "nothing is given up"
             if ctx.get(dut.o_finish.valid) and ctx.get(dut.o_finish.ready):
                 end = fields(ctx, dut.o_finish.p)
                 (r,) = (r for r in active if r.sector == end["sector"])
