@@ -246,130 +246,167 @@ def test_blocks_are_called_back_at_once_and_answered_in_any_form(sector, blocks)
 
 
 class Recall:
-    """One that is under way: what it is to send, what the host owes, and since when."""
+    """One that is under way: what it is to send, what the host owes, what was given up."""
 
-    def __init__(self, sector, way, held, size, blocks):
+    def __init__(self, sector, way, held, size):
         lines = [k for k in range(size) if held >> k & 1]
         self.sector, self.way, self.base = sector, way, sector * size
-        self.to_send = snoops(self.base, lines, blocks=blocks)
-        self.answers = None
-        self.sent, self.told, self.silent = [], set(), set()
-        self.last = 0  #: when its last BISnp was taken
+        self.to_send = snoops(self.base, lines, blocks=True)
+        self.answers, self.sent, self.told, self.silent = None, [], set(), set()
+        self.last = 0  #: when its latest BISnp was taken
+
+    def send(self, bisnp, rng, size):
+        self.sent.append(bisnp)
+        before, self.answers = self.answers, Answers(rng, self.sent, self.sector, size)
+        if before:
+            self.answers.lost = before.lost
+            self.answers.owed |= before.owed
 
     def owed(self):
         return set().union(*self.answers.owed.values()) if self.answers else set()
 
 
+class SideBySide:
+    """As many recalls as there is room for, every port standing still at times."""
+
+    def __init__(self, ctx, dut, rng, sector, timeout, seen):
+        self.ctx, self.dut, self.rng, self.seen = ctx, dut, rng, seen
+        self.sector, self.timeout, self.cycle = sector, timeout, 0
+        self.active, self.begun, self.offered = [], None, None
+
+    def of(self, first):
+        """The recall that this line's sector, in lines, belongs to."""
+        (found,) = (r for r in self.active if r.base <= first < r.base + self.sector)
+        return found
+
+    def begin(self, may):
+        ctx, dut, rng = self.ctx, self.dut, self.rng
+        if self.begun:
+            self.active.append(self.begun)
+            self.begun = None
+        count, room = len(self.active), dut.sizes.recalls
+        self.seen["most"] = max(self.seen["most"], count)
+        assert ctx.get(dut.free) == (count < room) and ctx.get(dut.idle) == (count == 0)
+        begins = may and count < room and rng.random() < 0.2
+        ctx.set(dut.i.valid, begins)
+        if not begins:
+            return
+        at = rng.choice([n for n in range(64) if n not in {r.sector for r in self.active}])
+        held = rng.choice([1, (1 << self.sector) - 1, rng.getrandbits(self.sector) or 1])
+        way = rng.randrange(dut.sizes.ways)
+        ctx.set(dut.i.p.sector, at)
+        ctx.set(dut.i.p.lines, held)
+        ctx.set(dut.i.p.place, rng.randrange(4) << dut.sizes.way_bits | way)
+        self.begun = Recall(at, way, held, self.sector)
+
+    def answer(self):
+        """A sound answer, or one with another device's BI-ID. Of a recall whose time is nearly over
+        nothing is said."""
+        ctx, dut, rng, strange = self.ctx, self.dut, self.rng, False
+        ctx.set(dut.m2s_birsp.valid, 0)
+        may = [
+            r
+            for r in self.active
+            if r.owed()
+            and (not self.timeout or r.to_send or self.cycle < r.last + self.timeout - 2)
+        ]
+        prompt = not self.timeout or self.cycle % 1_000 < 700
+        if may and rng.random() < (0.3 if prompt else 0.01):
+            answers = rng.choice(may).answers
+            said, before = answers.draw(), answers.unasked
+            answers.take(**said)
+            if answers.unasked == before:
+                self.say(said | {"bi_id": 9})
+        elif rng.random() < 0.004:
+            strange = True
+            self.say({"bi_id": 8})
+        assert ctx.get(dut.unasked) == strange
+
+    def say(self, said):
+        p = self.dut.m2s_birsp.p
+        for name, value in said.items():
+            self.ctx.set(p["bi_tag" if name == "tag" else name], value)
+        self.ctx.set(self.dut.m2s_birsp.valid, 1)
+
+    def take_bisnp(self):
+        ctx, port = self.ctx, self.dut.s2m_bisnp
+        if self.offered:
+            assert ctx.get(port.valid) and fields(ctx, port.p) == self.offered, "it was withdrawn"
+        self.offered = offered = fields(ctx, port.p) if ctx.get(port.valid) else None
+        if not offered or not ctx.get(port.ready):
+            return
+        self.offered = None
+        block = offered["opcode"] == S2MBISnp.INV_BLK
+        r = self.of(offered["address"] & ~3 if block else offered["address"])
+        line = offered["bi_tag"] % self.sector
+        assert r.to_send.pop(0) == (offered["opcode"], offered["address"], line)
+        r.last = self.cycle
+        r.send(offered, self.rng, self.sector)
+        self.seen["blocks"] += block
+
+    def take_lost(self):
+        ctx, port = self.ctx, self.dut.o_lost
+        if not (ctx.get(port.valid) and ctx.get(port.ready)):
+            return
+        lost = fields(ctx, port.p)
+        line = lost["sector"] * self.sector + lost["line"]
+        r = self.of(line)
+        assert line not in r.told
+        r.told.add(line)
+        self.seen["lost"] += 1
+        if lost["refused"]:
+            assert line in r.answers.lost
+            return
+        if line in r.owed():  # the others of its recall are given up with it
+            assert self.timeout and self.cycle > r.last + self.timeout
+            r.silent |= r.owed()
+            r.answers.owed = {tag: set() for tag in r.answers.owed}
+            self.seen["silent"] += 1
+        assert line in r.silent
+
+    def take_end(self):
+        ctx, port = self.ctx, self.dut.o_finish
+        for r in self.active:
+            if self.timeout and not r.to_send and r.owed():
+                # Another recall's lines may be told of first.
+                assert self.cycle <= r.last + self.timeout + 20 + 8 * self.sector
+        if ctx.get(port.valid) and ctx.get(port.ready):
+            end = fields(ctx, port.p)
+            r = self.of(end["sector"] * self.sector)
+            assert not r.to_send and not r.owed() and end["way"] == r.way
+            assert r.told == r.answers.lost | r.silent
+            self.active.remove(r)
+            self.seen["ends"] += 1
+
+    async def step(self, may):
+        ctx, dut, rng = self.ctx, self.dut, self.rng
+        ctx.set(dut.now, self.cycle)
+        self.begin(may)
+        for port, chance in ((dut.s2m_bisnp, 0.6), (dut.o_lost, 0.3), (dut.o_finish, 0.3)):
+            ctx.set(port.ready, rng.random() < chance)
+        self.answer()
+        self.take_bisnp()
+        self.take_lost()
+        self.take_end()
+        await ctx.tick()
+        self.cycle += 1
+
+
 @pytest.mark.parametrize(("sector", "timeout", "seed"), [(4, 0, 1), (8, 60, 2), (32, 150, 3)])
 def test_recalls_side_by_side(sector, timeout, seed):
-    """As many as there is room for, every port standing still at times: each BISnp once and in
-    order, each line that is kept told of once, an end when all is over; a silent line is given up
-    when its time is over, and no sooner."""
+    """Each BISnp once and in order, each line that is kept told of once, an end when all is over; a
+    silent line is given up when its time is over, and no sooner."""
     dut, rng = new_engine(sector), random.Random(seed)
-    config_way = dut.sizes.way_bits
     seen = {"most": 0, "ends": 0, "lost": 0, "silent": 0, "blocks": 0}
 
     async def bench(ctx):
-        active, offered, just_begun = [], None, None
         ctx.set(dut.bi_id, 9)
         ctx.set(dut.blocks, 1)
         ctx.set(dut.timeout, timeout)
+        b = SideBySide(ctx, dut, rng, sector, timeout, seen)
         for cycle in range(4_000):
-            ctx.set(dut.now, cycle)
-            if just_begun:
-                active.append(just_begun)
-                just_begun = None
-            count = len(active)
-            seen["most"] = max(seen["most"], count)
-            assert ctx.get(dut.free) == (count < dut.sizes.recalls), cycle
-            assert ctx.get(dut.idle) == (count == 0), cycle
-            begins = count < dut.sizes.recalls and rng.random() < 0.2 and cycle < 3_500
-            ctx.set(dut.i.valid, begins)
-            if begins:
-                at = rng.choice([n for n in range(64) if n not in {r.sector for r in active}])
-                held = rng.choice([1, (1 << sector) - 1, rng.getrandbits(sector) or 1])
-                way = rng.randrange(1 << config_way)
-                ctx.set(dut.i.p.sector, at)
-                ctx.set(dut.i.p.lines, held)
-                ctx.set(dut.i.p.place, rng.randrange(4) << config_way | way)
-                just_begun = Recall(at, way, held, sector, True)
-            ctx.set(dut.s2m_bisnp.ready, rng.random() < 0.6)
-            ctx.set(dut.o_lost.ready, rng.random() < 0.3)
-            ctx.set(dut.o_finish.ready, rng.random() < 0.3)
-            ctx.set(dut.m2s_birsp.valid, 0)
-            # Of a recall whose time is nearly over nothing is said.
-            answering = [
-                r
-                for r in active
-                if r.owed() and (not timeout or r.to_send or cycle < r.last + timeout - 2)
-            ]
-            if answering and rng.random() < (0.3 if cycle % 1_000 < 700 or not timeout else 0.01):
-                r = rng.choice(answering)
-                answer = r.answers.draw()
-                before = r.answers.unasked
-                r.answers.take(**answer)
-                if r.answers.unasked == before:
-                    for name, value in (("bi_tag", answer["tag"]), ("bi_id", 9)):
-                        ctx.set(dut.m2s_birsp.p[name], value)
-                    for name in ("opcode", "low_address"):
-                        ctx.set(dut.m2s_birsp.p[name], answer[name])
-                    ctx.set(dut.m2s_birsp.valid, 1)
-            elif rng.random() < 0.004:  # another device's
-                ctx.set(dut.m2s_birsp.valid, 1)
-                ctx.set(dut.m2s_birsp.p.bi_id, 8)
-            assert ctx.get(dut.unasked) == (
-                ctx.get(dut.m2s_birsp.valid) and ctx.get(dut.m2s_birsp.p.bi_id) == 8
-            )
-            bisnp = dut.s2m_bisnp
-            if offered:
-                assert ctx.get(bisnp.valid) and fields(ctx, bisnp.p) == offered, "it was withdrawn"
-            offered = fields(ctx, bisnp.p) if ctx.get(bisnp.valid) else None
-            if offered and ctx.get(bisnp.ready):
-                block = offered["opcode"] == S2MBISnp.INV_BLK
-                first = offered["address"] & ~3 if block else offered["address"]
-                (r,) = (r for r in active if r.base <= first < r.base + sector)
-                line = offered["bi_tag"] % sector
-                assert r.to_send[0] == (offered["opcode"], offered["address"], line)
-                r.to_send.pop(0)
-                r.sent.append(offered)
-                r.last = cycle
-                seen["blocks"] += block
-                lost = r.answers.lost if r.answers else set()
-                owed = r.answers.owed if r.answers else {}
-                r.answers = Answers(rng, r.sent, r.sector, sector)
-                r.answers.lost = lost
-                r.answers.owed |= owed
-                offered = None
-            if ctx.get(dut.o_lost.valid) and ctx.get(dut.o_lost.ready):
-                lost = fields(ctx, dut.o_lost.p)
-                (r,) = (r for r in active if r.sector == lost["sector"])
-                line = r.base + lost["line"]
-                assert line not in r.told
-                r.told.add(line)
-                seen["lost"] += 1
-                if lost["refused"]:
-                    assert line in r.answers.lost
-                else:
-                    assert timeout and line in r.owed() | r.silent
-                    if line in r.owed():  # the others of its recall are given up with it
-                        assert cycle > r.last + timeout
-                        r.silent |= r.owed()
-                        for tag in r.answers.owed:
-                            r.answers.owed[tag] = set()
-                        seen["silent"] += 1
-            for r in active:
-                if timeout and not r.to_send and r.owed():
-                    # Another recall's lines may be told of first.
-                    assert cycle <= r.last + timeout + 20 + 8 * sector, "nothing is given up"
-            if ctx.get(dut.o_finish.valid) and ctx.get(dut.o_finish.ready):
-                end = fields(ctx, dut.o_finish.p)
-                (r,) = (r for r in active if r.sector == end["sector"])
-                assert not r.to_send and not r.owed() and end["way"] == r.way
-                assert r.told == r.answers.lost | r.silent
-                active.remove(r)
-                seen["ends"] += 1
-            await ctx.tick()
-        assert not active
+            await b.step(cycle < 3_400)
+        assert not b.active
 
     simulate(opened(dut)[0], bench)
     assert seen["most"] == dut.sizes.recalls and seen["ends"] > 30 and seen["blocks"] > 20
