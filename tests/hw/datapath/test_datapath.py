@@ -252,6 +252,33 @@ def test_a_flush_forgets_its_own_frame_alone(config):
     assert others and run(t, QUICK).figures["reads"] == 2 * count
 
 
+@everywhere
+def test_a_flush_forgets_its_own_frame_in_each_slot(config):
+    """What a frame left in its slots is read again after its flush: often enough in each slot with
+    each bit of the frame's number 0 and 1, before the frame whose number differs in that bit."""
+    t = Traffic(config, 1)
+    count, passes = min(config.line_slots, config.scale_slots), 8
+    for end in (count, config.frames[0], sum(config.frames)):
+        pages = [t.page(end - 1 - n, Format.INT8, used_lines=2) for n in range(count)]
+        for page in pages:
+            t.load(page)
+        for _ in range(passes):
+            t.rng.shuffle(pages)
+            for page in pages:
+                t.read(page, 0, 0)
+            t.wait_answered()
+            t.rng.shuffle(pages)
+            for again in (True, False):
+                for page in pages:
+                    t.flush(page, 0)
+                    t.wait_flushed()
+                    if again:
+                        t.read(page, 0, 0)
+                t.wait_answered()
+    # Twice in each pass, a line and its scale.
+    assert run(t, QUICK).figures["reads"] == 3 * passes * 2 * 2 * count
+
+
 @rated
 def test_flushes_overlap_with_traffic_of_other_frames(config):
     """The head does not wait for a flush: reads of other frames behind five flushes are answered
