@@ -6,6 +6,7 @@ from __future__ import annotations
 from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
 
 from ..lib.byte_memory import ByteMemory
 from ..lib.protected import BlockFault, Fault, gather, merged, used
@@ -84,7 +85,7 @@ class Msix(wiring.Component):
         }
         chosen, sending = Signal(range(max(n, 2))), Signal()
         was_data, was_mask, was_there = Signal(), Signal(), Signal()
-        mask_here = Array(masks)[vector[: (n - 1).bit_length() or 1]]
+        mask_here = Array(masks)[vector[: ceil_log2(n) or 1]]
         accessed = Signal()
         for lane_of, (name, each) in enumerate(parts.items()):
             m.submodules[name] = each

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from amaranth.hdl import Assert, Cat, Module, Signal
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import ceil_log2
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, PageState
@@ -99,7 +100,7 @@ class Sweep(wiring.Component):
     def _map_words(self, m: Module, s: SimpleNamespace) -> None:
         """Words of the map, one per cycle; those with pages wait in a short FIFO."""
         request, squeue = s.request, s.squeue
-        index_bits = max(1, (self.words - 1).bit_length())
+        index_bits = max(1, ceil_log2(self.words))
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
         m.submodules.waiting = words = fifo.SyncFIFO(width=waiting.size, depth=8)
         index, reading, read_index, walking = (

@@ -38,6 +38,7 @@ class World:
         self.dut, self.seen, self.number = Sweep(config=config), Counter(), 0
         self.pipe = deque([None] * SCORED, SCORED)  # SCANs on their way, the last one first
         self.of_word, self.word, self.stall = word_pages(config), None, 0.0
+        self.former = 0  # the queue of the sweep before
 
     def begin(self, tables):
         """What the next sweep meets."""
@@ -49,7 +50,7 @@ class World:
             words = [0] * len(words)
         self.listed = [p for p in range(c.pages) if rng.random() < words[p // self.of_word]]
         self.look = {
-            "newest": {"page": rng.randrange(c.pages), "valid": rng.getrandbits(1)},
+            "newest": {"page": self.some_page(), "valid": rng.random() < 0.7},
             "policy": rng.getrandbits(1),
         }
         mantissa, shift = recency_constants(rng.randrange(1, 1 << rng.choice([3, 12, 16])))
@@ -72,6 +73,11 @@ class World:
         self.newest = None  # of an allocation since `watch`
         self.swept_step = None  # until the first SCAN is decided
         self.scans = []
+
+    def some_page(self):
+        """Mostly one that the sweep lists."""
+        pages = self.listed if self.listed and self.rng.random() < 0.7 else range(self.config.pages)
+        return self.rng.choice(pages)
 
     def candidates(self):
         """What the list has to be."""
@@ -116,9 +122,15 @@ class World:
         result = {"op": op, "changed": changed, "old": {"state": old}, "word": {"state": new}}
         return valid, result
 
-    async def tick(self, ctx, *, watched, quiet=False):
-        """A cycle of all that is around the sweep. The step is its session's when the first SCAN is
-        decided; before and after that it is another one."""
+    def allocation(self, squeue):
+        op = {"kind": Op.WRITE, "squeue": squeue, "page": self.some_page()}
+        states = {"old": {"state": PageState.ABSENT}, "word": {"state": PageState.RESIDENT}}
+        return {"op": op, "changed": 1} | states
+
+    async def tick(self, ctx, *, watched, quiet=False, allocates=None):
+        """A cycle of all that is around the sweep; `allocates` is the queue of an allocation. The
+        step is its session's when the first SCAN is decided; before and after that it is another
+        one."""
         rng, dut, c = self.rng, self.dut, self.config
         decided, scanned, step = self.pipe[M3 - 1], self.pipe[-1], rng.getrandbits(STEP_BITS)
         valid, result = 0, self.other_result(False)[1]
@@ -126,6 +138,11 @@ class World:
             valid, result = 1, {"op": {"kind": Op.SCAN, "squeue": self.squeue, "page": decided}}
             if self.swept_step is None:
                 self.swept_step = step = self.step
+        elif allocates is not None:
+            valid, result = 1, self.allocation(allocates)
+            if watched:
+                self.newest = result["op"]["page"]
+                self.seen["newest"] += 1
         elif not quiet and rng.random() < 0.2:
             valid, result = self.other_result(watched)
         ctx.set(dut.control.step, step)
@@ -166,13 +183,15 @@ class World:
         dut, rng = self.dut, self.rng
         ctx.set(dut.control.watch.valid, 1)
         ctx.set(dut.control.watch.p, self.squeue)
-        await self.tick(ctx, watched=False)
+        await self.tick(ctx, watched=False, allocates=self.former)
         ctx.set(dut.control.watch.valid, 0)
         ctx.set(dut.control.watch.p, rng.randrange(self.config.squeues))
-        for _ in range(rng.randrange(6)):
+        # One that comes early is told before `start`, the last one with it.
+        wait, early = rng.randrange(6), rng.randrange(1, 8)
+        for left in range(wait, 0, -1):
             assert not ctx.get(dut.swept)
-            await self.tick(ctx, watched=True)
-        self.number += 1
+            await self.tick(ctx, watched=True, allocates=self.squeue if left == early else None)
+        self.number, self.former = self.number + 1, self.squeue
         ctx.set(dut.control.start.valid, 1)
         ctx.set(dut.control.start.p, {"session": self.session, "look": self.look})
         assert ctx.get(dut.swept)
