@@ -38,10 +38,13 @@ def test_latency_and_interval():
 
 
 class Bench:
-    """The engine, with a recall of lines 0 and 2 of sector 5 whose BISnp are out."""
+    """The engine, every port of it taken from in each cycle."""
 
     def __init__(self, ctx, dut):
         self.ctx, self.dut, self.events, self.cycle = ctx, dut, [], 0
+        for port in (dut.s2m_bisnp, dut.o_finish, dut.o_lost):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.bi_id, 9)
 
     async def tick(self, count=1):
         ctx, dut = self.ctx, self.dut
@@ -85,9 +88,6 @@ def run(test, timeout=0):
 
     async def bench(ctx):
         b = Bench(ctx, dut)
-        for port in (dut.s2m_bisnp, dut.o_finish, dut.o_lost):
-            ctx.set(port.ready, 1)
-        ctx.set(dut.bi_id, 9)
         ctx.set(dut.timeout, timeout)
         b.begin()
         await b.tick()
@@ -210,9 +210,6 @@ def test_blocks_are_called_back_at_once_and_answered_in_any_form(sector, blocks)
 
     async def bench(ctx):
         b = Bench(ctx, dut)
-        for port in (dut.s2m_bisnp, dut.o_finish, dut.o_lost):
-            ctx.set(port.ready, 1)
-        ctx.set(dut.bi_id, 9)
         ctx.set(dut.blocks, blocks)
         for _ in range(40):
             held = rng.choice([rng.getrandbits(sector), (1 << sector) - 1, rng.getrandbits(sector)])
