@@ -270,6 +270,7 @@ class SideBySide:
         self.ctx, self.dut, self.rng, self.seen = ctx, dut, rng, seen
         self.sector, self.timeout, self.cycle = sector, timeout, 0
         self.active, self.begun, self.offered = [], None, None
+        self.sending = None  #: whose BISnp was taken last
 
     def of(self, first):
         """The recall that this line's sector, in lines, belongs to."""
@@ -336,6 +337,9 @@ class SideBySide:
         block = offered["opcode"] == S2MBISnp.INV_BLK
         r = self.of(offered["address"] & ~3 if block else offered["address"])
         line = offered["bi_tag"] % self.sector
+        # The lines of one recall, then those of the next.
+        assert self.sending in (None, r) or not self.sending.to_send
+        self.sending = r
         assert r.to_send.pop(0) == (offered["opcode"], offered["address"], line)
         r.last = self.cycle
         r.send(offered, self.rng, self.sector)
