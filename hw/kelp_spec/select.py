@@ -120,7 +120,8 @@ class SlotState(IntEnum):
     NO_ROOM = 2  #: pins and slots have all frames but the reserve
 
 
-#: Fields of a doorbell line, lowest bits first. `most`: pages beside the first and the newest;
+#: Fields of a doorbell line, lowest bits first; `spare` and `beyond`, and what is behind the last
+#: one, are not looked at. `most`: pages beside the first and the newest;
 #: `release`: give back the session's slots and choose nothing; `fetch`: pages that were scored and
 #: are not resident are asked of the prefetcher; `speculative`: do that, and choose nothing;
 #: `waits`: while more than `wait_above` is missing, for 2^patience cycles at most; `fetch_from`: of
@@ -142,7 +143,8 @@ BELL_FIELDS = (
     ("spare", 3),
     ("target", 32),
     ("m", 16),
-    ("sh", 8),
+    ("sh", 5),
+    ("beyond", 3),
     ("wait_above", 32),
     ("patience", 8),
     ("fetch_from", 32),

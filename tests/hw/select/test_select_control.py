@@ -199,6 +199,29 @@ def test_queries_and_doorbells_that_are_no_good():
     room.run(host)
 
 
+def test_bits_that_are_no_field_are_not_looked_at():
+    """In a doorbell and behind it, by block and golden region: the choice is that of zeros."""
+    room, region = Room(device()), SelectRegion(device())
+    line, found = region.map.bell(0, 0), []
+
+    async def host(room):
+        await room.ask(region, queries())
+        names = [name for name, _ in BELL_FIELDS]
+        sh = sum(bits for _, bits in BELL_FIELDS[: names.index("sh")]) // 8
+        for sequence, bits, behind in ((1, 0, b"\0"), (2, 7, b"\xff")):
+            bell = BELL | {"sequence": sequence, "spare": bits}
+            data = bytearray(record_bytes(BELL_FIELDS, bell).ljust(64, behind))
+            data[sh] |= bits << 5
+            await room.access(line, data)
+            region.write(line, data, OWNER)
+            answer, wanted = await room.answered(region, sequence)
+            assert answer == wanted and record(ANSWER_FIELDS, answer[0])["count"] == 6
+            found.append(answer[1:])
+        assert found[0] == found[1]
+
+    room.run(host)
+
+
 def together(pairs, *, offer=1.0, take=1.0, between=None):
     """Pairs of SELECTs, of two groups, rung one right behind the other: answers and slots are those
     of the golden region, which serves one after the other, and so are the ops of each queue. The

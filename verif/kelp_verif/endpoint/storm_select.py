@@ -160,6 +160,7 @@ class Choices:
             "target": int(rng.choice([0, 1 << 15, c.select_heads << 16, (1 << 32) - 1])),
             "m": int(rng.choice([47274, 0, 65535])),
             "sh": int(rng.choice([18, 0, 31])),
+            "beyond": int(rng.integers(8)),
         }
         if rng.random() < 0.15:
             wrong = [("queue", 65535), ("newest", 65535), ("tokens", 0), ("tokens", 65535)]
