@@ -104,7 +104,7 @@ class SelectRegion:
     wait : callable, optional
         Answers `Waits`; by default nobody waits.
     on_event : callable, optional
-        Called with (Event, ld_id, session, argument) of what is refused.
+        Called with (Event, ld_id, squeue, page, argument) of what is refused.
     """
 
     def __init__(
@@ -206,12 +206,13 @@ class SelectRegion:
     def _owner(self, line, ld_id):
         session = line >> self.map.offset_bits - self.config.session_bits
         if session >= self.config.sessions:
+            self._on_event(Event.CLOSED_SESSION, ld_id, 0, 0, 0)
             return False
         held = self.endpoint.tracker.sessions[session]
         closed = not held.open or held.closing
         if closed or held.ld_id != ld_id:
             event = Event.CLOSED_SESSION if closed else Event.FOREIGN_LD
-            self._on_event(event, ld_id, session, 0)
+            self._on_event(event, ld_id, session * self.config.queues, 0, 0)
             return False
         return True
 
@@ -257,7 +258,9 @@ class SelectRegion:
                 at = session * self.config.queues + bell.queue
                 chosen, absent, missing = yield from self._chosen(session, at, bell, query, plan)
         if refusal:
-            self._on_event(Event.SELECT_REFUSED, held.ld_id, session, int(refusal))
+            queue = bell.queue if bell.queue < held.used_queues else 0
+            named = session * self.config.queues + queue, bell.newest % self.config.pages
+            self._on_event(Event.SELECT_REFUSED, held.ld_id, *named, int(refusal))
         header = {
             "sequence": bell.sequence,
             "status": SelectStatus.REFUSED if refusal else SelectStatus.DONE,

@@ -12,7 +12,7 @@ from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.select_region import SelectRegion
 from kelp_spec.config import named
-from kelp_spec.metadata import Op, PageState
+from kelp_spec.metadata import Event, Op, PageState
 from kelp_spec.select import (
     ABSENT_MORE,
     ANSWER_FIELDS,
@@ -392,6 +392,21 @@ def test_a_foreign_host_reads_and_changes_nothing(bench):
     assert header["status"] == SelectStatus.NONE and not bench.pinned()
     bench.select()
     assert bench.region.read(bench.region.map.bell(0, 0), 4) == bytes(64)
+
+
+def test_events_name_who_asked_and_what(bench):
+    """Of a session that the device has not, too: an address may have room for more."""
+    config, told = CONFIG.with_(sessions=3), []
+    region = SelectRegion(Endpoint(config), on_event=lambda *event: told.append(event))
+    session = 1 << region.map.offset_bits - config.session_bits
+    for n in (1, 3):
+        assert region.read(n * session, 5) == bytes(64)
+    assert told == [(Event.CLOSED_SESSION, 5, n, 0, 0) for n in (config.queues, 0)]
+    bench.region._on_event = lambda *event: told.append(event)
+    bench.select(queue=3, newest=32)
+    bench.select(queue=4)
+    refused = ((3, 32, Refusal.PAGE), (0, PAGES - 1, Refusal.QUEUE))
+    assert told[2:] == [(Event.SELECT_REFUSED, 3, *each) for each in refused]
 
 
 def test_nothing_is_left_of_a_session(bench):

@@ -22,7 +22,7 @@ from kelp_rtl.device import (
     Pressure,
     RunRules,
 )
-from kelp_rtl.program import READ, WRITE, Program, Response
+from kelp_rtl.program import PARTIAL, POISON, READ, WRITE, Program, Response
 from kelp_spec.config import named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Event, Op, PageState, PrefetchSource
@@ -60,6 +60,7 @@ POOLS = {Format.RAW16: 0, Format.FP8_E4M3: 1, Format.INT8: 2, Format.INT4: 3}
 BELL = {"newest": 11, "tokens": TOKENS, "lines": LINES, "most": 4, "target": HEADS << 16}
 BELL |= {"m": 47274, "sh": 18}
 CHOICES = (int(Op.LOOK), int(Op.HOLD), int(Op.UNHOLD))
+WHOLE = (1 << 64) - 1
 
 
 class Both:
@@ -131,22 +132,44 @@ class Both:
         rows = self.lines(len(where))
         addresses = [self.driver.address(0, *place) for place in where]
         self.driver.run(Program.writes(np.array(addresses, np.uint64), rows, ld_id=OWNER))
-        for (queue_, page, kv, line), row in zip(where, rows, strict=True):
-            self.written[queue_, page, kv, line] = row
-            if not told:
-                continue
-            self.golden.apply(
-                TrackerOp(
-                    Op.WRITE,
-                    squeue=queue_,
-                    page=page,
-                    kv_line=4 * kv + line,
-                    write=1,
-                    has_write=1,
-                    ld_id=OWNER,
-                    origin=(row.tobytes(), (1 << 64) - 1),
-                )
+        for place, row in zip(where, rows, strict=True):
+            self.written[place] = row
+            if told:
+                self.tell(place, row)
+
+    def tell(self, place, row, enable=WHOLE, **how):
+        """The golden endpoint hears of a line that was written."""
+        queue, page, kv, line = place
+        self.golden.apply(
+            TrackerOp(
+                Op.WRITE,
+                squeue=queue,
+                page=page,
+                kv_line=4 * kv + line,
+                write=1,
+                has_write=1,
+                ld_id=OWNER,
+                origin=(row.tobytes(), enable),
+                **how,
             )
+        )
+
+    def put(self, place, *, enable=WHOLE, poison=0):
+        """One line, whole, in part or poisoned."""
+        [row] = self.lines(1)
+        self.driver.run(
+            Program(
+                opcode=WRITE if enable == WHOLE else PARTIAL,
+                address=np.array([self.driver.address(0, *place)], np.uint64),
+                ld_id=OWNER,
+                data=row[None],
+                byte_enable=np.array([enable], np.uint64),
+                flags=POISON * poison,
+            )
+        )
+        bytes_ = enable >> np.arange(64, dtype=np.uint64) & np.uint64(1) > 0
+        self.written[place] = np.where(bytes_, row, self.written.get(place, np.uint8(0)))
+        self.tell(place, row, enable, partial=int(enable != WHOLE), poison=poison)
 
     def stored(self, rows):
         """What the host reads of lines that it wrote."""
@@ -200,6 +223,7 @@ class Both:
         for n, line in enumerate(found):
             assert line.tobytes() == self.region.read(first + n, OWNER), (bell, header)
         assert self.choices() == golden_ops
+        self.ops = golden_ops
         rows = found[1:].tobytes()
         pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
         states = Counter(SlotState(page["state"]).name for page in pages)
@@ -219,8 +243,9 @@ class Both:
             if kind in CHOICES
         ]
 
-    def gather(self, header, pages, queue=0):
-        """The chosen pages by the window, compared with what was written."""
+    def gather(self, header, pages, queue=0, poisoned=()):
+        """The chosen pages by the window, compared with what was written; lines `poisoned` (page,
+        kv, line) are."""
         places = [
             (slot, kv, line) for kv in (0, 1) for slot in range(len(pages)) for line in range(4)
         ]
@@ -230,7 +255,10 @@ class Both:
         ]
         result = self.driver.run(Program.reads(np.array(addresses, np.uint64), ld_id=OWNER))
         held = np.array([pages[slot]["state"] == SlotState.HELD for slot, *_ in places])
-        assert (result.response == np.where(held, Response.DATA, Response.NXM)).all()
+        ill = [(pages[slot]["page"], kv, line) in poisoned for slot, kv, line in places]
+        answers = np.where(held, np.where(ill, Response.POISON, Response.DATA), Response.NXM)
+        assert (result.response == answers).all()
+        held &= ~np.array(ill)
         wanted = [self.written[queue, pages[slot]["page"], kv, line] for slot, kv, line in places]
         wanted = self.stored(np.array(wanted))
         assert (result.data[held] == wanted[held]).all()
@@ -361,7 +389,12 @@ def test_bad_input():
     both.open(0)
     assert not both.answer(0).any()
     assert d.run(Program.reads(address, ld_id=OWNER)).response[0] == Response.NXM
-    logged = [d.read_fields(f"event_{n}")["code"] for n in range(d.read64("event_count"))]
+    # Nor does its event name the page that was in the slot.
+    address = np.array([d.addresses.gather(0, 0, header["generation"], 0, 1, 0)], np.uint64)
+    assert d.run(Program.reads(address, ld_id=OWNER + 1)).response[0] == Response.NXM
+    events = [d.read_fields(f"event_{n}") for n in range(d.read64("event_count"))]
+    assert {event["page"] for event in events if event["code"] == Event.OUT_OF_MAP} == {0}
+    logged = [event["code"] for event in events]
     assert sorted(logged[:11]) == 4 * [Event.FOREIGN_LD] + 7 * [Event.SELECT_REFUSED]
     assert set(logged[11:]) == {Event.OUT_OF_MAP, Event.CLOSED_SESSION}
 
@@ -403,6 +436,45 @@ def test_pages_that_are_evicted():
     begun = both.driver.time
     refused = alone(both, sequence=104, waits=1, patience=20)
     assert refused["missing"] > 0 and both.driver.time - begun < 1 << 18
+
+
+def test_lines_that_change_between_choice_and_gather():
+    """In part, poisoned, or lost by memory: a slot shows its page as it is now, and the next SELECT
+    reads the page anew; a key that is poison counts nothing."""
+    both = Both(seed=8)
+    both.write(range(12))
+    header, pages = both.select(target=1 << 31)
+    first, second = (page["page"] for page in pages[2:4])
+    both.put((0, first, 0, 1), enable=0xFF << 24)
+    both.put((0, second, 0, 0), poison=1)
+    both.put((0, second, 1, 2), poison=1)
+    poisoned = {(second, 0, 0), (second, 1, 2)}
+    both.gather(header, pages, poisoned=poisoned)
+    header, pages = both.select(queries=False, target=1 << 31)
+    assert {(Op.LOOK, 0, page, line) for page in (first, second) for line in range(4)} <= {
+        tuple(op[:4]) for op in both.ops
+    }
+    both.driver.configure(memory=MemoryTiming(latency=64, read_error=1.0))
+    gathered = both.driver.addresses.gather
+    address = [gathered(0, 0, header["generation"], kv, 0, 3) for kv in (0, 1)]
+    lost = both.driver.run(Program.reads(np.array(address, np.uint64), ld_id=OWNER))
+    assert (lost.response == Response.POISON).all() and not lost.data.any()
+    both.driver.configure(memory=MemoryTiming(latency=64))
+    both.gather(header, pages, poisoned=poisoned)
+
+
+def test_a_queue_that_grows():
+    """Its newest page has a token more with each SELECT, and is summarised when it is newest no
+    more."""
+    both = Both(seed=10)
+    both.write(range(5))
+    for page in (5, 6):
+        for token in range(TOKENS):
+            for kv, line in ((0, 2 * token), (0, 2 * token + 1), (1, 2 * token)):
+                both.put((0, page, kv, line))
+            header, pages = both.select(newest=page, tokens=token + 1, target=1 << 31)
+            assert [one["page"] for one in pages[:2]] == [0, page]
+            assert all(one["state"] == SlotState.HELD for one in pages)
 
 
 def test_without_room_a_page_is_chosen_and_has_no_slot():

@@ -14,10 +14,13 @@ from narrow_unit import UNIT
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program
-from kelp_spec.formats import Format
-from kelp_spec.hints import HintKind, HintLine, pack
+from kelp_spec.config import named
+from kelp_spec.formats import LINE_BYTES, Format
+from kelp_spec.hints import ENTRIES, HintKind, HintLine, pack
 from kelp_spec.metadata import Op, Outcome, PrefetchSource, ScoreSource
 from kelp_spec.registers import SessionCommand
+from kelp_spec.select import BELL_FIELDS, SelectMap, record_bytes
+from kelp_verif.endpoint.some_plan import some_plan
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -46,8 +49,9 @@ WEATHER = (
 class Twin:
     """One device. All that it is asked follows from `rng`, and all that it showed is in `seen`."""
 
-    def __init__(self, seed):
-        self.device = Driver(UNIT, seed=seed, rules=RULES)
+    def __init__(self, seed, config=UNIT):
+        self.config = config
+        self.device = Driver(config, seed=seed, rules=RULES)
         self.device.memory[:] = np.random.default_rng(seed).integers(
             0, 256, self.device.memory.shape, np.uint8
         )
@@ -58,7 +62,7 @@ class Twin:
         self.device.configure(**dict(zip(("memory", "flash", "pressure"), weather, strict=True)))
         self.device.take_commits()
         self.rng, self.seen, self.began = np.random.default_rng(seed), [], self.device.counts()
-        self.sequence = [0] * UNIT.sessions
+        self.sequence = [0] * self.config.sessions
 
     def set_up(self):
         """Everything that a host may set, at random, and every session open."""
@@ -92,6 +96,25 @@ class Twin:
                 ),
                 owner=owner,
             )
+            if self.config.select:
+                self._choosable(session, owner)
+
+    def _choosable(self, session, owner):
+        """Pages, queries and plans of a session, so that it may choose."""
+        d, c = self.device, self.config
+        groups = [self._asked(session, group) for group in range(c.select_groups)]
+        asked = np.concatenate([list(lines) for lines, _ in groups]).astype(np.uint64)
+        keys = [
+            d.address(session, queue, page, 0, line)
+            for queue in range(2)
+            for page in range(8)
+            for line in range(c.half_lines)
+        ]
+        rows = [*(rows for _, rows in groups)]
+        rows += [self.rng.standard_normal((len(keys), 32)).astype("<f2").view(np.uint8)]
+        address = [np.uint64(d.addresses.select_base) + asked * np.uint64(LINE_BYTES)]
+        address += [np.array(keys, np.uint64)]
+        d.run(Program.writes(np.concatenate(address), np.concatenate(rows), ld_id=owner))
 
     def traffic(self, count):
         """Requests of owners and strangers to lines, hints, registers and nowhere; one program."""
@@ -111,22 +134,28 @@ class Twin:
 
     def _request(self):
         d, rng = self.device, self.rng
-        session, whole = int(rng.integers(UNIT.sessions)), (1 << 64) - 1
+        session, whole = int(rng.integers(self.config.sessions)), (1 << 64) - 1
         owner = OWNERS[session] if rng.random() < 0.97 else STRANGER
+        if self.config.select and rng.random() < 0.25:
+            return self._choice(session, owner)
         kind = rng.random()
         if kind < 0.06:
             return WRITE, d.addresses.hint_base, owner, self._hint(session), whole, 0
         if kind < 0.09:
             return self._command(session, owner)
         if kind < 0.1:
-            return READ, 3 << UNIT.aperture_bits, owner, None, whole, 0
+            return READ, 3 << self.config.aperture_bits, owner, None, whole, 0
         if kind < 0.12:
             names = list(d.registers)
             register = d.registers[names[int(rng.integers(len(names)))]]
             at = d.addresses.register_base + register.offset // 64 * 64
             return READ, at, int(rng.choice((0, owner))), None, whole, 0
         address = d.address(
-            session, *(int(rng.integers(n)) for n in (UNIT.queues, UNIT.pages, 2, UNIT.half_lines))
+            session,
+            *(
+                int(rng.integers(n))
+                for n in (self.config.queues, self.config.pages, 2, self.config.half_lines)
+            ),
         )
         opcode = rng.choice((READ, WRITE, PARTIAL, SPEC_READ), p=(0.5, 0.3, 0.15, 0.05))
         poison = POISON if opcode == WRITE and rng.random() < 0.05 else 0
@@ -135,17 +164,58 @@ class Twin:
     def _hint(self, session):
         rng = self.rng
         kind = HintKind(int(rng.integers(1, 5)))
-        pages = rng.permutation(UNIT.pages)[: int(rng.integers(1, UNIT.pages + 1))]
+        most = min(self.config.pages, ENTRIES)
+        pages = rng.permutation(self.config.pages)[: int(rng.integers(1, most + 1))]
         line = HintLine(
             kind=kind,
             session=session,
             sequence=self.sequence[session],
-            queue=int(rng.integers(UNIT.queues)),
-            entries=tuple(map(int, pages if kind != HintKind.MASS else pages * 8000)),
+            queue=int(rng.integers(self.config.queues)),
+            entries=tuple(map(int, pages if kind != HintKind.MASS else pages * 1000)),
             advance=bool(rng.integers(2)),
         )
         self.sequence[session] += int(rng.random() < 0.95)
         return np.frombuffer(pack(line), np.uint8)
+
+    def _choice(self, session, owner):
+        """A line of a query or a plan, a doorbell, an answer, or a slot."""
+        d, rng, c = self.device, self.rng, self.config
+        places, whole = SelectMap(c), (1 << 64) - 1
+        kind, group = rng.random(), int(rng.integers(c.select_groups))
+        if kind < 0.3:
+            generation, slot = int(rng.integers(3)), int(rng.integers(4))
+            at = session, int(rng.integers(2)), generation, int(rng.integers(2)), slot
+            address = d.addresses.gather(*at, int(rng.integers(c.half_lines)))
+            return READ, address, owner, None, whole, 0
+        bell = places.bell(session, group)
+        if kind < 0.5:
+            line = bell + int(rng.integers(places.answer_lines))
+            return READ, d.addresses.select_base + 64 * line, owner, None, whole, 0
+        lines, rows = (bell,), self._bell()
+        if kind < 0.8:
+            lines, rows = self._asked(session, group)
+        n = int(rng.integers(len(lines)))
+        return WRITE, d.addresses.select_base + 64 * lines[n], owner, rows[n], whole, 0
+
+    def _bell(self):
+        """A doorbell that is sound."""
+        rng = self.rng
+        lines = int(rng.integers(1, 3))
+        fields = {"queue": int(rng.integers(2)), "newest": int(rng.integers(8)), "lines": lines}
+        fields |= {"sequence": int(rng.integers(1, 99)), "tokens": 1, "m": 47274, "sh": 18}
+        most = ("most", 5), ("hold", 9), ("patience", 12), ("release", 1.1), ("layer", 1.1)
+        most += ("fetch", 2), ("speculative", 1.3), ("waits", 2), ("tables", 2), ("target", 1 << 17)
+        fields |= {name: int(rng.random() * below) for name, below in most}
+        row = record_bytes(BELL_FIELDS, fields, LINE_BYTES)
+        return np.frombuffer(row, np.uint8)[None]
+
+    def _asked(self, session, group):
+        """Lines of a SELECT's queries and of its plan, and what is written there."""
+        places, c = SelectMap(self.config), self.config
+        first, count = places.query(session, group), c.select_heads * c.select_lines
+        queries = self.rng.standard_normal((count, 32)).astype("<f2").view(np.uint8)
+        rows = np.concatenate([queries, some_plan(self.rng, c.select_lines)])
+        return range(first, first + len(rows)), rows
 
     def _command(self, session, owner):
         d, rng, p = self.device, self.rng, f"s{session}_"
@@ -191,19 +261,19 @@ class Twin:
         d = self.device
         where = [
             (d.address(s, q, p, kv, line), OWNERS[s])
-            for s in range(UNIT.sessions)
-            for q in range(UNIT.queues)
-            for p in range(UNIT.pages)
+            for s in range(self.config.sessions)
+            for q in range(self.config.queues)
+            for p in range(self.config.pages)
             for kv in range(2)
-            for line in range(UNIT.half_lines)
+            for line in range(self.config.half_lines)
         ]
         address, owner = (np.array(column) for column in zip(*where, strict=True))
         self.look(
             f"lines {n}", d.run(Program.reads(address.astype(np.uint64), ld_id=owner), settle=True)
         )
-        for s in range(UNIT.sessions):
-            for q in range(UNIT.queues):
-                words = [self._page(f"s{s}_", q, p) for p in range(UNIT.pages)]
+        for s in range(self.config.sessions):
+            for q in range(self.config.queues):
+                words = [self._page(f"s{s}_", q, p) for p in range(self.config.pages)]
                 self.seen.append((f"pages {n}, {s}, {q}", words))
         names = list(d.registers)
         values = dict(zip(names, d.read_registers(names), strict=True))
@@ -245,21 +315,22 @@ def _equal(name, after, fresh):
 
 
 @pytest.mark.parametrize(
-    "weather",
+    ("weather", "config"),
     [
-        pytest.param(WEATHER[0], id="calm", marks=pytest.mark.slow),
-        pytest.param(WEATHER[1], id="rough"),
+        pytest.param(WEATHER[0], UNIT, id="calm", marks=pytest.mark.slow),
+        pytest.param(WEATHER[1], UNIT, id="rough"),
+        pytest.param(WEATHER[1], named("unit_select"), id="chooses"),
     ],
 )
-def test_a_reset_device_is_a_new_one(weather):
+def test_a_reset_device_is_a_new_one(weather, config):
     """One device lives through several resets, each in the midst of what it did so far and of a
     program; its twins are new each time."""
-    old = Twin(1)
+    old = Twin(1, config)
     old.begin(99, weather)
     old.set_up()
     for seed in range(2):
         old.device.run(old.traffic(600), max_cycles=900 + 400 * seed, partial=True)
-        new = Twin(2 + seed)
+        new = Twin(2 + seed, config)
         for twin in (old, new):
             twin.begin(seed, weather)
             twin.set_up()
@@ -269,3 +340,8 @@ def test_a_reset_device_is_a_new_one(weather):
             _equal(name, after, fresh)
         totals = new.device.counters()
         assert totals["evictions"] and totals["misses"] and totals["write_backs"]
+        if config.select:
+            kinds = {
+                kind for name, *of in new.seen if "result" in name for kind in of[2]["op.kind"]
+            }
+            assert {Op.LOOK, Op.HOLD, Op.UNHOLD} <= kinds

@@ -98,7 +98,10 @@ def check(control, m, s):
             control.o_event.valid.eq(~s.ended(s.session)),
             control.o_event.p.code.eq(Event.SELECT_REFUSED),
             control.o_event.p.ld_id.eq(held.ld_id),
-            control.o_event.p.squeue.eq(s.squeue),
+            control.o_event.p.squeue.eq(
+                # One beyond the session's would be another session's.
+                Mux(bell.queue < held.used_queues, s.squeue, s.session * c.queues)
+            ),
             control.o_event.p.page.eq(bell.newest),
             control.o_event.p.argument.eq(s.refusal),
         ]

@@ -32,7 +32,7 @@ class GatherWindow(wiring.Component):
     """Keeps the slots of all queues, and passes M2S requests on: those to the GATHER region as
     requests to the page in their slot, all others as they are. They stay in that region, where
     ingress knows a page's address, and M0 that LOOKs of their session take turns with them. A slot
-    that is empty, or of another generation, becomes an address outside the map; session, queue and
+    that is empty, or of another generation, becomes page 0 outside the map; session, queue and
     line stay, and are checked where every request's are. So a gathered line is answered, and
     refused, as a plain read of its page.
 
@@ -176,7 +176,9 @@ class GatherWindow(wiring.Component):
         )
         with m.If(gathers):
             above = held.address[low : parts.size], Mux(there, Region.GATHER, Region.OUTSIDE)
-            m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, slots.read_data.page, *above))
+            # An event names what was asked for: of another's slot, or an older one, no page.
+            page = Mux(there, slots.read_data.page, 0)
+            m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, page, *above))
         # Once of a message that waits; a slot that is none of the queue's may hold anything.
         leaves = valid & gathers & self.o.ready
         gather(

@@ -130,6 +130,7 @@ class SelectWindow(wiring.Component):
                 m.d.comb += [
                     closed.eq(~one.open | one.closing),
                     owned.eq(one.open & ~one.closing & (one.ld_id == side.ld_id)),
+                    self.o_event.p.squeue.eq(s * c.queues),
                 ]
         whole = side.byte_enable.all() & ~side.poison
         known = Signal(self.blocks)  # blocks with an answer

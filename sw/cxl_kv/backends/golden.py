@@ -133,10 +133,8 @@ class GoldenCore(Core):
                 addresses[i] = self._map.encode(where)
         return addresses
 
-    def _not_selected(self, event, ld_id, session, argument):
-        self.window.events.log(
-            event, ld_id=ld_id, squeue=session * self.config.queues, argument=argument
-        )
+    def _not_selected(self, event, ld_id, squeue, page, argument):
+        self.window.events.log(event, ld_id=ld_id, squeue=squeue, page=page, argument=argument)
 
     @_whole
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:

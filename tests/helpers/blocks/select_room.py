@@ -87,6 +87,7 @@ class Room:
         self.around, self.offer, self.take, self.cycles = around, offer, take, cycles
         self.rng, self.errs = random.Random(seed), errs
         self.ops, self.events, self.fetched = [], [], []
+        self.named = []  # the queue and the page of each event
         self.losers = []  # whose each summary is that memory lost
         self.when = []  # the cycle of each op
         self.results, self.answers = deque(), deque()
@@ -161,6 +162,7 @@ class Room:
         for source in dut.o_event:
             if ctx.get(source.valid):
                 self.events.append((Event(ctx.get(source.p.code)), ctx.get(source.p.argument)))
+                self.named.append((ctx.get(source.p.squeue), ctx.get(source.p.page)))
                 if self.events[-1][0] == Event.SUMMARY_LOST:
                     self.losers.append(ctx.get(source.p.ld_id))
         self.summaries.cycle(ctx)
@@ -298,8 +300,9 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
     """SELECTs one after another on block and golden region: the same ops, answers and slots."""
     makes = device(**around), device(**around)
     room, region = Room(makes[0], offer=offer, take=take, cycles=cycles), SelectRegion(makes[1])
-    ops, fetched = logged(region), []
+    ops, fetched, named = logged(region), [], []
     region._fetch = fetched.extend
+    region._on_event = lambda event, ld_id, *at: named.append(at[:2])
 
     async def host(room):
         for n, bell in enumerate(bells):
@@ -313,5 +316,6 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
     room.run(host)
     assert room.ops == ops
     assert room.fetched == fetched
+    assert room.named == named
     assert pins(makes[0]) == pins(makes[1])
     return room, region

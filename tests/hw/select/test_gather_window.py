@@ -37,16 +37,23 @@ async def fill(ctx, dut):
 
 
 def asked():
-    """Addresses, and what becomes of each; None: outside the map."""
+    """Addresses, and what becomes of each. Outside the map none names a page that it means not."""
+
+    def at(session, queue, page, kv, line, region):
+        return (
+            MAP.encode(KvAddress(session, queue, page, kv, line)) | region << CONFIG.aperture_bits
+        )
+
     for (session, queue), pages in PAGES.items():
         for slot in range(CONFIG.select):
             for kv, line in ((0, 2), (1, 3)):
                 there = slot < len(pages) and pages[slot] != 17
-                page = pages[slot] if there else 0
-                place = MAP.encode(KvAddress(session, queue, page, kv, line))
-                yield MAP.gather(session, queue, GENERATION, kv, slot, line), there and place
-        yield MAP.gather(session, queue, GENERATION + 1, 0, 0, 0), None
-    yield MAP.gather(0, 0, 0, 0, 0, 0), None
+                page, region = (pages[slot], Region.GATHER) if there else (0, Region.OUTSIDE)
+                asks = MAP.gather(session, queue, GENERATION, kv, slot, line)
+                yield asks, at(session, queue, page, kv, line, region)
+        asks = MAP.gather(session, queue, GENERATION + 1, 0, 0, 0)
+        yield asks, at(session, queue, 0, 0, 0, Region.OUTSIDE)
+    yield MAP.gather(0, 0, 0, 0, 0, 0), Region.OUTSIDE << CONFIG.aperture_bits
     for other in (MAP.encode(KvAddress(1, 2, 9, 1, 1)), MAP.hint_base, MAP.select_base + 64):
         yield other, other
 
@@ -58,12 +65,7 @@ def run(offer, take):
     seen = pump(GatherWindow(config=CONFIG), ends, cycles=int(len(cases) / offer / take) + 20)
     for t, (n, (_, place)) in zip(seen["o"], enumerate(cases), strict=True):
         assert t.item.tag == n
-        if place:
-            # A page's address, in the region in which it was gathered.
-            gathered = MAP.gather(0, 0, 0, 0, 0, 0) if n < len(cases) - 3 else 0
-            assert t.item.address << 6 == place | gathered
-        else:
-            assert t.item.address << 6 >> CONFIG.aperture_bits == Region.OUTSIDE
+        assert t.item.address << 6 == place
     return seen
 
 

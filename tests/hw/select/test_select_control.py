@@ -67,6 +67,7 @@ def test_layers_writes_and_refusals():
         *(Refusal.TOKENS, Refusal.TOKENS, Refusal.COUNT),
     )
     assert room.events == [(Event.SELECT_REFUSED, code) for code in refused]
+    assert room.named[:2] == [(0, 32), (0, 9)], "of a queue that is none, the session's first"
 
 
 def test_a_guess_leaves_slots_alone():

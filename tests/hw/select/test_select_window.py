@@ -50,7 +50,8 @@ def test_an_answer_is_shown_to_the_owner_when_it_is_whole():
 
     def watch(ctx):
         if ctx.get(seen_dut[0].o_event.valid):
-            events.append(ctx.get(seen_dut[0].o_event.p.code))
+            event = seen_dut[0].o_event.p
+            events.append((ctx.get(event.code), ctx.get(event.squeue)))
 
     seen_dut = []
 
@@ -64,7 +65,7 @@ def test_an_answer_is_shown_to_the_owner_when_it_is_whole():
     accesses = [access(line, ld_id=ld_id) for line, ld_id in zip(lines, owners, strict=True)]
     seen, _ = run(accesses, offer=0.7, take=0.6, before=keep, watch=watch)
     assert [t.item.data for t in seen["o"]] == [0x1234, 0x1235, 0, 0, 0, 0]
-    assert events == [Event.FOREIGN_LD, Event.CLOSED_SESSION]
+    assert events == [(Event.FOREIGN_LD, CONFIG.queues), (Event.CLOSED_SESSION, 0)]
 
 
 def test_an_answer_is_shown_with_its_last_line_and_until_the_session_ends():
@@ -193,7 +194,7 @@ def test_a_session_that_ends_leaves_no_query():
 def test_of_one_session_no_other_has_a_place():
     """An address has a bit for the session all the same: what is written beyond the only one
     changes no row of its own."""
-    config, read = CONFIG.with_(sessions=1), {}
+    config, read, events = CONFIG.with_(sessions=1), {}, []
     dut = SelectWindow(config=config)
     assert dut.blocks == config.select_groups
 
@@ -210,6 +211,8 @@ def test_of_one_session_no_other_has_a_place():
         ctx.set(dut.i_look.valid, 1)
         ctx.set(dut.i_look.p, 3)
         read.update(query=ctx.get(dut.query), pending=ctx.get(dut.pending))
+        if ctx.get(dut.o_event.valid):
+            events.append((ctx.get(dut.o_event.p.code), ctx.get(dut.o_event.p.squeue)))
 
     query = MAP.query(0, 0, 1, 1)
     other = MAP.query(1, 0, 1, 1) - query
@@ -220,6 +223,7 @@ def test_of_one_session_no_other_has_a_place():
     seen = pump(dut, ends, cycles=len(accesses) * 4 + 20)
     assert read == {"query": 77, "pending": 1}
     assert [t.item.data for t in seen["o"]][-2:] == [0x55, 0]
+    assert events == [(Event.CLOSED_SESSION, 0)] * 3
 
 
 def test_latency_and_interval():
