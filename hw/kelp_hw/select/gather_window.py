@@ -134,11 +134,10 @@ class GatherWindow(wiring.Component):
 
         # A KV address is line | K/V | page | queue | session, one of the window
         # line | slot | K/V | generation | queue | session.
-        line = c.half_line_bits
         low = c.line_bits + c.page_bits
         parts = data.StructLayout(
             {
-                "line": line,
+                "line": c.half_line_bits,
                 "slot": c.slot_bits,
                 "kv": 1,
                 "generation": c.generation_bits,
@@ -176,8 +175,7 @@ class GatherWindow(wiring.Component):
         )
         with m.If(gathers):
             above = held.address[low : parts.size], Mux(there, Region.GATHER, Region.OUTSIDE)
-            # An event names what was asked for: of another's slot, or an older one, no page.
-            page = Mux(there, slots.read_data.page, 0)
+            page = Mux(there, slots.read_data.page, 0)  # an event would name it
             m.d.comb += self.o.p.address.eq(Cat(asked.line, asked.kv, page, *above))
         # Once of a message that waits; a slot that is none of the queue's may hold anything.
         leaves = valid & gathers & self.o.ready

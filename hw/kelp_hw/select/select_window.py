@@ -207,8 +207,7 @@ class SelectWindow(wiring.Component):
                 m.d.comb += self.i.ready.eq(1)
                 m.next = "IDLE"
         m.d.comb += self.idle.eq(fsm.ongoing("IDLE") & ~self.i.valid & ~stalls)
-        answered = used(answers.fault, shows & self.o.valid & self.o.ready)
-        self._faults(m, queries, bells, answered)
+        self._faults(m, queries, bells, used(answers.fault, shows & self.o.valid & self.o.ready))
         return m
 
     def _faults(self, m, queries, bells, answered):
