@@ -44,7 +44,8 @@ ARGUMENTS = {
     "ByteMemory": {"depth": 2, "words": 1, "protect": True},
     "ConstantMemory": {"content": [0], "protect": True},
     **dict.fromkeys(
-        ("CxlDevice", "EventRecords", "MediaPort"), {"config": UNIT.with_(cxlio="recorded")}
+        ("CxlDevice", "EventRecords", "MediaPort", "PoisonedLines"),
+        {"config": UNIT.with_(cxlio="recorded")},
     ),
     "Sanitizer": {"config": named("unit_cxl")},
     "MediaEraser": {"config": named("unit_cxl"), "axi": axi_signature(UNIT)},

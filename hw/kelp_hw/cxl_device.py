@@ -28,6 +28,7 @@ from .media.load_meter import LoadMeter
 from .media.media_eraser import MediaEraser
 from .media.media_port import MediaPort
 from .media.monitor_events import MonitorEvents
+from .media.poisoned_lines import PoisonedLines
 from .media.ras_errors import RasErrors
 from .media.sanitizer import Sanitizer
 from .media.snoop_address import SnoopAddress
@@ -37,6 +38,7 @@ __all__ = ["CxlDevice", "device_signature"]
 _ERASED = ("axi", "cold_command", "cold_completion")  #: what a sanitize erases is behind these
 _INNER = (
     "o_told",
+    "o_poisoned",
     "o_counted",
     "o_answered",
     "o_rest",
@@ -130,6 +132,7 @@ class CxlDevice(wiring.Component):
         most = 2 * (self.config.parked + self.config.write_slots + 256)
         s.load = load = LoadMeter(depth=self.config.parked, most=most, reads=self.config.coherence)
         s.records = records = EventRecords(config=self.config)
+        s.poisoned = poisoned = PoisonedLines(config=self.config)
         for name in self._passed:
             if not (self.config.sanitizes and name in _ERASED):
                 self._pass(m, getattr(endpoint, name), name)
@@ -169,7 +172,9 @@ class CxlDevice(wiring.Component):
         s.health = health = HealthReport(config=self.config)
         broadcast(m, endpoint.o_told, records.i, errors.i, health.i)
         connect(m, errors.o, io.errors)
-        connect(m, records.o, io.events)
+        connect(m, endpoint.o_poisoned, poisoned.i)
+        connect(m, records.o, poisoned.i_record)
+        connect(m, poisoned.o, io.events)
         connect(m, flipped(self.port), io.port)
         connect(m, io.messages, flipped(self.messages))
         m.d.comb += [
@@ -190,7 +195,7 @@ class CxlDevice(wiring.Component):
             media.result.p.eq(endpoint.commit_result.p),
             self.signals.eq(io.signals),
         ]
-        gather_blocks(m, self.io_fault, io.fault, records.fault)
+        gather_blocks(m, self.io_fault, io.fault, records.fault, poisoned.fault)
         if self.io.pmu:
             self._count(m, io)
         if self.io.hot_entries:

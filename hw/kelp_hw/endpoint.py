@@ -42,7 +42,7 @@ from .scores.ema import EmaEngine
 from .select.select import Select, select_events, summary_ports
 from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
-from .tracker.signatures import BACKGROUND
+from .tracker.signatures import BACKGROUND, poisoned_ports
 from .tracker.tracker import Tracker
 
 __all__ = ["Endpoint", "endpoint_signature"]
@@ -74,6 +74,7 @@ def endpoint_signature(config: Config) -> dict:
         "commit_hot": Out(1),
         "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
         **told_ports(config),
+        **poisoned_ports(config),
         **({"o_counted": Out(len(COUNTERS))} if config.cxlio else {}),
         **({"o_answered": Out(1), "o_rest": Out(1)} if config.cxlio else {}),
         **(
@@ -117,6 +118,8 @@ class Endpoint(wiring.Component):
         The time base.
     o_told : out, always-ready stream of event, with `Config.cxlio`
         Events, for CXL.io.
+    o_poisoned : out, always-ready stream of poisoned_lines, with `Config.cxlio`
+        As `FrameTable` has it.
     o_counted : out, with `Config.cxlio`
         Bit i: entry i of `COUNTERS` counts one more, for its monitor.
     o_answered, o_rest : out, with `Config.cxlio`
@@ -256,6 +259,7 @@ class Endpoint(wiring.Component):
         connect(m, s.data_path.axi, flipped(self.axi))
         if self.config.cxlio:
             connect(m, s.registers.o_told, flipped(self.o_told))
+            connect(m, s.frame_table.o_poisoned, flipped(self.o_poisoned))
             m.d.comb += self.o_counted.eq(s.telemetry.o_counted.pulses)
         if not self.config.coherence:
             # no BISnp is ever sent (HDM-H), so no BIRsp answers one

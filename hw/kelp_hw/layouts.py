@@ -16,6 +16,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.coherence import sizes_of
 from kelp_spec.config import POOLS, Config
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, Format
 from kelp_spec.messages import FIELDS, LD_ID_BITS, TAG_BITS
 from kelp_spec.metadata import (
@@ -361,6 +362,15 @@ class Layouts:
             }
         )
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
+        #: Lines of a page that are poisoned from now on, a bit each.
+        self.poisoned_lines = S(
+            {
+                "source": code_shape(PoisonSource),
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "lines": c.page_lines,
+            }
+        )
 
         #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w
         #: of write-back w; `line` and `lines` are DRAM lines. `line_mask` counts in a WRITE command

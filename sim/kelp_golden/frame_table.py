@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kelp_spec.config import Config
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.metadata import Answer, DataOp, Op, Outcome
 
 __all__ = ["Claim", "Frame", "FrameOp", "FrameTable", "LineAccess", "StepResult", "Usage"]
@@ -84,12 +85,14 @@ class FrameOp:
 
 class StepResult(NamedTuple):
     """`access` is None when the op emits nothing to the data path; `owner` answers PEEK: (in use,
-    squeue, page)."""
+    squeue, page). `poisoned`: lines of a page in use that were not poisoned before the op, with the
+    source that the poison list gives for them."""
 
     access: LineAccess | None = None
     claim: Claim | None = None
     usage: Usage | None = None
     owner: tuple[bool, int, int] | None = None
+    poisoned: tuple[int, PoisonSource] | None = None
 
 
 class FrameTable:
@@ -207,6 +210,21 @@ class FrameTable:
 
     def step(self, op: FrameOp) -> StepResult:
         """One op, with everything the hardware's frame stage decides about it."""
+        f = self.frames[op.frame]
+        before = f.poison if op.use and not op.init else 0
+        result = self._step(op)
+        f = self.frames[op.frame]
+        lines = f.poison & ~before if op.use and f.in_use else 0
+        return result._replace(poisoned=(lines, self._source(op)) if lines else None)
+
+    @staticmethod
+    def _source(op: FrameOp) -> PoisonSource:
+        if op.lost or op.failed or op.kind == Op.ERROR:
+            return PoisonSource.INTERNAL
+        # a FILL brings what was poisoned when the page left
+        return PoisonSource.UNKNOWN if op.kind == Op.FILL else PoisonSource.EXTERNAL
+
+    def _step(self, op: FrameOp) -> StepResult:
         access = LineAccess(DataOp.ANSWER, op.answer) if op.answer else None
         if not op.use:
             return StepResult(access)

@@ -99,7 +99,9 @@ def event_layout() -> data.StructLayout:
     `log`: 0 info, 1 warning, 2 failure, 3 fatal. `kind`: 0 general media, 1 DRAM, 2 memory module,
     3 vendor. `flags`: those of the record's header. `word`: general media and DRAM: descriptor,
     type, transaction type, a byte each; vendor: the first words of its data. `poison`: the line of
-    `dpa` is poisoned, and belongs on the poison list.
+    `dpa` is poisoned, and belongs on the poison list, as of `source`
+    (`kelp_spec.cxlio.events.PoisonSource`); with `lost` there was no room for one: the list has
+    overflowed. `quiet`: there is no record of it.
     """
     return data.StructLayout(
         {
@@ -107,7 +109,10 @@ def event_layout() -> data.StructLayout:
             "kind": 2,
             "flags": 8,
             "poison": 1,
-            "reserved": 19,
+            "quiet": 1,
+            "source": 3,
+            "lost": 1,
+            "reserved": 14,
             "dpa": 64,
             "word": 32,
             "more": 32,

@@ -16,7 +16,8 @@ I, J, K, RECORDS, IOS, LOG, ZERO = Reg.I, Reg.J, Reg.K, Reg.L, Reg.M, Reg.N, Reg
 COUNT, FIRST, HANDLE, LOST, LOST_FIRST, LOST_LAST = 0, 4, 8, 12, 16, 24
 # A record as it is kept: the event's first word, its handle, time, address, two words.
 TIME, ADDRESS, WORD = 8, 16, 24
-INTERNAL = 2  #: source of an entry of the poison list
+# Bits of an event's first word, as `kelp_hw.cxlio.signatures.event_layout` has them.
+POISON, QUIET, SOURCE, OVERFLOW = 12, 13, 14, 17
 KEPT_BYTES, RECORD_BYTES, HEADER_BYTES = 32, 128, 0x20
 
 
@@ -54,6 +55,9 @@ def append(im: Image) -> None:
     p = im.program
     p.label("event")
     p.lw(J, IOS, IO.EVENT)
+    p.li(B, 1 << QUIET)
+    p.and_(B, J, B)
+    p.bne(B, ZERO, "event_end")
     p.andi(A, J, 3)
     p.mov(K, A)
     p.call("find_log")
@@ -127,16 +131,24 @@ def _first(im: Image) -> None:
 
 
 def _listed(im: Image) -> None:
-    """An event that names a poisoned line adds it to the poison list, as of internal cause."""
+    """An event that names a poisoned line adds it to the poison list; one that says that such were
+    lost is its overflow."""
     p = im.program
-    p.li(B, 1 << 12)
-    p.and_(J, J, B)
-    p.beq(J, ZERO, "event_take")
+    p.li(B, 1 << POISON)
+    p.and_(B, J, B)
+    p.beq(B, ZERO, "event_take")
+    p.li(B, 1 << OVERFLOW)
+    p.and_(B, J, B)
+    p.beq(B, ZERO, "event_line")
+    p.call("poison_overflow")
+    p.jmp("event_take")
+    p.label("event_line")
     p.lw(E, IOS, IO.EVENT + 4)
     p.lw(F, IOS, IO.EVENT + 8)
     p.shr(E, E, 6)
     p.shl(E, E, 6)
-    p.li(J, INTERNAL)
+    p.shr(J, J, SOURCE)
+    p.andi(J, J, 7)
     p.call("poison_add")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kelp_spec.cxlio.commands import Opcode, ReturnCode
+from kelp_spec.cxlio.events import PoisonSource
 
 from .image import IO, PAYLOAD, Image, Work
 from .program import Reg
@@ -17,7 +18,6 @@ I, J, K, L, IOS, ZERO = Reg.I, Reg.J, Reg.K, Reg.L, Reg.M, Reg.ZERO
 # answered whole; its offset and length.
 COUNT, OVERFLOW, OVERFLOW_TIME, NEXT, NEXT_OFFSET, NEXT_LENGTH = 0, 4, 8, 16, 20, 28
 HEADER_BYTES, ENTRY_BYTES = 0x20, 16
-INJECTED = 3  #: source of an entry
 _INJECT, _CLEAR, _SANITIZE = 1, 2, 3
 # What the data path answers; the last is for no answer.
 _NO_LINE, _AGAIN, _LATE = 1, 2, 4
@@ -25,7 +25,8 @@ _NO_LINE, _AGAIN, _LATE = 1, 2, 4
 
 def routines(im: Image) -> None:
     """`poison_find`: G, the list's entry of line F:E, or the end of the list. `poison_add`: line
-    F:E with source J, where it is not listed; an overflow where there is no place."""
+    F:E with source J, where it is not listed; an overflow where there is no place.
+    `poison_overflow`: there was none."""
     p, state = im.program, im.store("poison_state")
     p.label("poison_find")
     p.li(G, im.store("poisons"))
@@ -61,6 +62,8 @@ def routines(im: Image) -> None:
     p.sw(ZERO, ZERO, state + NEXT)
     p.label("poison_added")
     p.jr(K)
+    p.label("poison_overflow")
+    p.mov(K, Reg.LINK)
     p.label("poison_lost")
     p.lw(A, ZERO, state + OVERFLOW)
     p.bne(A, ZERO, "poison_added")
@@ -173,7 +176,7 @@ def inject(im: Image) -> None:
     p.li(B, _LATE)
     p.bne(J, B, "poison_refused")
     p.label("inject_listed")
-    p.li(J, INJECTED)
+    p.li(J, PoisonSource.INJECTED)
     p.call("poison_add")
     p.mov(J, I)
     p.jmp("poison_refused")

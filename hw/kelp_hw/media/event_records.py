@@ -26,8 +26,7 @@ class EventRecords(wiring.Component):
     """Takes every event and offers it as the mailbox wants it: general media records with the
     page's address for errors of memory, vendor records for the others
     (`kelp_spec.cxlio.events.RECORDS`). The one event that names a line, SNOOP_LOST, has the line's
-    address, and puts it on the poison list. An event that finds `DEPTH` waiting is lost: the
-    endpoint's own log has it.
+    address. An event that finds `DEPTH` waiting is lost: the endpoint's own log has it.
 
     Latency: `LATENCY` cycles; interval: `INTERVAL`.
 
@@ -80,7 +79,7 @@ class EventRecords(wiring.Component):
         line = Signal(c.line_bits)
         if c.coherence:
             lost = event.code == Event.SNOOP_LOST
-            m.d.comb += [self.o.p.poison.eq(lost), line.eq(Mux(lost, event.argument, 0))]
+            m.d.comb += line.eq(Mux(lost, event.argument, 0))
         page = Cat(Const(0, 6), line, event.page, queue_in_map(m, c, event.squeue))
         place = Cat(event.page, Const(0, 32 - len(event.page)), event.squeue)
         media = Signal()

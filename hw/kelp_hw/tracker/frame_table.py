@@ -11,13 +11,14 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.metadata import Answer, DataOp, Event, Op, Outcome, PrefetchSource
 
 from ..layouts import Layouts
 from ..lib.protected import BlockFault, CheckedWord, Fault, ProtectedMemory, gather
 from ..pipeline import FRAME_STAGES
 from .page_address import PageAddress
-from .signatures import FrameReports
+from .signatures import FrameReports, poisoned_ports
 
 __all__ = ["FrameTable"]
 
@@ -83,6 +84,9 @@ class FrameTable(wiring.Component):
         Of each ERROR; `argument` is the DRAM line in the frame.
     o_commit : out, always-ready stream of frame_commit
         Every op with the entry after it.
+    o_poisoned : out, always-ready stream of poisoned_lines, with `Config.cxlio`
+        The lines of a page in use that an op leaves poisoned and did not find so. None of an entry
+        that starts anew was, nor of one whose masks were beyond repair.
     fault : out, BlockFault
         With an op's outputs: of its entry. `poisoned`: of its line masks, `fatal`: of the rest.
     ready : out
@@ -112,6 +116,7 @@ class FrameTable(wiring.Component):
                 "o_usage": Out(stream.Signature(layouts.usage, always_ready=True)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "o_commit": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
+                **poisoned_ports(config),
                 "fault": Out(BlockFault),
                 "ready": Out(1),
                 "idle": Out(1),
@@ -405,6 +410,29 @@ class FrameTable(wiring.Component):
             self.idle.eq(~self.i.valid & ~error.valid & ~f1_valid & ~f2_valid),
         ]
         s.entry, s.owner = entry, owner
+        if c.cxlio:
+            self._poisoned(m, s)
+
+    def _poisoned(self, m: Module, s: SimpleNamespace) -> None:
+        """F2: lines that are poisoned from now on."""
+        f2, ruined, spoiled, o = s.f2, Signal(), Signal(), self.o_poisoned.p
+        m.d.sync += spoiled.eq(self._spoiled(s.table))
+        m.d.comb += [
+            ruined.eq(Mux(f2.init, f2.lost | f2.failed, s.from_read & spoiled)),
+            o.squeue.eq(s.after.squeue),
+            o.page.eq(s.after.page),
+            o.lines.eq(s.after.poison & ~Mux(f2.init | ruined, 0, s.entry.poison)),
+            o.source.eq(
+                Mux(
+                    s.spoils & ~ruined,
+                    PoisonSource.EXTERNAL,
+                    Mux(
+                        (f2.kind == Op.FILL) & ~ruined, PoisonSource.UNKNOWN, PoisonSource.INTERNAL
+                    ),
+                )
+            ),
+            self.o_poisoned.valid.eq(s.f2_valid & f2.use & s.after.in_use & o.lines.any()),
+        ]
 
     def _write(self, m: Module, s: SimpleNamespace) -> None:
         """The entry is written, after reset a row without an owner; and what holds of each op."""
@@ -470,8 +498,12 @@ class FrameTable(wiring.Component):
         """The entry as it was read, all its lines written and poisoned where their masks are beyond
         repair."""
         word, masks = table.read_data.as_value(), self.parts[0]
-        spoiled = table.uncorrected[1:].any()
-        return Cat(word[:masks], word[masks:] | spoiled.replicate(len(word) - masks))
+        spoiled = self._spoiled(table).replicate(len(word) - masks)
+        return Cat(word[:masks], word[masks:] | spoiled)
+
+    def _spoiled(self, table) -> Value:
+        """The line masks that were read are beyond repair."""
+        return table.uncorrected[1:].any()
 
     def _faults(self, m, table, used) -> Signal:
         """Drives `fault` of an entry that F1 has `used`; returns whether one was fatal."""
@@ -479,7 +511,7 @@ class FrameTable(wiring.Component):
         m.d.comb += [
             rest.corrected.eq(used & table.corrected.any()),
             rest.uncorrected.eq(used & table.uncorrected[0]),
-            masks.uncorrected.eq(used & table.uncorrected[1:].any()),
+            masks.uncorrected.eq(used & self._spoiled(table)),
         ]
         gather(m, self.fault, rest, poisoned=(masks,))
         with m.If(rest.uncorrected):

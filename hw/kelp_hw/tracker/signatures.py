@@ -34,6 +34,7 @@ __all__ = [
     "credits_layout",
     "entering_layout",
     "kinds",
+    "poisoned_ports",
     "spare_shape",
 ]
 
@@ -149,6 +150,13 @@ class FrameReports(wiring.Signature):
                 "error": Out(stream.Signature(config.frame_bits, always_ready=True)),
             }
         )
+
+
+def poisoned_ports(config: Config) -> dict:
+    """Members of a block that tells which lines are poisoned from now on: with CXL.io."""
+    layout = Layouts(config).poisoned_lines
+    ports = {"o_poisoned": Out(stream.Signature(layout, always_ready=True))}
+    return ports if config.cxlio else {}
 
 
 class Pause(wiring.Signature):

@@ -14,6 +14,7 @@ __all__ = [
     "Kind",
     "Log",
     "MediaStatus",
+    "PoisonSource",
     "RECORDS",
     "UNCORRECTABLE",
 ]
@@ -33,6 +34,15 @@ class Kind(IntEnum):
     DRAM = 1
     MODULE = 2
     VENDOR = 3  #: page 31:0, session and queue 63:32; code 7:0, LD-ID 11:8; argument
+
+
+class PoisonSource(IntEnum):
+    """Of an entry of the poison list."""
+
+    UNKNOWN = 0
+    EXTERNAL = 1
+    INTERNAL = 2
+    INJECTED = 3
 
 
 #: Event → log and kind; what is left out is a vendor record in the information log.

@@ -18,6 +18,7 @@ from kelp_spec.cxlio.commands import (
     knob_uuid,
 )
 from kelp_spec.cxlio.config import CxlIoConfig
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.cxlio.knobs import KNOBS
 
 __all__ = ["Event", "Mailbox"]
@@ -44,7 +45,10 @@ class Event:
     log: int
     kind: int = 0
     flags: int = 0
-    poison: int = 0
+    poison: int = 0  #: the line of `dpa` is, or with `lost` there was no room for one
+    quiet: int = 0  #: no record
+    source: int = 0
+    lost: int = 0
     dpa: int = 0
     word: int = 0
     more: int = 0
@@ -104,6 +108,14 @@ class Mailbox:
             return refused.code, b""
 
     def event(self, event: Event) -> None:
+        if not event.quiet:
+            self._record(event)
+        if event.poison and event.lost:
+            self._overflow()
+        elif event.poison:
+            self._list(event.dpa & ~63, event.source)
+
+    def _record(self, event: Event) -> None:
         log, now = self.logs[event.log], self.now()
         if len(log.records) == self.config.events:
             if not log.lost:
@@ -114,8 +126,6 @@ class Mailbox:
             log.records.append((log.handle, now, event))
             if len(log.records) == 1 and self.policy[event.log]:
                 self.interrupt(self.config.event_vector)
-        if event.poison:
-            self._list(event.dpa & ~63, 2)
 
     def _list(self, address: int, source: int) -> None:
         if address in (a for a, _ in self.poisons):
@@ -123,7 +133,11 @@ class Mailbox:
         if len(self.poisons) < self.config.poisons:
             self.poisons.append((address, source))
             self.poison_more = None
-        elif self.poison_lost is None:
+        else:
+            self._overflow()
+
+    def _overflow(self) -> None:
+        if self.poison_lost is None:
             self.poison_lost = self.now()
 
     def get_events(self, given: bytes) -> bytes:
@@ -321,7 +335,7 @@ class Mailbox:
         if code == 1:
             self._unlist(address)
         if code in (0, None):
-            self._list(address, 3)
+            self._list(address, PoisonSource.INJECTED)
         return self._answer(code)
 
     def clear_poison(self, given: bytes) -> bytes:

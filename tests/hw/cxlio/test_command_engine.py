@@ -25,6 +25,7 @@ from kelp_spec.cxlio.commands import (
     knob_uuid,
 )
 from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.cxlio.knobs import KNOBS
 from kelp_verif.harness.compiled import simulate
 from kelp_verif.harness.runner import made
@@ -268,6 +269,34 @@ def test_events_overflow_are_given_in_pages_and_cleared_in_order():
     assert play(FULL, script) == 2
 
 
+def test_lines_that_the_device_found_poisoned_are_listed():
+    """Each with its source, once; without a record where the event is quiet. One that says that
+    lines were lost is the list's overflow, until a line leaves it."""
+
+    async def script(ctx, host):
+        for i, source in enumerate(PoisonSource):
+            await host.event(ctx, log=1, poison=1, quiet=1, dpa=64 * i, source=source)
+        await host.event(ctx, log=1, poison=1, quiet=1, dpa=64, source=PoisonSource.INTERNAL)
+        _, logged, _ = await host.command(ctx, Opcode.GET_EVENTS, bytes([1]))
+        assert int.from_bytes(logged[0x14:0x16], "little") == 0
+        await host.event(ctx, log=1, poison=1, dpa=64 * 9, source=PoisonSource.INTERNAL)
+        _, logged, _ = await host.command(ctx, Opcode.GET_EVENTS, bytes([1]))
+        assert int.from_bytes(logged[0x14:0x16], "little") == 1
+        _, listed, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+        entries = [int.from_bytes(listed[32 + 16 * i :][:8], "little") for i in range(5)]
+        assert entries == [64 * i | source for i, source in enumerate(PoisonSource)] + [64 * 9 | 2]
+        assert listed[0] == 0
+        await host.event(ctx, poison=1, quiet=1, lost=1, dpa=64 * 10)
+        for _ in range(2):
+            _, listed, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+            assert listed[0] == 2 and int.from_bytes(listed[0xA:0xC], "little") == 5
+        assert not (await host.command(ctx, Opcode.CLEAR_POISON, line(64) + bytes(64)))[0]
+        _, listed, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
+        assert listed[0] == 0 and int.from_bytes(listed[0xA:0xC], "little") == 4
+
+    play(SMALL, script)
+
+
 def test_poison_is_listed_in_pages_and_cleared():
     config = SMALL
 
@@ -289,7 +318,7 @@ def test_poison_is_listed_in_pages_and_cleared():
         for address in (*lines, lines[3]):
             assert not (await host.command(ctx, Opcode.INJECT_POISON, line(address)))[0]
         await host.event(ctx, poison=1, dpa=lines[0] + 2)
-        await host.event(ctx, poison=1, dpa=0x40)
+        await host.event(ctx, poison=1, dpa=0x40, source=PoisonSource.EXTERNAL)
         full = await host.command(ctx, Opcode.INJECT_POISON, line(0x80))
         assert full[0] == ReturnCode.POISON_LIMIT
         await host.event(ctx, poison=1, dpa=0x80)

@@ -10,13 +10,15 @@ from flips import NO_FAULT, fields, flip, simulate_memory
 from kelp_golden.frame_table import FrameTable as GoldenFrameTable
 from kelp_hw.tracker.frame_table import FrameTable
 from kelp_spec.config import named
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.metadata import Answer, DataOp, Op, Outcome
 from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
 @pytest.mark.parametrize(
-    ("config", "cycles"), [("unit", 12_000), ("unit_coherent", 6_000), ("trace", 3_000)]
+    ("config", "cycles"),
+    [("unit", 12_000), ("unit_coherent", 6_000), ("unit_cxl", 6_000), ("trace", 3_000)],
 )
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}
@@ -30,6 +32,8 @@ def test_frame_table_is_its_golden_model(config, cycles):
     assert result.records["forwarded"] > cycles // 20
     seen = set(result.records["seen"])
     assert seen >= {"useful", "useless", "MEMORY_READ_FAILED", "MEMORY_WRITE_FAILED"}
+    if named(config).cxlio:
+        assert {str(("poisoned", s)) for s in ("UNKNOWN", "EXTERNAL", "INTERNAL")} <= seen
     for kind, answer in [
         ("READ", "DATA"),
         ("WRITE", "CMP"),
@@ -160,6 +164,40 @@ def test_two_flips_in_the_line_masks_poison_the_page():
             await ctx.tick().repeat(4)
 
     frame_table(bench)
+
+
+def test_lines_that_two_flips_poison_are_told_once():
+    """With CXL.io, whose list has them. What an op on the page poisons behind that is told by
+    itself."""
+    every, told = (1 << UNIT.page_lines) - 1, []
+
+    async def bench(ctx, memory, frames, dut):
+        async def done(kind, line, **given):
+            await frames.op(kind=kind, kv_line=line, **given)
+            p = fields(ctx, dut.o_poisoned.p)
+            told.append((p["source"], p["lines"]) if ctx.get(dut.o_poisoned.valid) else None)
+            assert {name: p[name] for name in OWNER} == OWNER
+            ctx.set(dut.i.p.poison, 0)
+
+        written = {"write": 1, "has_write": 1}
+        flip(ctx, memory, FRAME, *list(code_bits(1))[:2])
+        await done(Op.WRITE, 3, poison=1, **written)
+        await done(Op.READ, 3)
+        await ctx.tick().repeat(4)
+        await done(Op.READ, 1)
+        await done(Op.WRITE, 3, **written)
+        await done(Op.WRITE, 3, poison=1, **written)
+        await done(Op.WRITE, 3, poison=1, **written)
+
+    frame_table(bench, UNIT.with_(cxlio="joined"))
+    assert told == [
+        (PoisonSource.INTERNAL, every),
+        None,
+        None,
+        None,
+        (PoisonSource.EXTERNAL, 1 << 3),
+        None,
+    ]
 
 
 def test_two_flips_in_dirty_or_owner_are_fatal():

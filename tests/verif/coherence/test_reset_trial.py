@@ -55,7 +55,7 @@ BUGS = {
         Directory,
         "scrub, empty = Signal(range(sizes.sets + 1))",
         "scrub, empty = Signal(range(sizes.sets + 1), init=sizes.sets)",
-        "nothing was granted|assertion failed|BISnp",
+        "nothing was granted|assertion failed|BISnp|nothing moves",
     ),
     "the host does not wait": (
         endpoint,

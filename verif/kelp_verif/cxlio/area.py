@@ -25,6 +25,7 @@ from kelp_hw.media.load_meter import LoadMeter
 from kelp_hw.media.media_eraser import MediaEraser
 from kelp_hw.media.media_port import MediaPort
 from kelp_hw.media.monitor_events import MonitorEvents
+from kelp_hw.media.poisoned_lines import PoisonedLines
 from kelp_hw.media.ras_errors import RasErrors
 from kelp_hw.media.sanitizer import Sanitizer
 from kelp_spec.config import named
@@ -45,6 +46,7 @@ BLOCKS = {
     "Sanitizer": lambda c: Sanitizer(config=c),
     "MediaEraser": lambda c: MediaEraser(config=c, axi=axi_signature(c)),
     "EventRecords": lambda c: EventRecords(config=c),
+    "PoisonedLines": lambda c: PoisonedLines(config=c),
     "RasErrors": lambda c: RasErrors(config=c),
     "HealthReport": lambda c: HealthReport(config=c),
     "MonitorEvents": lambda c: MonitorEvents(config=c),

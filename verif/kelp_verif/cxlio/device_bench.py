@@ -15,6 +15,7 @@ from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
 from kelp_spec.cxlio.commands import Opcode
 from kelp_spec.cxlio.component import Uncorrectable
+from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.cxlio.pmu import VendorEvent, pmu_map
 from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Event
@@ -177,6 +178,19 @@ class TB(PortTB):
         """Device address of a line."""
         return self.addresses.encode(KvAddress(session, queue, page, 0, line))
 
+    async def poisons(self):
+        """The poison list, once what is on its way is on it: address → source."""
+        await self.idle(2000)
+        code, listed, _ = await self.command(
+            Opcode.POISON_LIST, bytes(8) + (1 << 20).to_bytes(8, "little")
+        )
+        assert code == 0 and listed[0] == 0, (code, listed[0])
+        entries = [
+            int.from_bytes(listed[32 + 16 * i :][:8], "little")
+            for i in range(int.from_bytes(listed[10:12], "little"))
+        ]
+        return {entry & ~63: entry & 63 for entry in entries}
+
     async def counter(self, which):
         """What a fixed counter of the monitor shows."""
         counters = pmu_map(self.config).counters
@@ -196,13 +210,41 @@ async def errors_and_health(tb, line):
     header = (await tb.read("component", 0x1098, 8))[0]
     assert Packing(Layouts(tb.kelp).event).unpack(header)["code"] == Event.POISON_RECEIVED
     assert await tb.load(BASE + line) == "poison"
-    await tb.store(BASE + line, zeros)
     # Health is the endpoint's: nothing lost; the temperature is the sensor's.
     tb.dut.temperature.value = 41
     code, health, _ = await tb.command(Opcode.HEALTH)
     assert code == 0 and health[:4] == bytes(4) and health[4] == 41, health
     corrected = int.from_bytes(health[0xA:0xE], "little")
     assert corrected == await tb.read_register("count_corrected")
+
+
+async def found_poison(tb, line, pages):
+    """The poison list names the lines that a host poisoned, and those that memory lost, no others
+    of `pages`; each is cleared by what the list says."""
+    assert await tb.poisons() == {line: PoisonSource.EXTERNAL}
+    await tb.store(BASE + line, bytes(64))
+    assert await tb.load(BASE + line) == bytes(64)
+    assert line in await tb.poisons()  # what a host has written since stays listed
+    data = bytes(i & 0x3F for i in range(64))
+    assert (await tb.command(Opcode.CLEAR_POISON, line.to_bytes(8, "little") + data))[0] == 0
+    assert await tb.load(BASE + line) == bytes(64)
+    assert not await tb.poisons()
+    every = [tb.line(page, i) for page in pages for i in range(tb.kelp.half_lines)]
+    for at in every:
+        await tb.store(BASE + at, data)
+    tb.refuses = lambda line: True
+    for at in (every[1], every[-1]):
+        await tb.store(BASE + at, bytes(64))
+    await tb.idle(20_000)
+    tb.refuses = lambda line: False
+    listed = await tb.poisons()
+    assert set(listed.values()) == {PoisonSource.INTERNAL} and {every[1], every[-1]} <= set(listed)
+    for at in every:
+        assert (await tb.load(BASE + at) == "poison") == (at in listed), hex(at)
+    for at in listed:
+        assert (await tb.command(Opcode.CLEAR_POISON, at.to_bytes(8, "little") + data))[0] == 0
+        assert await tb.load(BASE + at) == data
+    assert not await tb.poisons()
 
 
 @cocotb.test(timeout_time=30, timeout_unit="ms")
@@ -286,6 +328,7 @@ async def whole_device(dut):
     hits = await tb.counter((4, VendorEvent.HIT))
     assert hits == await tb.read_register("count_hits") >= 3
     await errors_and_health(tb, lines[3])
+    await found_poison(tb, lines[3], (1, 2))
     # Decoded no more: nothing is there.
     await tb.write("component", 0x1130, 4, 0x1000)
     assert await tb.load(BASE + lines[0]) == "nxm"

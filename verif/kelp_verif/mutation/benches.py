@@ -340,6 +340,7 @@ BENCHES = (
     _source("media/monitor_events", "MonitorEvents"),
     _source("cxlio/msix", "Msix", vectors=3),
     _source("cxlio/pmu", "Pmu"),
+    _source("media/poisoned_lines", "PoisonedLines"),
     _source("media/ras_errors", "RasErrors"),
     _source("cxlio/ras_log", "RasLog"),
     _source("cxlio/register_bank", "RegisterBank", also=("pmu",)),

@@ -40,6 +40,7 @@ class TB:
             Packing(layouts.usage),
         )
         self.commit, self.line_mask = Packing(layouts.frame_commit), Packing(layouts.line_mask)
+        self.poisoned = Packing(layouts.poisoned_lines)
         self.error, self.event = Packing(layouts.frame_error), Packing(layouts.event)
         self.line_masks = [self._line_mask() for _ in range(config.misses)]
         self.fault = Packing(BlockFault)
@@ -287,6 +288,7 @@ class TB:
                 "page": page,
             }
         self.check_error(op, entry)
+        self.check_poisoned(op, entry, result.poisoned)
         commit = self.commit.unpack(dut.o_commit__payload.value)
         said = self.fields(op) | extra
         if op.kind == Op.ERROR:  # what is beside it in the op is anything
@@ -294,6 +296,19 @@ class TB:
         assert {name: commit[f"op.{name}"] for name in said} == said, op
         if op.use:
             assert {name: commit[f"entry.{name}"] for name in entry} == entry, op
+
+    def check_poisoned(self, op, entry, expected):
+        if not self.config.cxlio:
+            return
+        dut = self.dut
+        assert (dut.o_poisoned__valid.value == 1) == (expected is not None), f"{op}: {expected}"
+        if expected:
+            lines, source = expected
+            told = self.poisoned.unpack(dut.o_poisoned__payload.value)
+            wanted = {name: entry[name] for name in ("squeue", "page")}
+            wanted |= {"source": source, "lines": lines}
+            assert told == wanted, f"{op}: {told}"
+            self.seen.add(("poisoned", source.name))
 
     def check_error(self, op, entry):
         dut = self.dut
