@@ -362,9 +362,10 @@ class Layouts:
             }
         )
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
-        #: Lines of a page that are poisoned from now on, a bit each.
+        #: Lines of a page that are poisoned from now on, or are so no more, a bit each.
         self.poisoned_lines = S(
             {
+                "healed": 1,
                 "source": code_shape(PoisonSource),
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,

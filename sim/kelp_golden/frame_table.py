@@ -86,13 +86,14 @@ class FrameOp:
 class StepResult(NamedTuple):
     """`access` is None when the op emits nothing to the data path; `owner` answers PEEK: (in use,
     squeue, page). `poisoned`: lines of a page in use that were not poisoned before the op, with the
-    source that the poison list gives for them."""
+    source that the poison list gives for them; `healed`: those that are so no more."""
 
     access: LineAccess | None = None
     claim: Claim | None = None
     usage: Usage | None = None
     owner: tuple[bool, int, int] | None = None
     poisoned: tuple[int, PoisonSource] | None = None
+    healed: int = 0
 
 
 class FrameTable:
@@ -214,8 +215,12 @@ class FrameTable:
         before = f.poison if op.use and not op.init else 0
         result = self._step(op)
         f = self.frames[op.frame]
-        lines = f.poison & ~before if op.use and f.in_use else 0
-        return result._replace(poisoned=(lines, self._source(op)) if lines else None)
+        if not (op.use and f.in_use):
+            return result
+        lines = f.poison & ~before
+        return result._replace(
+            poisoned=(lines, self._source(op)) if lines else None, healed=before & ~f.poison
+        )
 
     @staticmethod
     def _source(op: FrameOp) -> PoisonSource:

@@ -26,6 +26,7 @@ def test_without_cxlio_there_is_no_device_and_no_port():
         UNIT.with_(cxlio="nothing")
     assert set(endpoint_signature(UNIT.with_(cxlio="joined"))) - set(endpoint_signature(UNIT)) == {
         "o_told",
+        "o_poisoned",
         "o_counted",
         "o_answered",
         "o_rest",

@@ -100,8 +100,8 @@ def event_layout() -> data.StructLayout:
     3 vendor. `flags`: those of the record's header. `word`: general media and DRAM: descriptor,
     type, transaction type, a byte each; vendor: the first words of its data. `poison`: the line of
     `dpa` is poisoned, and belongs on the poison list, as of `source`
-    (`kelp_spec.cxlio.events.PoisonSource`); with `lost` there was no room for one: the list has
-    overflowed. `quiet`: there is no record of it.
+    (`kelp_spec.cxlio.events.PoisonSource`); with `healed` it is sound, and leaves the list; with
+    `lost` there was no room for one: the list has overflowed. `quiet`: there is no record of it.
     """
     return data.StructLayout(
         {
@@ -112,7 +112,8 @@ def event_layout() -> data.StructLayout:
             "quiet": 1,
             "source": 3,
             "lost": 1,
-            "reserved": 14,
+            "healed": 1,
+            "reserved": 13,
             "dpa": 64,
             "word": 32,
             "more": 32,

@@ -17,7 +17,7 @@ COUNT, FIRST, HANDLE, LOST, LOST_FIRST, LOST_LAST = 0, 4, 8, 12, 16, 24
 # A record as it is kept: the event's first word, its handle, time, address, two words.
 TIME, ADDRESS, WORD = 8, 16, 24
 # Bits of an event's first word, as `kelp_hw.cxlio.signatures.event_layout` has them.
-POISON, QUIET, SOURCE, OVERFLOW = 12, 13, 14, 17
+POISON, QUIET, SOURCE, OVERFLOW, HEALED = 12, 13, 14, 17, 18
 KEPT_BYTES, RECORD_BYTES, HEADER_BYTES = 32, 128, 0x20
 
 
@@ -131,8 +131,8 @@ def _first(im: Image) -> None:
 
 
 def _listed(im: Image) -> None:
-    """An event that names a poisoned line adds it to the poison list; one that says that such were
-    lost is its overflow."""
+    """An event that names a poisoned line adds it to the poison list, or, where it is sound again,
+    takes it off; one that says that such were lost is its overflow."""
     p = im.program
     p.li(B, 1 << POISON)
     p.and_(B, J, B)
@@ -147,6 +147,14 @@ def _listed(im: Image) -> None:
     p.lw(F, IOS, IO.EVENT + 8)
     p.shr(E, E, 6)
     p.shl(E, E, 6)
+    p.li(B, 1 << HEALED)
+    p.and_(B, J, B)
+    p.beq(B, ZERO, "event_poisoned")
+    p.call("poison_find")
+    p.beq(G, C, "event_take")
+    p.call("poison_remove")
+    p.jmp("event_take")
+    p.label("event_poisoned")
     p.shr(J, J, SOURCE)
     p.andi(J, J, 7)
     p.call("poison_add")

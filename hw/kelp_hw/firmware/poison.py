@@ -26,7 +26,8 @@ _NO_LINE, _AGAIN, _LATE = 1, 2, 4
 def routines(im: Image) -> None:
     """`poison_find`: G, the list's entry of line F:E, or the end of the list. `poison_add`: line
     F:E with source J, where it is not listed; an overflow where there is no place.
-    `poison_overflow`: there was none."""
+    `poison_overflow`: there was none. `poison_remove`: entry G of a list that ends at C leaves
+    it."""
     p, state = im.program, im.store("poison_state")
     p.label("poison_find")
     p.li(G, im.store("poisons"))
@@ -74,6 +75,22 @@ def routines(im: Image) -> None:
     p.lw(A, IOS, IO.TIME_HIGH)
     p.sw(A, ZERO, state + OVERFLOW_TIME + 4)
     p.jr(K)
+
+    p.label("poison_remove")
+    p.addi(A, G, 8)
+    p.beq(A, C, "remove_last")
+    p.lw(B, A)
+    p.sw(B, G)
+    p.lw(B, A, 4)
+    p.sw(B, G, 4)
+    p.mov(G, A)
+    p.jmp("poison_remove")
+    p.label("remove_last")
+    p.lw(C, ZERO, state + COUNT)
+    p.addi(C, C, -1)
+    p.sw(C, ZERO, state + COUNT)
+    p.sw(ZERO, ZERO, state + NEXT)
+    p.jr()
     _request(im)
 
 
@@ -106,20 +123,7 @@ def _request(im: Image) -> None:
     p.label("poison_gone")
     p.call("poison_find")
     p.beq(G, C, "poison_refused")
-    p.label("gone_close")
-    p.addi(A, G, 8)
-    p.beq(A, C, "gone_last")
-    p.lw(B, A)
-    p.sw(B, G)
-    p.lw(B, A, 4)
-    p.sw(B, G, 4)
-    p.mov(G, A)
-    p.jmp("gone_close")
-    p.label("gone_last")
-    p.lw(C, ZERO, state + COUNT)
-    p.addi(C, C, -1)
-    p.sw(C, ZERO, state + COUNT)
-    p.sw(ZERO, ZERO, state + NEXT)
+    p.call("poison_remove")
     p.sw(ZERO, ZERO, state + OVERFLOW)
     p.label("poison_refused")
     p.beq(J, ZERO, "nothing")

@@ -18,10 +18,11 @@ __all__ = ["PoisonedLines"]
 
 
 class PoisonedLines(wiring.Component):
-    """Takes pages with the lines that are poisoned from now on, and offers each line by itself: an
-    event without a record (`quiet`) that goes on the poison list. Where pages wait and one finds no
-    room, an event that says so (`lost`) goes before the next line: the list has overflowed. Records
-    of `EventRecords` leave between the lines, in turn, so that neither keeps the other waiting.
+    """Takes pages with the lines that are poisoned from now on, or healed, and offers each line by
+    itself: an event without a record (`quiet`) for the poison list. Where pages wait and one finds
+    no room, an event that says so (`lost`) goes before the next line: the list has overflowed.
+    Records of `EventRecords` leave between the lines, in turn, so that neither keeps the other
+    waiting.
 
     Latency: `LATENCY` cycles from `i`, one from `i_record`; interval: `INTERVAL`.
 
@@ -99,6 +100,7 @@ class PoisonedLines(wiring.Component):
             told.quiet.eq(1),
             told.lost.eq(lost),
             told.source.eq(page.source),
+            told.healed.eq(page.healed & ~lost),
             told.dpa.eq(
                 Cat(Const(0, 6), line, page.page, queue_in_map(m, c, page.squeue)),
             ),

@@ -85,8 +85,9 @@ class FrameTable(wiring.Component):
     o_commit : out, always-ready stream of frame_commit
         Every op with the entry after it.
     o_poisoned : out, always-ready stream of poisoned_lines, with `Config.cxlio`
-        The lines of a page in use that an op leaves poisoned and did not find so. None of an entry
-        that starts anew was, nor of one whose masks were beyond repair.
+        The lines of a page in use that an op leaves poisoned and did not find so, or, `healed`,
+        that it found poisoned and leaves sound. None was poisoned of an entry that starts anew, nor
+        of one whose masks were beyond repair.
     fault : out, BlockFault
         With an op's outputs: of its entry. `poisoned`: of its line masks, `fatal`: of the rest.
     ready : out
@@ -414,14 +415,15 @@ class FrameTable(wiring.Component):
             self._poisoned(m, s)
 
     def _poisoned(self, m: Module, s: SimpleNamespace) -> None:
-        """F2: lines that are poisoned from now on."""
+        """F2: lines that are poisoned from now on, or are no more."""
         f2, ruined, spoiled, o = s.f2, Signal(), Signal(), self.o_poisoned.p
         m.d.sync += spoiled.eq(self._spoiled(s.table))
         m.d.comb += [
             ruined.eq(Mux(f2.init, f2.lost | f2.failed, s.from_read & spoiled)),
             o.squeue.eq(s.after.squeue),
             o.page.eq(s.after.page),
-            o.lines.eq(s.after.poison & ~Mux(f2.init | ruined, 0, s.entry.poison)),
+            o.lines.eq(s.after.poison ^ Mux(f2.init | ruined, 0, s.entry.poison)),
+            o.healed.eq(s.heals & ~s.spoils & ~f2.init & ~ruined),
             o.source.eq(
                 Mux(
                     s.spoils & ~ruined,

@@ -49,6 +49,7 @@ class Event:
     quiet: int = 0  #: no record
     source: int = 0
     lost: int = 0
+    healed: int = 0  #: it is no more
     dpa: int = 0
     word: int = 0
     more: int = 0
@@ -112,6 +113,8 @@ class Mailbox:
             self._record(event)
         if event.poison and event.lost:
             self._overflow()
+        elif event.poison and event.healed:
+            self._unlist(event.dpa & ~63)
         elif event.poison:
             self._list(event.dpa & ~63, event.source)
 
@@ -313,10 +316,18 @@ class Mailbox:
             raise Refused(ReturnCode.ADDRESS)
         return address
 
-    def _unlist(self, address: int) -> None:
+    def _unlist(self, address: int) -> bool:
+        """Whether it was listed."""
         left = [each for each in self.poisons if each[0] != address]
-        if len(left) < len(self.poisons):
-            self.poisons, self.poison_more, self.poison_lost = left, None, None
+        listed = len(left) < len(self.poisons)
+        if listed:
+            self.poisons, self.poison_more = left, None
+        return listed
+
+    def _cleared(self, address: int) -> None:
+        """By a command, which ends an overflow, too."""
+        if self._unlist(address):
+            self.poison_lost = None
 
     @staticmethod
     def _answer(code: int | None) -> bytes:
@@ -333,7 +344,7 @@ class Mailbox:
             raise Refused(ReturnCode.RETRY)
         code = self.ask(1, address // 64, b"")
         if code == 1:
-            self._unlist(address)
+            self._cleared(address)
         if code in (0, None):
             self._list(address, PoisonSource.INJECTED)
         return self._answer(code)
@@ -344,7 +355,7 @@ class Mailbox:
             raise Refused(ReturnCode.RETRY)
         code = self.ask(2, address // 64, given[8:])
         if code in (0, 1):
-            self._unlist(address)
+            self._cleared(address)
         return self._answer(code)
 
     def sanitize(self, given: bytes) -> bytes:

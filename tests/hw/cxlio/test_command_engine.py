@@ -270,8 +270,8 @@ def test_events_overflow_are_given_in_pages_and_cleared_in_order():
 
 
 def test_lines_that_the_device_found_poisoned_are_listed():
-    """Each with its source, once; without a record where the event is quiet. One that says that
-    lines were lost is the list's overflow, until a line leaves it."""
+    """Each with its source, once, until it is healed; without a record where the event is quiet.
+    One that says that lines were lost is the list's overflow, until a line is cleared."""
 
     async def script(ctx, host):
         for i, source in enumerate(PoisonSource):
@@ -287,12 +287,14 @@ def test_lines_that_the_device_found_poisoned_are_listed():
         assert entries == [64 * i | source for i, source in enumerate(PoisonSource)] + [64 * 9 | 2]
         assert listed[0] == 0
         await host.event(ctx, poison=1, quiet=1, lost=1, dpa=64 * 10)
-        for _ in range(2):
+        for count, healed in ((5, 10), (5, 9), (4, 0), (3, 0), (3, 1)):
             _, listed, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
-            assert listed[0] == 2 and int.from_bytes(listed[0xA:0xC], "little") == 5
+            assert listed[0] == 2 and int.from_bytes(listed[0xA:0xC], "little") == count
+            await host.event(ctx, poison=1, quiet=1, healed=1, dpa=64 * healed)
+        await host.event(ctx, poison=1, quiet=1, dpa=64)
         assert not (await host.command(ctx, Opcode.CLEAR_POISON, line(64) + bytes(64)))[0]
         _, listed, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 1 << 22))
-        assert listed[0] == 0 and int.from_bytes(listed[0xA:0xC], "little") == 4
+        assert listed[0] == 0 and int.from_bytes(listed[0xA:0xC], "little") == 2
 
     play(SMALL, script)
 

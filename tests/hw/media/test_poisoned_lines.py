@@ -31,19 +31,24 @@ def pages(config, count, seed, most=64):
                 "page": rng.randrange(config.pages),
                 "lines": sum(1 << line for line in lines),
                 "source": rng.choice(list(PoisonSource)),
+                "healed": rng.randrange(2),
             }
         )
     return found
 
 
 def lines_of(config, page):
-    """(address, source) of each line of a page, lowest first."""
+    """What is told of each line of a page, lowest first."""
     at, half = AddressMap(config), config.half_lines
     session, queue = divmod(page["squeue"], config.queues)
     for line in range(config.page_lines):
         if page["lines"] >> line & 1:
             place = KvAddress(session, queue, page["page"], line // half, line % half)
-            yield at.encode(place), page["source"]
+            yield at.encode(place), page["source"], page["healed"]
+
+
+def told_of(events):
+    return [(e["dpa"], e["source"], e["healed"]) for e in events]
 
 
 def records(count):
@@ -61,7 +66,7 @@ def test_each_line_leaves_once_and_each_record(config, protect, take):
     listed = [e for e in seen if e["quiet"]]
     assert not any(e["lost"] for e in seen) and all(e["poison"] for e in listed)
     wanted = [each for page in given for each in lines_of(config, page)]
-    assert [(e["dpa"], e["source"]) for e in listed] == wanted
+    assert told_of(listed) == wanted
     passed = [e for e in seen if not e["quiet"]]
     assert [{name: e[name] for name in told[0]} for e in passed] == told
     assert not any(e["poison"] for e in passed)
@@ -89,7 +94,8 @@ def test_what_finds_no_room_is_told_of_once_and_the_others_are_there():
     lost = [i for i, e in enumerate(seen) if e["lost"]]
     # The line that stood there when the room was over goes first, then what tells of it.
     assert lost == [1]
-    got = [(e["dpa"], e["source"]) for e in seen if not e["lost"]]
+    assert not seen[1]["healed"]
+    got = told_of(e for e in seen if not e["lost"])
     first = [each for page in given[: dut.DEPTH + 3] for each in lines_of(UNIT, page)]
     assert got == first[: len(got)] and len(got) >= len(
         [each for page in given[: dut.DEPTH] for each in lines_of(UNIT, page)]
@@ -134,7 +140,7 @@ def test_a_page_that_has_flipped_bits(bits):
     assert faults == [NO_FAULT | {"corrected" if bits == 1 else "poisoned": 1}]
     kept = [page for i, page in enumerate(given) if bits == 1 or i != 3]
     wanted = [each for page in kept for each in lines_of(config, page)]
-    assert [(e["dpa"], e["source"]) for e in seen if not e["lost"]] == wanted
+    assert told_of(e for e in seen if not e["lost"]) == wanted
     assert sum(e["lost"] for e in seen) == (bits == 2)
 
 

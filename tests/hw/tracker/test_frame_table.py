@@ -33,7 +33,8 @@ def test_frame_table_is_its_golden_model(config, cycles):
     seen = set(result.records["seen"])
     assert seen >= {"useful", "useless", "MEMORY_READ_FAILED", "MEMORY_WRITE_FAILED"}
     if named(config).cxlio:
-        assert {str(("poisoned", s)) for s in ("UNKNOWN", "EXTERNAL", "INTERNAL")} <= seen
+        sources = ("UNKNOWN", "EXTERNAL", "INTERNAL")
+        assert {"healed", *(str(("poisoned", s)) for s in sources)} <= seen
     for kind, answer in [
         ("READ", "DATA"),
         ("WRITE", "CMP"),
@@ -166,16 +167,16 @@ def test_two_flips_in_the_line_masks_poison_the_page():
     frame_table(bench)
 
 
-def test_lines_that_two_flips_poison_are_told_once():
-    """With CXL.io, whose list has them. What an op on the page poisons behind that is told by
-    itself."""
+def test_lines_that_are_poisoned_and_healed_are_told_once():
+    """With CXL.io, whose list has them: those that two flips poison, and what is written."""
     every, told = (1 << UNIT.page_lines) - 1, []
 
     async def bench(ctx, memory, frames, dut):
         async def done(kind, line, **given):
             await frames.op(kind=kind, kv_line=line, **given)
             p = fields(ctx, dut.o_poisoned.p)
-            told.append((p["source"], p["lines"]) if ctx.get(dut.o_poisoned.valid) else None)
+            source = "healed" if p["healed"] else p["source"]
+            told.append((source, p["lines"]) if ctx.get(dut.o_poisoned.valid) else None)
             assert {name: p[name] for name in OWNER} == OWNER
             ctx.set(dut.i.p.poison, 0)
 
@@ -185,9 +186,14 @@ def test_lines_that_two_flips_poison_are_told_once():
         await done(Op.READ, 3)
         await ctx.tick().repeat(4)
         await done(Op.READ, 1)
+        await done(Op.WRITE, 3, partial=1, **written)
+        await done(Op.WRITE, 3, **written)
         await done(Op.WRITE, 3, **written)
         await done(Op.WRITE, 3, poison=1, **written)
         await done(Op.WRITE, 3, poison=1, **written)
+        await ctx.tick().repeat(4)
+        flip(ctx, memory, FRAME, *list(code_bits(1))[:2])
+        await done(Op.WRITE, 3, **written)
 
     frame_table(bench, UNIT.with_(cxlio="joined"))
     assert told == [
@@ -195,8 +201,11 @@ def test_lines_that_two_flips_poison_are_told_once():
         None,
         None,
         None,
+        ("healed", 1 << 3),
+        None,
         (PoisonSource.EXTERNAL, 1 << 3),
         None,
+        (PoisonSource.INTERNAL, every & ~(1 << 3)),
     ]
 
 

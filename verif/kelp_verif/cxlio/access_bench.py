@@ -229,7 +229,7 @@ class Random(TB):
         if rng.random() < 0.3:
             await self.both("configuration", 4, 2, 6)
             await self.ring(Opcode.SET_INTERRUPT_POLICY, 0x01010101, 4)
-        chances = {"poison": 0.3, "quiet": 0.2, "lost": 0.1}
+        chances = {"poison": 0.3, "quiet": 0.2, "lost": 0.1, "healed": 0.2}
         event |= {name: int(rng.random() < chance) for name, chance in chances.items()}
         event["source"] = rng.getrandbits(3)
         await self.happened(event)

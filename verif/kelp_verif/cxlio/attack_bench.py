@@ -129,6 +129,7 @@ async def resets(tb, held):
             inject = opcode == Opcode.INJECT_POISON
             assert await tb.load(BASE + at) == ("poison" if inject else zeros)
         await tb.store(BASE + at, held[at])
+    await tb.idle(3000)  # until the list has heard of all of it
     assert await tb.listed() == 0
 
 

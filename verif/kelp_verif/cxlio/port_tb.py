@@ -5,10 +5,10 @@ AXI4-Lite port, MSI-X messages, requests and their answers, events. Every stream
 random."""
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 
 import cocotb
-from cocotb.triggers import ReadOnly, RisingEdge
+from cocotb.triggers import Lock, ReadOnly, RisingEdge
 
 from kelp_hw.cxlio.signatures import (
     answer_layout,
@@ -51,6 +51,8 @@ class TB:
         self.messages, self.requests, self.events = [], [], deque()
         self.decide, self.value = lambda request: 0, lambda request: 0
         self.cycles = 0
+        #: A stream's offers are one behind the other, whoever makes them.
+        self._offering = defaultdict(Lock)
 
     async def start(self):
         dut = self.dut
@@ -103,14 +105,15 @@ class TB:
         """Until it is taken."""
         await self._pause()
         valid, ready = getattr(self.dut, name + "__valid"), getattr(self.dut, name + "__ready")
-        valid.value, getattr(self.dut, name + "__payload").value = 1, payload
-        while True:
-            await ReadOnly()
-            taken = int(ready.value)
-            await RisingEdge(self.dut.clk)
-            if taken:
-                valid.value = 0
-                return
+        async with self._offering[name]:
+            valid.value, getattr(self.dut, name + "__payload").value = 1, payload
+            while True:
+                await ReadOnly()
+                taken = int(ready.value)
+                await RisingEdge(self.dut.clk)
+                if taken:
+                    valid.value = 0
+                    return
 
     async def _messages(self):
         while True:

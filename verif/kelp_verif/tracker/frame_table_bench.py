@@ -288,7 +288,7 @@ class TB:
                 "page": page,
             }
         self.check_error(op, entry)
-        self.check_poisoned(op, entry, result.poisoned)
+        self.check_poisoned(op, entry, result)
         commit = self.commit.unpack(dut.o_commit__payload.value)
         said = self.fields(op) | extra
         if op.kind == Op.ERROR:  # what is beside it in the op is anything
@@ -297,18 +297,24 @@ class TB:
         if op.use:
             assert {name: commit[f"entry.{name}"] for name in entry} == entry, op
 
-    def check_poisoned(self, op, entry, expected):
+    def check_poisoned(self, op, entry, result):
         if not self.config.cxlio:
             return
-        dut = self.dut
-        assert (dut.o_poisoned__valid.value == 1) == (expected is not None), f"{op}: {expected}"
-        if expected:
-            lines, source = expected
+        dut, anything = self.dut, bool(result.poisoned or result.healed)
+        assert not (result.poisoned and result.healed)
+        assert (dut.o_poisoned__valid.value == 1) == anything, f"{op}: {result}"
+        if anything:
             told = self.poisoned.unpack(dut.o_poisoned__payload.value)
             wanted = {name: entry[name] for name in ("squeue", "page")}
-            wanted |= {"source": source, "lines": lines}
+            if result.healed:
+                told.pop("source")
+                wanted |= {"healed": 1, "lines": result.healed}
+                self.seen.add("healed")
+            else:
+                lines, source = result.poisoned
+                wanted |= {"healed": 0, "source": source, "lines": lines}
+                self.seen.add(("poisoned", source.name))
             assert told == wanted, f"{op}: {told}"
-            self.seen.add(("poisoned", source.name))
 
     def check_error(self, op, entry):
         dut = self.dut
