@@ -17,7 +17,7 @@ from kelp_spec.files import write_whole
 
 from ..install import missing_package
 from ..output import UserError, console, show, writable
-from .bars import NOT_BUILT, meet_bars
+from .bars import NOT_MEASURED, meet_bars
 
 __all__ = ["GROUPS", "register"]
 
@@ -174,6 +174,6 @@ def _show(rows, *, whole: bool) -> None:
             r.config,
             f"{r.cycles:,}" if r.cycles else "",
         )
-    for name, unit, goal in NOT_BUILT if whole else ():
-        table.add_row(name, "", unit, goal, "not built", "", "")
+    for name, unit, goal in NOT_MEASURED if whole else ():
+        table.add_row(name, "", unit, goal, "not measured", "", "")
     show(table)

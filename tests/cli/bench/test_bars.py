@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """What `kelp bench` does where a row misses its bar; that a bar of the specification is measured or
-listed as not built."""
+listed as not measured."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from kelp_cli.bench import commands
-from kelp_cli.bench.bars import NOT_BUILT, meet_bars
+from kelp_cli.bench.bars import NOT_MEASURED, meet_bars
 from kelp_cli.bench.policy import policy_rows
 from kelp_verif.measure.rows import Row
 
@@ -47,8 +47,8 @@ def test_wall_clock_is_told_from_the_unit():
         assert not Row("", 0, unit).wall_clock
 
 
-def test_what_is_not_built_is_not_measured(monkeypatch, repo_root):
-    names = [name for name, _, _ in NOT_BUILT]
+def test_what_is_listed_is_not_measured(monkeypatch, repo_root):
+    names = [name for name, _, _ in NOT_MEASURED]
     assert len(set(names)) == len(names)
     monkeypatch.chdir(repo_root)
     recording = (Path("data/traces/attn_0.npz"),)
@@ -71,7 +71,7 @@ def test_what_is_not_built_is_not_measured(monkeypatch, repo_root):
 )
 @pytest.mark.parametrize("arguments", [[], ["--only", "codec"]], ids=["all", "one group"])
 def test_the_command_says_so(missed, code, said, arguments, monkeypatch, tmp_path):
-    """By its exit code, whichever group the row is of; what is not built is listed in a whole
+    """By its exit code, whichever group the row is of; what is not measured is listed in a whole
     run."""
     monkeypatch.setattr(commands, "_rows", lambda group: [missed] if group == "codec" else [])
     app = typer.Typer()
@@ -80,6 +80,6 @@ def test_the_command_says_so(missed, code, said, arguments, monkeypatch, tmp_pat
     output = tmp_path / "bench.json"
     done = CliRunner().invoke(app, ["bench", *arguments, "-o", str(output)])
     assert done.exit_code == code and said in done.output
-    assert done.output.count("not built") == (0 if arguments else len(NOT_BUILT))
+    assert done.output.count("not measured") == (0 if arguments else len(NOT_MEASURED))
     (row,) = json.loads(output.read_text(encoding="utf-8"))
     assert (row["name"], row["met"]) == (missed.name, False)
