@@ -49,7 +49,8 @@ class Found:
     cycles: list[dict] = field(default_factory=list)
     #: estimated against true missing mass, binned
     missing: list[dict] = field(default_factory=list)
-    #: reader|document|residency → chosen pages, packed bits [steps, layers, kv_heads, pages / 8]
+    #: reader|document|residency, of the run with HOST cycles of compute with |100us behind it →
+    #: chosen pages, packed bits [steps, layers, kv_heads, pages / 8]
     lists: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -235,7 +236,9 @@ class _Study:
                 )
                 self._reliability(name, r, compute, run)
             self._cycles(reader, name, r, cycles, base)
-            found.lists[f"{reader}|{name}|{r}"] = np.packbits(pair[0].chosen, axis=-1)
+            for compute, suffix in zip(HOSTS, ("", "|100us"), strict=True):
+                chosen = np.packbits(pair[compute].chosen, axis=-1)
+                found.lists[f"{reader}|{name}|{r}{suffix}"] = chosen
 
     def _cycles(self, reader, name, residency, cycles, base) -> None:
         row = {"reader": reader, "document": name, "residency": residency}

@@ -76,9 +76,15 @@ def test_rows_of_all_readers(small):
     assert by["quest"]["link_bytes_per_token"] > by["quest"]["chosen_bytes_per_token"]
     assert by["ideal"]["flash_per_layer"] == by["kelp"]["lru_flash_per_layer"]
     assert by["kelp"]["layers_wait"] == 0
-    assert set(found.lists) == {f"{r}|text|1.0" for r in [*rivals.NAMES, "kelp"]} | {
-        "kelp|text|0.5"
-    }
+    whole = {f"{r}|text|1.0" for r in [*rivals.NAMES, "kelp"]}
+    assert set(found.lists) == whole | {"kelp|text|0.5", "kelp|text|0.5|100us"}
+    # Whoever has the lists finds the bytes that were chosen.
+    shape = Shape(kv_heads=2, group=4, lines=1)
+    for suffix, rows in (("", found.rows), ("|100us", found.rows_100us)):
+        pages = np.unpackbits(found.lists[f"kelp|text|0.5{suffix}"], axis=-1).astype(bool)
+        of = rivals.Reading("kelp", np.zeros(len(pages)), pages, pages[..., 0])
+        lines = rivals.lines(of, FIRST, shape)[8:]
+        assert rows[-1]["chosen_bytes_per_token"] == 64 * lines.sum(axis=1).mean()
     pictures = worth_page.plots(found)
     assert all(image.startswith(b"\x89PNG") for image in pictures.values())
     assert "infinigen" in worth_page.page(found, pictures, "a test")
