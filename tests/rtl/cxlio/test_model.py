@@ -3,6 +3,9 @@
 """The compiled CXL.io: what its calls do is what the register port, the streams and the decode
 do."""
 
+import os
+import signal
+
 import pytest
 
 from kelp_rtl.cxlio.model import RegisterModel
@@ -49,3 +52,16 @@ def test_accesses_commands_requests_events_messages_and_decode(model):
     model.report(correctable=2)
     model.clock(2)
     assert {k: v for k, v in model.faults().items() if v} == {"err_correctable": 1}
+
+
+@pytest.mark.timeout(300)
+def test_a_child_lets_its_parents_simulation_be(model):
+    """Its threads are the parent's, who goes on."""
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        model.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert model.command(Opcode.IDENTIFY)[0] == 0

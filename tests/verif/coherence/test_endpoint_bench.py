@@ -103,6 +103,23 @@ def test_other_configurations_stay_coherent(seed):
         assert weather(name, transactions=3_000, seed=1 + seed, config=config)["snoops"] > 300
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("sets", "frames", "pages"), [(2, (16, 6, 7, 12), 8), (8, (24, 18, 19, 22), 16)]
+)
+def test_other_directories_stay_coherent(sets, frames, pages):
+    """`Config.directory_sets` in place of the four that go with the name: with two a sector is
+    called back for nearly every other's sake, with eight pools must be larger."""
+    config = NARROW.with_(directory_sets=sets, frames=frames, pages=pages)
+    snoops = []
+    for name in ("rough", "unused", "kept", "foul"):
+        counted = weather(name, transactions=3_000, config=config)
+        assert counted["evictions"] > 20 and counted["left"] > 100
+        snoops.append(counted["snoops"])
+    print(sets, snoops)
+
+
 BOTH = "memory and tier"
 FAILURES = [
     pytest.param("uncached", failing, marks=() if failing == BOTH else pytest.mark.slow)
