@@ -41,7 +41,7 @@ class World:
         rng = self.rng
         self.session = rng.randrange(ODD.sessions)
         queues, pages = (rng.choice((0, rng.randint(1, n))) for n in (ODD.queues, ODD.pages))
-        if not self.closes:  # as much as there can be at once
+        if not self.closes % 4:  # as much as there can be at once
             queues, pages = ODD.queues, ODD.pages
         for session in range(ODD.sessions):
             given = self.dut.sessions[session]
@@ -49,10 +49,14 @@ class World:
             ctx.set(given.closing, ours)
             ctx.set(given.used_queues, queues if ours else rng.randrange(ODD.queues + 1))
             ctx.set(given.used_pages, pages if ours else rng.randrange(ODD.pages + 1))
+        self.began, self.found = self.cycle, False
+        # Now and then so late that nothing but ops, or nothing but frames, is owed.
+        usual, odd = ((3, 9), (3, 80)), (((34, 40), (3, 3)), ((3, 3), (200, 300)))
+        self.late = usual if self.closes % 4 else rng.choice(odd)
         first = self.session * ODD.queues
         self.pages = [(first + q, p) for q in range(queues) for p in range(pages)]
         self.cursor, self.again, self.gone = 0 if self.pages else None, None, set()
-        self.resident = {page for page in self.pages if not self.closes or rng.random() < 0.5}
+        self.resident = {page for page in self.pages if not self.closes % 4 or rng.random() < 0.5}
         self.busy = {page: rng.randint(1, 3) for page in self.pages if rng.random() < 0.15}
 
     def result(self, ctx):
@@ -83,7 +87,7 @@ class World:
             if page in self.resident:
                 state = PageState.RESIDENT
                 self.resident.remove(page)
-                self.frees.append(self.cycle + self.rng.randint(3, 80))
+                self.frees.append(self.cycle + self.rng.randint(*self.late[1]))
                 self.frees.sort()
             self.gone.add(page)
         op = {"kind": Op.SCRUB, "squeue": page[0], "page": page[1]}
@@ -98,9 +102,12 @@ class World:
         offer = ctx.get(port.valid) and tuple(ctx.get(port.p[name]) for name in names)
         assert self.standing in (None, offer), f"seed {self.seed}: the offer does not stand"
         self.standing = None if not offer or ctx.get(port.ready) else offer
-        if not offer:
-            return
         at = f"seed {self.seed}, cycle {self.cycle}"
+        if not offer:
+            # Each session is looked at in its cycle, and then its first op stands.
+            assert self.found or self.cycle < self.began + ODD.sessions, at
+            return
+        self.found = True
         if offer[0] == Op.CLOSED:
             assert self.cursor is None and self.again is None and not (self.pipe or self.frees), at
             assert offer[1] == self.session and self.gone == set(self.pages), at
@@ -117,7 +124,7 @@ class World:
             return
         if self.cursor is None:
             self.cursor, self.again = self.again, None
-        self.pipe.append((self.cycle + self.rng.randint(3, 9), offer[2:4]))
+        self.pipe.append((self.cycle + self.rng.randint(*self.late[0]), offer[2:4]))
         self.cursor = self.cursor + 1 if self.cursor + 1 < len(self.pages) else None
         self.most = max(self.most, len(self.pipe) + len(self.frees))
         assert len(self.pipe) + len(self.frees) <= Closer.IN_FLIGHT, at
@@ -128,7 +135,7 @@ def test_every_page_is_scrubbed_and_waited_for():
 
     async def bench(ctx):
         rests, pause = 0, 5
-        for world.cycle in range(1200):
+        for world.cycle in range(5000):
             rests = rests + 1 if world.session is None else 0
             if rests > pause:
                 pause = world.rng.randint(3, 9)
