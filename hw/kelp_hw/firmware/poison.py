@@ -99,7 +99,7 @@ def _request(im: Image) -> None:
     nothing. One that still offers what came too late the last time is not asked again.
     `poison_refused` ends the command by code J. `poison_gone`: the line leaves the list, if it is
     listed, and the command ends by J."""
-    p, state = im.program, im.store("poison_state")
+    p = im.program
     p.label("poison_request")
     p.lw(A, IOS, IO.WORK)
     p.andi(B, A, Work.OFFERED)
@@ -124,7 +124,6 @@ def _request(im: Image) -> None:
     p.call("poison_find")
     p.beq(G, C, "poison_refused")
     p.call("poison_remove")
-    p.sw(ZERO, ZERO, state + OVERFLOW)
     p.label("poison_refused")
     p.beq(J, ZERO, "nothing")
     p.li(B, _NO_LINE)

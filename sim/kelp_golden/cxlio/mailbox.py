@@ -316,18 +316,10 @@ class Mailbox:
             raise Refused(ReturnCode.ADDRESS)
         return address
 
-    def _unlist(self, address: int) -> bool:
-        """Whether it was listed."""
+    def _unlist(self, address: int) -> None:
         left = [each for each in self.poisons if each[0] != address]
-        listed = len(left) < len(self.poisons)
-        if listed:
+        if len(left) < len(self.poisons):
             self.poisons, self.poison_more = left, None
-        return listed
-
-    def _cleared(self, address: int) -> None:
-        """By a command, which ends an overflow, too."""
-        if self._unlist(address):
-            self.poison_lost = None
 
     @staticmethod
     def _answer(code: int | None) -> bytes:
@@ -344,7 +336,7 @@ class Mailbox:
             raise Refused(ReturnCode.RETRY)
         code = self.ask(1, address // 64, b"")
         if code == 1:
-            self._cleared(address)
+            self._unlist(address)
         if code in (0, None):
             self._list(address, PoisonSource.INJECTED)
         return self._answer(code)
@@ -355,7 +347,7 @@ class Mailbox:
             raise Refused(ReturnCode.RETRY)
         code = self.ask(2, address // 64, given[8:])
         if code in (0, 1):
-            self._cleared(address)
+            self._unlist(address)
         return self._answer(code)
 
     def sanitize(self, given: bytes) -> bytes:
