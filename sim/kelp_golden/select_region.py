@@ -60,7 +60,8 @@ class Decided(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What a SELECT made: from now on a page's summary holds."""
+    """What a SELECT made: from now on a page's summary holds, for tokens of so many lines; of a
+    page that was not there for none, in the place of whatever held."""
 
     page: int
     lines: int
@@ -172,7 +173,11 @@ class SelectRegion:
                 lines, found = summaries.get(step.page, (0, None))
                 reply = found if lines == step.lines else None
             elif isinstance(step, Built):
-                summaries[step.page], reply = (step.lines, step.summary), None
+                reply = None
+                if step.lines:
+                    summaries[step.page] = step.lines, step.summary
+                else:
+                    summaries.pop(step.page, None)
             elif isinstance(step, Waits):
                 reply = self._wait(step)
             else:
@@ -389,8 +394,7 @@ class SelectRegion:
                 every = np.arange(used // bell.lines)
                 keys, there = yield from self._look(session, squeue, page, every, bell.lines)
                 found = summary(keys, plan)
-                if there:
-                    yield Built(key, bell.lines, found)
+                yield Built(key, bell.lines if there else 0, found)
             codes[page] = found
         return codes
 

@@ -345,6 +345,14 @@ def test_tokens_of_other_lines_are_summarised_anew(bench):
     assert {lines for lines, _ in bench.device.summaries.values()} == {1}
 
 
+def test_a_page_that_is_not_there_loses_the_codes_of_other_lines(bench):
+    """None are made of what is not there, and its place is taken."""
+    bench.select()
+    gone(bench, 4)
+    bench.select(lines=1, tokens=1)
+    assert 4 not in bench.device.summaries and len(bench.device.summaries) == PAGES - 2
+
+
 def test_the_newest_page_is_held_where_it_is_there():
     bench = Bench()
     for page in range(PAGES - 1):

@@ -34,8 +34,7 @@ def summarise(control, m, s):
     row = store.row_bits
     lacks, lacking = Signal(store.ROW), Signal(c.page_bits)
     #: a SELECT begins; pages are looked for; `page` has no summary
-    s.begins, s.scans, found = Signal(), Signal(), Signal()
-    looked = control.i_result
+    s.begins, s.scans, found, looked = Signal(), Signal(), Signal(), control.i_result
     #: a LOOK of the page was decided, the last one; all so far found it there
     asks, last, there = Signal(), Signal(), Signal()
     #: the page's last line has gone to the store; it is there, too, or will be
@@ -57,10 +56,12 @@ def summarise(control, m, s):
         store.look_row.eq(at[row:]),
         store.set_page.eq(page),
         # Keys are written by ops that use the frame stage, as a LOOK does, so none is in this
-        # cycle, and it waits for nobody. The lines come later, and are not looked at before.
+        # cycle. The lines come later, and none is looked at before; those of no page take the place
+        # of ones that may hold for tokens of other lines.
         last.eq(asks & (looked.p.op.kv_line == s.used_lines - 1)),
         there.eq(complete & (looked.p.outcome == Outcome.DONE)),
-        store.set.eq(last & there & ~(touched & (looked.p.op.kv_line != 0)) & ~s.ended(s.session)),
+        store.set.eq(last & ~s.ended(s.session)),
+        store.set_holds.eq(there & ~(touched & (looked.p.op.kv_line != 0))),
     ]
     for k in reversed(range(store.ROW)):
         each = Cat(Const(k, row), low[row : c.page_bits])

@@ -53,8 +53,9 @@ class SummaryStore(wiring.Component):
     look, look_row, holds : in, in, out
         `holds` says of each page whose number's upper bits were looked at in the cycle before
         whether its summary does, for tokens of `token_lines`; bit k of page `ROW · look_row + k`.
-    set, set_page : in
-        The summary of `set_page` holds for them; in a cycle without a page at `i_clear`.
+    set, set_page, set_holds : in
+        The summary of `set_page` was made for them, and holds from now on, or does not; in a cycle
+        without a page at `i_clear`.
     i_line : in, stream of summary_line
         Lines of a summary; `id` is the page.
     settled : out
@@ -91,6 +92,7 @@ class SummaryStore(wiring.Component):
                 "holds": Out(self.ROW),
                 "set": In(1),
                 "set_page": In(c.page_bits),
+                "set_holds": In(1),
                 "i_line": In(stream.Signature(line)),
                 "settled": Out(1),
                 "i": In(stream.Signature(c.page_bits)),
@@ -165,7 +167,7 @@ class SummaryStore(wiring.Component):
                 lines.read_address.eq(Cat(self.look_row, self.squeue)),
                 self.holds[k].eq(lines.read_data == holds),
                 lines.write_en.eq(~self.ready | own | dropped),
-                lines.write_data.eq(Mux(self.set & own, holds, 0)),
+                lines.write_data.eq(Mux(self.set & self.set_holds & own, holds, 0)),
                 lines.write_address.eq(Mux(self.ready, row, scrub)),
             ]
         with m.If(~self.ready):

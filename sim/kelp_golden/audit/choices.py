@@ -227,7 +227,9 @@ class SelectAudit:
                     return None
                 reply = False
             elif isinstance(step, Built):
-                if step.page not in self._summaries.touched:
+                if not step.lines:
+                    dict.pop(self._summaries, step.page, None)
+                elif step.page not in self._summaries.touched:
                     self._summaries[step.page] = step.lines, step.summary
             else:
                 return step

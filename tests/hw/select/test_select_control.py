@@ -87,6 +87,19 @@ def test_a_guess_leaves_slots_alone():
     assert set(room.fetched) == {(0, 3)}
 
 
+def test_a_page_that_went_loses_the_codes_of_tokens_of_other_lines():
+    """It has no codes in their place, so it is tried again, and has what it has when it is back."""
+
+    def between(room, makes, n):
+        state = int(PageState.RESIDENT if n == 2 else PageState.COLD)
+        for made in makes:
+            made.tracker.words[3] = made.tracker.words[3]._replace(state=state)
+
+    bells = [{"lines": lines, "tokens": 1, "speculative": 1} for lines in (2, 1, 2, 2, 2)]
+    room, _ = compare(bells, around={}, between=between, cycles=60_000)
+    assert room.ops.count(("LOOK", 0, 3, 0)) >= 4
+
+
 def test_pages_that_go_and_frames_that_are_short():
     """A page that is not there has no mass and no slot; without room a page is chosen alone."""
 
@@ -221,6 +234,31 @@ def test_bits_that_are_no_field_are_not_looked_at():
         assert found[0] == found[1]
 
     room.run(host)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_doorbells_at_random(seed):
+    """Sound ones, in every field, while pages go."""
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+
+    def between(room, makes, n):
+        for key in rng.integers(0, 12, 2) + int(rng.choice([0, 2])) * CONFIG.pages:
+            for word, made in ((made.tracker.words.get(int(key)), made) for made in makes):
+                if word is not None and not word.pinned:
+                    made.tracker.words[int(key)] = word._replace(state=int(PageState.COLD))
+
+    kinds = {"layer": 2, "fetch": 2, "tables": 2, "spare": 8, "most": 7, "newest": 12}
+    bells = []
+    for _ in range(8):
+        bell = {name: int(rng.integers(below)) for name, below in kinds.items()}
+        bell |= {"tokens": int(rng.integers(1, 3)), "lines": int(rng.choice([1, 2, 2, 2]))}
+        bell |= {"queue": int(rng.choice([0, 2])), "speculative": int(rng.random() < 0.3)}
+        bell |= {"sh": int(rng.choice([0, 5, 17, 18, 31])), "m": int(rng.choice([0, 1, 47274]))}
+        for share in ("target", "fetch_from"):
+            bell[share] = int(rng.integers(1 << 32)) >> int(rng.integers(33))
+        bells.append(bell | {"release": int(rng.random() < 0.1)})
+    compare(bells, around={"queues": (0, 2)}, between=between, cycles=200_000)
 
 
 def together(pairs, *, offer=1.0, take=1.0, between=None):

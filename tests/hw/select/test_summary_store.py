@@ -32,8 +32,9 @@ class Bench(SummaryBench):
         row = ctx.get(dut.holds)
         return row >> page % dut.ROW & 1, row
 
-    async def change(self, ctx, dut, sets=None, clears=None):
+    async def change(self, ctx, dut, sets=None, clears=None, made=1):
         ctx.set(dut.set, sets is not None)
+        ctx.set(dut.set_holds, made)
         ctx.set(dut.set_page, sets or 0)
         ctx.set(dut.i_clear.valid, clears is not None)
         ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": clears or 0})
@@ -76,10 +77,13 @@ def test_a_summary_holds_until_it_is_cleared(config):
         await holds(9)
         ctx.set(dut.token_lines, 1)
         await holds(9)
+        await change(sets=9, made=0)
+        ctx.set(dut.token_lines, 0)
+        await holds(9)
 
     pump(bench.dut, Ends(sends={}, takes=(), before=steps), cycles=1)
     # Each page of a row has its own: 3 is in the first, 9 in the second.
-    assert found == [(0, 0), (1, 8), (0, 0), (0, 0), (0, 0), (1, 2), (0, 0)]
+    assert found == [(0, 0), (1, 8), (0, 0), (0, 0), (0, 0), (1, 2), (0, 0), (0, 0)]
 
 
 #: A page whose keys are written in each cycle: none, one beside page 9 (equal modulo ROW), another.
@@ -266,6 +270,7 @@ def test_flipped_bits_let_no_summary_hold(config):
             for page in pages:
                 ctx.set(dut.token_lines, written or 0)
                 ctx.set(dut.set, written is not None)
+                ctx.set(dut.set_holds, 1)
                 ctx.set(dut.set_page, page)
                 ctx.set(dut.i_clear.valid, written is None)
                 ctx.set(dut.i_clear.p, {"squeue": SQUEUE, "page": page})
