@@ -86,7 +86,12 @@ def quality(
     if tune is None:
         tune = 0 if real else 4
     if recordings is None:
-        recordings = [] if real else [_RECORDING]
+        recordings = [_RECORDING] if model == _MODEL else []
+    if not recordings and not texts:
+        raise UserError(
+            f"--texts 0 and no recording leave nothing to measure of {model}; legal: a text or "
+            + "more, or recordings with k, v and q"
+        )
     if tune and texts and not tune < texts:
         raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
     names = study.FORMATS if formats is None else tuple(formats.split(","))
@@ -174,10 +179,17 @@ class Perplexity:
 
         if self.model.suffix == ".gguf":
             loaded, tokenizer = real.load(self.model)
-            return loaded, real.excerpts(tokenizer, self.texts, self.tokens)
-        loaded = llama.load(self.model)
-        tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
-        return loaded, tokens.texts(tokenizer, self.texts, self.tokens)
+            texts = real.excerpts(tokenizer, self.texts, self.tokens)
+        else:
+            loaded = llama.load(self.model)
+            tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
+            texts = tokens.texts(tokenizer, self.texts, self.tokens)
+        limit = loaded.config.get("max_position_embeddings", self.tokens)
+        if self.tokens > limit:
+            raise UserError(
+                f"--tokens {self.tokens} is refused; the positions of {self.model} end at {limit}"
+            )
+        return loaded, texts
 
     def measure(self, subject, names, bar):
         """(the study, rows of outlying channels on its first text) of what `load` gave."""

@@ -76,6 +76,9 @@ def test_noise_alone():
         (["--budgets", "much"], "--budgets 'much' is not positive numbers"),
         (["--texts", 2, "--tune", 2], "leaves none to judge by"),
         (["--tokens", 500000], "texts are refused"),
+        (["--texts", 5, "--tokens", 2049], "--tokens 2049 is refused; the positions of data/model"),
+        (["--model", "m.gguf", "--texts", 0], "leave nothing to measure of m.gguf"),
+        (["--model", "other", "--texts", 0], "leave nothing to measure of other"),
     ],
 )
 def test_bad_input_is_one_line(arguments, fault):
