@@ -162,8 +162,10 @@ def record(
             )
         except RecorderError as error:
             raise UserError(str(error)) from None
+    fewer = f"; the text ends at token {len(ids)} of {tokens}" if len(ids) < tokens else ""
     console.print(
-        f"{output}: {len(ids) - prefill} steps recorded on {loaded.device.type}", soft_wrap=True
+        f"{output}: {len(ids) - prefill} steps recorded on {loaded.device.type}{fewer}",
+        soft_wrap=True,
     )
     if chosen:
         console.print(f"{qkv_path(output)}: q, k, v of {len(chosen)} layers", soft_wrap=True)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -17,7 +19,10 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from typer.testing import CliRunner
 
+from kelp_cli.main import build_app
+from kelp_cli.output import UserError
 from kelp_sim.lab.models import load
 from kelp_sim.lab.recorder import ReadRule, RecorderError, qkv_path, record
 from kelp_sim.trace.trace import read
@@ -149,6 +154,19 @@ def test_sliding_windows_are_refused(tmp_path):
         record(model, np.zeros(60, int), tmp_path / "t.npz", prefill=16, page_tokens=8)
 
 
+def test_a_model_that_also_sees_is_judged_by_its_text_part(tmp_path):
+    """Its configuration has the window and the positions one level down."""
+    text = SIZES | dict(head_dim=8, sliding_window=8, layer_types=["sliding_attention"] * 3)
+    vision = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    ) | dict(image_size=28, patch_size=14)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    for count, fault in ((60, "sliding window of 8 tokens"), (200, "positions end at 128")):
+        with pytest.raises(RecorderError, match=fault):
+            record(model, np.zeros(count, int), tmp_path / "t.npz", prefill=16, page_tokens=8)
+
+
 def test_a_mass_floor_leaves_the_reads_and_their_mass(tmp_path):
     tokens = np.random.default_rng(3).integers(0, 64, 60)
     for name, floor in (("all", 0.0), ("some", 0.2)):
@@ -264,3 +282,27 @@ def test_what_is_no_model_is_refused_in_a_line(tmp_path):
         with pytest.raises(RecorderError, match=fault) as found:
             load(str(path))
         assert "\n" not in str(found.value)
+
+
+def test_a_text_that_ends_early_is_said_to(tmp_path, repo_root):
+    """Its recording has fewer steps than were asked for; one of less than two pages is refused."""
+    text, out = tmp_path / "t.txt", tmp_path / "t.npz"
+    asked = ["trace", "record", repo_root / "data" / "model", "--text", text, "-o", out]
+    asked += ["--prefill", "16", "--tokens"]
+
+    def recorded(tokens):
+        return CliRunner().invoke(build_app(), [*map(str, asked), str(tokens)])
+
+    text.write_text("def read(path):\n    return path\n" * 6)
+    whole = recorded(32)
+    assert whole.exit_code == 0 and whole.output.rstrip().endswith("16 steps recorded on cpu")
+    short = recorded(1000)
+    count = read(out).tokens
+    assert 32 < count < 1000
+    assert f"{count - 16} steps recorded on cpu; the text ends at token {count} of 1000" in (
+        short.output
+    )
+    text.write_text("def read")
+    refused = recorded(1000)
+    assert isinstance(refused.exception, UserError)
+    assert "at least two pages, 32 tokens" in str(refused.exception)

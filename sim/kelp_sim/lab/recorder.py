@@ -195,15 +195,14 @@ def _check(model, count: int, prefill: int, page_tokens: int) -> None:
             f"prefill {prefill} is refused; legal: a multiple of {page_tokens} below the "
             + f"text's {count} tokens"
         )
-    limit = getattr(model.config, "max_position_embeddings", count)
+    config = model.config.get_text_config(decoder=True)
+    limit = getattr(config, "max_position_embeddings", count)
     if count > limit:
         raise RecorderError(f"{count} tokens are refused; the model's positions end at {limit}")
-    if getattr(model.config, "sliding_window", None) and getattr(
-        model.config, "use_sliding_window", True
-    ):
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         raise RecorderError(
-            f"{type(model).__name__} has a sliding window of {model.config.sliding_window} "
-            + "tokens, which is not recorded"
+            f"{type(model).__name__} has a sliding window of {config.sliding_window} tokens, which "
+            + "is not recorded"
         )
 
 
