@@ -74,7 +74,10 @@ def real(name: str, prompt: str):
     model = model.to(torch.float16)
     if name == "smollm2":
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-    return model, tokenizer, tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if not inputs["input_ids"].numel():
+        raise ValueError(f"--prompt {prompt!r} is refused: it has no token")
+    return model, tokenizer, inputs
 
 
 def fitting(model, tokens: int, resident: float) -> str:
@@ -106,6 +109,8 @@ def main() -> None:
     options = parser.parse_args()
     k, _, v = options.formats.partition("/")
     try:
+        if not 0 < options.resident <= 1:
+            raise ValueError(f"--resident {options.resident} is refused; legal: above 0 to 1")
         formats = cxl_kv.LayerFormats(k=k, v=v or k)
         model, tokenizer, inputs = (
             real(options.model, options.prompt) if options.model else stand_in()

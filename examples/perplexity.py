@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, model_shape
@@ -28,7 +28,7 @@ from kelp_sim.quality.real import excerpts
 
 def texts(tokenizer, count, tokens):
     """The first `count` modules, in alphabetical order, that are long enough; int64[1, tokens]
-    each."""
+    each. ValueError where there are fewer."""
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         ids = tokenizer(path.read_text(encoding="utf-8", errors="replace"), return_tensors="pt")[
@@ -37,21 +37,27 @@ def texts(tokenizer, count, tokens):
         if ids.shape[1] >= tokens:
             found.append(ids[:, :tokens])
         if len(found) == count:
-            break
-    return found
+            return found
+    raise ValueError(f"{count} texts of {tokens} tokens are refused; there are {len(found)}")
 
 
 def model_and_texts(name, count, tokens):
     """A model in fp16, and its texts: int64[1, tokens] each. ValueError of one line where there is
     no such model or not enough text."""
-    if name == "smollm2" or name.endswith(".gguf"):
-        model, tokenizer = load(str(smollm2() if name == "smollm2" else name))
-        found = [torch.as_tensor(ids)[None] for _, ids in excerpts(tokenizer, count, tokens)]
-        return model.to(torch.float16), found
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16).eval()
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return model, texts(tokenizer, count, tokens)
+    name = str(smollm2() if name == "smollm2" else name)
+    model, tokenizer = load(name)
+    found = (
+        [torch.as_tensor(ids)[None] for _, ids in excerpts(tokenizer, count, tokens)]
+        if name.endswith(".gguf")
+        else texts(tokenizer, count, tokens)
+    )
+    return model.to(torch.float16), found
+
+
+def stored_as(label):
+    """The formats that `K/V`, or one for both, names; ValueError for what is none."""
+    k, _, v = label.partition("/")
+    return cxl_kv.LayerFormats(k=k, v=v or k)
 
 
 def losses(model, batch, cache_of):
@@ -82,6 +88,12 @@ def main() -> None:
     options = parser.parse_args()
 
     try:
+        if options.texts < 1 or options.tokens < 2:
+            raise ValueError(
+                f"{options.texts} texts of {options.tokens} tokens are refused; legal: from 1 on, "
+                + "from 2 on"
+            )
+        formats = {label: stored_as(label) for label in options.formats}
         model, batch = model_and_texts(options.model, options.texts, options.tokens)
     except ValueError as error:
         sys.exit(str(error))
@@ -98,14 +110,12 @@ def main() -> None:
     frames = ",".join([str(shape.queues * pages + 8)] * 4)
     url = f"golden:trace?sessions=1&queues={shape.queues}&pages={pages}&frames={frames}"
     with cxl_kv.open(f"{url}&half_lines={half_lines}") as device:
-        for label in options.formats:
-            k, _, v = label.partition("/")
-            formats = cxl_kv.LayerFormats(k=k, v=v or k)
+        for label, stored in formats.items():
             got = losses(
                 model,
                 batch,
-                lambda formats=formats: EndpointCache(
-                    device, model.config, formats=formats, policy=cxl_kv.Policy()
+                lambda stored=stored: EndpointCache(
+                    device, model.config, formats=stored, policy=cxl_kv.Policy()
                 ),
             )
             change = difference(label, 0, np.stack((got - base, predicted), axis=1))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MODEL = EXAMPLES.parent / "data" / "model"
 DAX = "dax:{folder}/memory?config=trace&create=1"
 RUNS = [
     ("hf", ["generate.py", "golden:trace"], ["40 of 40 tokens as with DynamicCache", "layer 3:"]),
@@ -23,6 +24,16 @@ RUNS = [
         "hf",
         ["generate.py", DAX, "--tokens", "4"],
         ["20 of 20 tokens as with DynamicCache", "lie in dax:"],
+    ),
+    (
+        "hf",
+        ["generate.py", "--model", "{model}", "--tokens", "4", "--resident", "0.5"],
+        ["tokens as with DynamicCache", "layer 5:", "who waited for flash: ", "lines written"],
+    ),
+    (
+        "hf",
+        ["perplexity.py", "--model", "{model}", "--texts", "2", "--tokens", "64", "raw16", "int8"],
+        ["2 texts of 64 tokens", "raw16: ", "(+0.000%", "int8: "],
     ),
     (
         "lmcache",
@@ -52,7 +63,7 @@ RUNS = [
     ids=lambda x: x[0] if x else None,
 )
 def test_an_example_runs(engine, command, says, tmp_path):
-    arguments = [part.format(folder=tmp_path) for part in command]
+    arguments = [part.format(folder=tmp_path, model=MODEL) for part in command]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]],
         capture_output=True,
@@ -62,3 +73,30 @@ def test_an_example_runs(engine, command, says, tmp_path):
     assert done.returncode == 0, done.stderr
     for text in says:
         assert text in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(os.environ.get("KELP_ENGINE") != "hf", reason="the examples of transformers")
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        (["generate.py", "--formats", "int5"], "stored format 'int5' is unknown"),
+        (["generate.py", "--resident", "nan"], "--resident nan is refused; legal: above 0 to 1"),
+        (["generate.py", "--model", "{model}", "--prompt", ""], "--prompt '' is refused"),
+        (["generate.py", "--model", "nowhere.gguf"], "nowhere.gguf: no such file"),
+        (["perplexity.py", "--model", "nowhere.gguf"], "nowhere.gguf: no such file"),
+        (["perplexity.py", "--model", "{model}", "int5"], "stored format 'int5' is unknown"),
+        (["perplexity.py", "--model", "{model}", "--texts", "0"], "0 texts of 1024 tokens"),
+        (["perplexity.py", "--model", "{model}", "--tokens", "100000"], "there are 0"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_what_an_example_refuses_is_its_last_line(command, fault):
+    arguments = [part.format(model=MODEL) for part in command]
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert fault in done.stderr.splitlines()[-1]
