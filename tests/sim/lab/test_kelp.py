@@ -38,7 +38,7 @@ def golden_kelp(monkeypatch):
     def replayed(trace, *, residency, accesses=None, first_step=0):
         done = plan(
             trace,
-            named("trace").with_(frames=(2048,) * 4),
+            named("smollm2" if trace.queues > 16 else "trace").with_(frames=(4352,) * 4),
             retention=Retention(policy=Policy.KELP, low_water=0, high_water=1),
             prefetch=Prefetch(sources=frozenset()),
             residency=residency,
@@ -66,11 +66,17 @@ def lab_kelp(trace, *, residency, accesses=None, first_step=0, **constants):
 
 
 @pytest.mark.parametrize(
-    "residency,accesses,first_step",
-    [(0.25, 6_000, 768), (0.5, 12_000, 0), (0.3, 5_000, 1024)],
+    "name,residency,accesses,first_step",
+    [
+        ("attn_0", 0.25, 6_000, 768),
+        ("attn_0", 0.5, 12_000, 0),
+        ("attn_0", 0.3, 5_000, 1024),
+        ("smollm2_argparse", 0.25, 6_000, 768),
+        ("smollm2_argparse", 0.5, 8_000, 0),
+    ],
 )
-def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, residency, accesses, first_step):
-    trace = read(RECORDING)
+def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, name, residency, accesses, first_step):
+    trace = read(RECORDING.with_name(f"{name}.npz"))
     choice = dict(residency=residency, accesses=accesses, first_step=first_step)
     counts, victims = golden_kelp(trace, **choice)
     assert (counts, victims) == lab_kelp(trace, **choice)
@@ -79,7 +85,7 @@ def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, residency, accesses,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("residency", [0.125, 0.25, 0.5])
-@pytest.mark.parametrize("name", ["attn_0", "attn_2"])
+@pytest.mark.parametrize("name", ["attn_0", "attn_2", "smollm2_argparse"])
 def test_the_compiled_kelp_is_golden_lock_step_over_whole_recordings(golden_kelp, name, residency):
     trace = read(RECORDING.with_name(f"{name}.npz"))
     counts, victims = golden_kelp(trace, residency=residency)
