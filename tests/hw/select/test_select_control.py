@@ -162,6 +162,37 @@ def test_time_is_over_and_sessions_end():
     room.run(host)
 
 
+def test_the_next_owner_finds_no_summary():
+    """Not of a page that he has not written, either: it has no codes, as in the golden region."""
+    makes = device(), device()
+    room, region = Room(makes[0]), SelectRegion(makes[1])
+
+    async def host(room):
+        found, wanted = await room.select(region, {"sequence": 1}, queries())
+        assert found == wanted and len(makes[1].summaries) == 9
+        region.ended(0)
+        scrubs = [(Op.SCRUB, page) for page in range(10)]
+        for kind, page in ((Op.CLOSE, 0), *scrubs, (Op.CLOSED, 0), (Op.OPEN, 0)):
+            room.tell(kind, page=page)
+            for made in makes:
+                shape = {"descriptor": SHAPE} if kind == Op.OPEN else {}
+                made.apply(TrackerOp(kind, page=page), **shape)
+            for _ in range(60 * (kind in (Op.CLOSE, Op.OPEN))):
+                await room.cycle()
+        for page in {*range(10)} - {4, 5}:
+            rows = np.random.default_rng(page).standard_normal((4, 32)).astype("<f2")
+            for made in makes:
+                write(made, 0, page, rows)
+            for line in range(4):
+                room.tell(Op.WRITE, page=page, kv_line=line, outcome=Outcome.HIT)
+        ops, first = logged(region), len(room.ops)
+        found, wanted = await room.select(region, {"sequence": 1}, queries())
+        assert found == wanted and room.ops[first:] == ops
+        assert ("LOOK", 0, 4, 0) in ops and len(makes[1].summaries) == 7
+
+    room.run(host)
+
+
 def test_nobody_waits_for_a_neighbour_who_writes_in_every_cycle():
     """Not even where pages are summarised: this one's lie in the same row of that memory."""
     room, region = Room(device()), SelectRegion(device())
