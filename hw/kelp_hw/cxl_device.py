@@ -158,6 +158,7 @@ class CxlDevice(wiring.Component):
         asks = (media.requests, media.answers)
         if self.config.sanitizes:
             inner, asks = self._sanitize(m, endpoint, io, media)
+            m.d.comb += poisoned.forget.eq(s.sanitizer.erase)
         connect(m, media.o_req, inner[0])
         connect(m, media.o_rwd, inner[1])
         connect(m, inner[2], media.i_drs)

@@ -34,6 +34,9 @@ class PoisonedLines(wiring.Component):
     -------
     i : In stream of Layouts.poisoned_lines, always taken
     i_record : In stream of event_layout
+    forget : in
+        All lines are being erased: those that wait are told of no more, `DEPTH` cycles later, but
+        for one that stands at `o`.
     o : Out stream of event_layout
     fault : out, BlockFault
         Of the cycle before; a page beyond repair is `poisoned`: it is lost, as without room.
@@ -49,6 +52,7 @@ class PoisonedLines(wiring.Component):
             {
                 "i": In(stream.Signature(self.layout, always_ready=True)),
                 "i_record": In(stream.Signature(event_layout())),
+                "forget": In(1),
                 "o": Out(stream.Signature(event_layout())),
                 "fault": Out(BlockFault),
             }
@@ -70,7 +74,7 @@ class PoisonedLines(wiring.Component):
             queue.w_data.eq(come.as_value()),
             queue.w_en.eq(come_valid),
             broken.eq(queue.fault.uncorrected if c.protect else 0),
-            queue.r_en.eq(~page_valid | (take & ~lost & last)),
+            queue.r_en.eq(~page_valid | (take & ~lost & last) | self.forget),
             last.eq((left & (left - 1)) == 0),
         ]
         # What cannot be corrected is told of as soon as it stands there.
@@ -86,13 +90,15 @@ class PoisonedLines(wiring.Component):
                 m.d.sync += left.eq(left & (left - 1))
         with m.If(queue.r_en):
             m.d.sync += [
-                page_valid.eq(queue.r_rdy & ~broken),
+                page_valid.eq(queue.r_rdy & ~broken & ~self.forget),
                 page.as_value().eq(queue.r_data),
                 left.eq(self.layout(queue.r_data).lines),
             ]
         # Wherever it was lost: a page of which nothing is told is one too many.
         with m.If((come_valid & ~queue.w_rdy) | (queue.r_en & queue.r_rdy & broken)):
             m.d.sync += lost.eq(1)
+        with m.If(self.forget):
+            m.d.sync += lost.eq(0)
 
         told, offers, free = Signal(event_layout()), Signal(), Signal()
         m.d.comb += [
@@ -104,7 +110,7 @@ class PoisonedLines(wiring.Component):
             told.dpa.eq(
                 Cat(Const(0, 6), line, page.page, queue_in_map(m, c, page.squeue)),
             ),
-            offers.eq(page_valid | lost),
+            offers.eq((page_valid | lost) & ~self.forget),
             free.eq(~self.o.valid | self.o.ready),
             self.i_record.ready.eq(free & ~(turn & offers)),
             take.eq(free & offers & (turn | ~self.i_record.valid)),

@@ -103,6 +103,27 @@ def test_what_finds_no_room_is_told_of_once_and_the_others_are_there():
     assert all(e["quiet"] and e["poison"] for e in seen)
 
 
+@pytest.mark.parametrize("more", [0, 20])
+def test_what_is_erased_is_forgotten(more):
+    """And that pages were lost; one line stands at the output."""
+    dut = PoisonedLines(config=UNIT)
+    given, late, cycles = pages(UNIT, dut.DEPTH + more, seed=7), pages(UNIT, 3, seed=8), count()
+    comes = dict(enumerate(given)) | dict(enumerate(late, 100))
+
+    def watch(ctx):
+        cycle = next(cycles)
+        ctx.set(dut.forget, 60 <= cycle < 60 + dut.DEPTH + 2)
+        ctx.set(dut.o.ready, cycle > 90)
+        ctx.set(dut.i.valid, cycle in comes)
+        ctx.set(dut.i.p, comes.get(cycle, {}))
+
+    ends = Ends(sends={}, takes=("o",), take=0.0, watch=watch)
+    seen = [t.item for t in pump(dut, ends, cycles=200)["o"]]
+    wanted = [each for page in late for each in lines_of(UNIT, page)]
+    assert told_of(seen) == [next(lines_of(UNIT, given[0])), *wanted]
+    assert not any(e["lost"] for e in seen)
+
+
 @pytest.mark.parametrize("bits", [1, 2])
 def test_a_page_that_has_flipped_bits(bits):
     """One is corrected, with two the page is lost, which is told of, and the next is right."""

@@ -216,9 +216,14 @@ async def nothing_is_left(dut):
     assert (await tb.command(Opcode.INJECT_POISON, poisoned[0].to_bytes(8, "little")))[0] == 0
     await tb.store(BASE + poisoned[1], bytes(64), poison=1, ld=1)
     assert await tb.load(BASE + poisoned[0]) == "poison" and await tb.listed()
+    for _ in range(20):  # more than the list has heard of when all is erased
+        await tb.store(BASE + poisoned[1], bytes(64), poison=1, ld=1)
+        await tb.store(BASE + poisoned[1], bytes(64), ld=1)
+    await tb.store(BASE + poisoned[1], bytes(64), poison=1, ld=1)
     assert await tb.sanitize(held) == ReturnCode.SUCCESS
     assert not await tb.listed()
     await tb.is_clean(held)
+    assert not await tb.listed()
     # What is written from now on stays.
     at = tb.line(1, 1)
     await tb.store(BASE + at, bytes(range(64)))
