@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache
+from kelp_cli.bench.host import _of_smollm2
 from kelp_sim.lab.models import load, smollm2
 from kelp_sim.lab.recorder import RecorderError
 from kelp_sim.lab.texts import TEXTS
@@ -147,3 +148,12 @@ def test_numpy_computes_the_losses_of_transformers(loaded):
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]))
     given = real.of_transformers(model, smollm2(), "d").losses(ids)
     assert given.mean() == pytest.approx(float(loss), abs=2e-3)
+
+
+def test_a_bench_without_the_weights_says_what_it_leaves_out(monkeypatch, capsys):
+    monkeypatch.delenv("KELP_SMOLLM2", raising=False)
+    monkeypatch.setattr("kelp_sim.lab.models.find_spec", lambda name: None)
+    assert not list(_of_smollm2())
+    assert "the rows hf.smollm2.* are left out: the weights of SmolLM2 are not installed" in (
+        capsys.readouterr().err
+    )
