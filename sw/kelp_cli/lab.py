@@ -53,12 +53,13 @@ def lab(
         ),
     ] = None,
     reads: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="Read rule: recorded, quest (bounds from the recording's q and k), or "
-            + "top-p=P,k=K on the recorded mass."
+            help="Read rule: recorded (when left out), quest (bounds from the recording's q and "
+            + "k), or top-p=P,k=K on the recorded mass; repeat for more.",
+            show_default=False,
         ),
-    ] = "recorded",
+    ] = None,
     accesses: Annotated[
         int | None,
         typer.Option(help="Only so many accesses, in whole steps.", show_default=False),
@@ -106,10 +107,12 @@ def lab(
         shares=_shares(residency),
         policies=_policies(policy),
         axes=_axes(settings or []),
-        rule=reads,
+        rules=list(dict.fromkeys(reads or ["recorded"])),
         accesses=accesses,
         first_step=first_step,
     )
+    if html is not None and len(asked.rules) > 1:
+        raise UserError(f"--html {html} draws one read rule; --reads names {len(asked.rules)}")
     if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
         raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
     writable(csv_file, html, None if fresh else store, json=json)
@@ -117,10 +120,11 @@ def lab(
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
     except (TraceError, ClusterError, PolicyError, ValueError) as error:
         raise UserError(str(error)) from None
-    entries = _write(rows, reads, json=json, csv_file=csv_file, html=html)
+    entries = _write(rows, asked.rules, json=json, csv_file=csv_file, html=html)
     if json is None or str(json) != "-":
-        for table in _tables(entries, len(traces)):
-            show(table)
+        for rule in asked.rules:
+            for table in _tables([e for e in entries if e["rule"] == rule], len(traces), rule):
+                show(table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,7 @@ class Study:
     shares: list[float]
     policies: list[str]
     axes: dict[str, list[float]]
-    rule: str
+    rules: list[str]
     accesses: int | None
     first_step: int
 
@@ -145,22 +149,25 @@ class Study:
 
         for name in self.policies:
             load(name)
-        lines = {
-            str(path): timeline(path, self.rule, self.accesses, self.first_step)
-            for path in self.traces
-        }
-        wanted = cells.cells(
-            self.traces,
-            self.shares,
-            dict.fromkeys(self.policies),
-            rule=self.rule,
-            accesses=self.accesses,
-            first_step=self.first_step,
-            settings=self.axes,
-        )
-        for cell in wanted:
-            cells.refuse(lines[cell.trace].sequence, cell)
-        return wanted
+        found = []
+        for rule in self.rules:
+            lines = {
+                str(path): timeline(path, rule, self.accesses, self.first_step)
+                for path in self.traces
+            }
+            wanted = cells.cells(
+                self.traces,
+                self.shares,
+                dict.fromkeys(self.policies),
+                rule=rule,
+                accesses=self.accesses,
+                first_step=self.first_step,
+                settings=self.axes,
+            )
+            for cell in wanted:
+                cells.refuse(lines[cell.trace].sequence, cell)
+            found += wanted
+        return found
 
 
 def _shares(residency: str) -> list[float]:
@@ -180,13 +187,13 @@ def _policies(texts: list[str] | None) -> list[str]:
     ]
 
 
-def _write(rows: list[dict], rule: str, *, json, csv_file, html) -> list[dict]:
+def _write(rows: list[dict], rules: list[str], *, json, csv_file, html) -> list[dict]:
     """The rows into the files that are asked for; their summary."""
     from kelp_sim.lab import gaps
 
     entries, losses = gaps.summary(rows), gaps.losses(rows)
     if json is not None:
-        content = {"rule": rule, "rows": rows, "summary": entries, "losses": losses}
+        content = {"rules": rules, "rows": rows, "summary": entries, "losses": losses}
         write_json(json, "lab", content)
     if csv_file is not None:
         write_whole(csv_file, _csv(rows))
@@ -258,9 +265,9 @@ def _csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
-def _tables(entries: list[dict], traces: int):
+def _tables(entries: list[dict], traces: int, rule: str):
     """Who waits, then who hits."""
-    of = f"{traces} trace{'s' * (traces != 1)}"
+    of = f"{traces} trace{'s' * (traces != 1)}" + (f", {rule}" if rule != "recorded" else "")
     yield _table(
         entries,
         f"{of}: token time, layers and tokens that wait",

@@ -402,6 +402,31 @@ def test_cores_agree_with_one(traces):
     assert [{**r, "seconds": 0} for r in one] == [{**r, "seconds": 0} for r in two]
 
 
+def test_read_rules_are_an_axis(traces, tmp_path):
+    """Each rule's rows and tables are those that it gives alone."""
+    rules = ("recorded", "top-p=0.5,k=2")
+
+    def run(*names):
+        reads = [part for name in names for part in ("--reads", name)]
+        found = lab(
+            *(traces[0], "--residency", "0.5", "--fresh", "--jobs", 1, "--policy", "kelp"),
+            *(*reads, "--json", tmp_path / "o.json"),
+        )
+        assert found.exit_code == 0, found.output
+        return found.output, json.loads((tmp_path / "o.json").read_text())
+
+    said, both = run(*rules, rules[0])
+    assert both["rules"] == list(rules)
+    assert [said.count(f"1 trace{of}: hit rate") for of in ("", f", {rules[1]}")] == [1, 1]
+    for rule in rules:
+        _, alone = run(rule)
+        for part in ("rows", "summary", "losses"):
+            mine = [{**e, "seconds": 0} for e in both[part] if e["rule"] == rule]
+            assert mine == [{**e, "seconds": 0} for e in alone[part]]
+    first, second = (next(r for r in both["rows"] if r["rule"] == rule) for rule in rules)
+    assert first["accesses"] > second["accesses"]
+
+
 @pytest.mark.parametrize(
     "arguments,fault",
     [
@@ -440,6 +465,11 @@ def test_cores_agree_with_one(traces):
         (["--residency", "0.001"], "is refused: 0 frames; legal: a frame for each queue, 1/"),
         (["--reads", "quest"], "has no queries and keys"),
         (["--reads", "best"], "read rule 'best' is refused"),
+        (["--reads", "recorded", "--reads", "best"], "read rule 'best' is refused"),
+        (
+            ["--reads", "recorded", "--reads", "top-p=0.5,k=2", "--html", "o.html"],
+            "--html o.html draws one read rule; --reads names 2",
+        ),
     ],
 )
 def test_bad_input_is_one_line(traces, arguments, fault):

@@ -22,13 +22,14 @@ def name_of(row: dict) -> str:
     )
 
 
-def _by_trace(rows, residency, policy, scope) -> dict[str, dict]:
+def _by_trace(rows, rule, residency, policy, scope) -> dict[str, dict]:
     """``policy`` as :func:`name_of` says it."""
-    return {
-        r["trace"]: r
-        for r in rows
-        if (r["residency"], name_of(r), r["scope"]) == (residency, policy, scope)
-    }
+    return {r["trace"]: r for r in rows if _cell(r) == (rule, residency, policy, scope)}
+
+
+def _cell(row) -> tuple:
+    """What tells a row from the others of its trace."""
+    return row["rule"], row["residency"], name_of(row), row["scope"]
 
 
 def _ratio(above, below) -> float | None:
@@ -36,17 +37,15 @@ def _ratio(above, below) -> float | None:
 
 
 def summary(rows: list[dict]) -> list[dict]:
-    """One entry per (residency, policy with its parameters, scope), in the order of the rows."""
+    """One entry per (read rule, residency, policy with its parameters, scope), in the order of the
+    rows."""
     entries = []
-    for residency, policy, scope in dict.fromkeys(
-        (r["residency"], name_of(r), r["scope"]) for r in rows
-    ):
-        own = _by_trace(rows, residency, policy, scope)
+    for rule, residency, policy, scope in dict.fromkeys(map(_cell, rows)):
+        own = _by_trace(rows, rule, residency, policy, scope)
         lru, belady = (
-            _by_trace(rows, residency, "lru", "pooled"),
-            _by_trace(rows, residency, "belady", "pooled"),
+            _by_trace(rows, rule, residency, name, "pooled") for name in ("lru", "belady")
         )
-        per_head = _by_trace(rows, residency, "lru", "per-head")
+        per_head = _by_trace(rows, rule, residency, "lru", "per-head")
         names, first = list(own), next(iter(own.values()))
 
         def column(of, field, names=names):
@@ -70,6 +69,7 @@ def summary(rows: list[dict]) -> list[dict]:
         }
         entries.append(
             {
+                "rule": rule,
                 "residency": residency,
                 "policy": first["policy"],
                 "parameters": first["parameters"],
@@ -120,10 +120,10 @@ def losses(rows: list[dict], margin: float = 0.001) -> list[dict]:
         if r["scope"] == "pooled"
         and (r["policy"] == "kelp" or r["policy"].partition(":")[0].endswith(".py"))
     )
-    for residency in dict.fromkeys(r["residency"] for r in rows):
-        lru = _by_trace(rows, residency, "lru", "per-head")
+    for rule, residency in dict.fromkeys((r["rule"], r["residency"]) for r in rows):
+        lru = _by_trace(rows, rule, residency, "lru", "per-head")
         for policy in judged:
-            for name, own in _by_trace(rows, residency, policy, "pooled").items():
+            for name, own in _by_trace(rows, rule, residency, policy, "pooled").items():
                 for queue, (a, b) in enumerate(
                     zip(own["queue_hit_rates"], lru[name]["queue_hit_rates"], strict=True)
                 ):
@@ -131,6 +131,7 @@ def losses(rows: list[dict], margin: float = 0.001) -> list[dict]:
                         found.append(
                             {
                                 "trace": name,
+                                "rule": rule,
                                 "residency": residency,
                                 "policy": policy,
                                 "queue": queue,
