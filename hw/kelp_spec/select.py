@@ -168,8 +168,9 @@ ANSWER_FIELDS = (
     ("generation", 16),
     ("missing", 32),
 )
-#: Fields of each of the pages chosen, eight to a line, in the lines behind it.
-CHOSEN_FIELDS = (("page", 16), ("state", 8), ("spare", 8), ("mass", 32))
+#: Fields of each of the pages chosen, eight to a line, in the lines behind it. `tokens`: that the
+#: page has, as the doorbell says: those of a whole page, or of the newest.
+CHOSEN_FIELDS = (("page", 16), ("state", 4), ("tokens", 12), ("mass", 32))
 
 
 def record_bytes(fields, values: dict[str, int], size: int = 0) -> bytes:

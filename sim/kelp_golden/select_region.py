@@ -277,7 +277,9 @@ class SelectRegion:
         }
         lines = record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0")
         for page, mass, state in chosen:
-            lines += record_bytes(CHOSEN_FIELDS, {"page": page, "state": state, "mass": mass})
+            tokens = bell.tokens if page == bell.newest else held.used_lines // bell.lines
+            told = {"page": page, "state": state, "tokens": tokens, "mass": mass}
+            lines += record_bytes(CHOSEN_FIELDS, told)
         return lines.ljust(64 << self.map.half_bits, b"\0")
 
     def _chosen(self, session, squeue, bell, query, plan):

@@ -34,6 +34,7 @@ class Bench:
     """One session of unit_select with `PAGES` pages in queue 0, and a host beside it."""
 
     def __init__(self, *, seed=1, queues=4, reserve=0, config=CONFIG, used_lines=4):
+        self.used_lines = used_lines
         self.rng = np.random.default_rng(seed)
         self.device = Endpoint(config)
         self.region = SelectRegion(self.device)
@@ -94,6 +95,10 @@ class Bench:
         header = record(ANSWER_FIELDS, self.region.read(line, ld_id))
         rows = b"".join(self.region.read(line + n, ld_id) for n in (1,))
         pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+        for page in pages:
+            whole = page["page"] != bell["newest"]
+            tokens = self.used_lines // bell["lines"] if whole else bell["tokens"]
+            assert page["tokens"] == tokens, (bell, page)
         return header, pages
 
     def pinned(self):
@@ -359,7 +364,8 @@ def test_the_newest_page_is_held_where_it_is_there():
         bench.write(page)
     bench.query()
     header, pages = bench.select()
-    assert pages[1] == {"page": PAGES - 1, "state": SlotState.ABSENT, "spare": 0, "mass": 0}
+    told = {"page": PAGES - 1, "state": SlotState.ABSENT, "tokens": TOKENS, "mass": 0}
+    assert pages[1] == told
     assert bench.region.page_of(0, 0, header["generation"], 1) is None
 
 

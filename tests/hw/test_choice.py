@@ -226,6 +226,9 @@ class Both:
         self.ops = golden_ops
         rows = found[1:].tobytes()
         pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
+        for page in pages:
+            tokens = 4 // bell["lines"] if page["page"] != bell["newest"] else bell["tokens"]
+            assert page["tokens"] == tokens, (bell, page)
         states = Counter(SlotState(page["state"]).name for page in pages)
         refusal = Refusal(header["refusal"]).name
         leave_figures("tests.hw.test_choice", {refusal: 1, **states, **fields})

@@ -23,6 +23,7 @@ def check(control, m, s):
     rest, shifted = Signal(range(c.select_lines)), Signal(range(2 * c.select_lines + 1))
     newest_lines = Signal(bell.tokens.shape().width + 6)
     s.newest_lines, broken = Signal(c.half_line_bits + 1), Signal()
+    s.used_tokens = Signal(c.half_line_bits + 1)
     m.d.sync += newest_lines.eq(bell.tokens * bell.lines[:6])
     m.d.comb += [
         s.newest_lines.eq(newest_lines),
@@ -33,6 +34,7 @@ def check(control, m, s):
     with m.If(steps != len(left)):
         m.d.sync += [
             rest.eq(Mux(shifted >= bell.lines, shifted - bell.lines, shifted)),
+            s.used_tokens.eq(Cat(shifted >= bell.lines, s.used_tokens)),
             left.eq(left << 1),
             steps.eq(steps + 1),
         ]

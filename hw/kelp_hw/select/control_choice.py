@@ -65,6 +65,8 @@ def feed(control, m, s):
         own.token_lines.eq(bell.lines - 1),
         own.newest_lines.eq(s.newest_lines),
         own.used_lines.eq(s.used_lines),
+        own.newest_tokens.eq(bell.tokens),
+        own.used_tokens.eq(s.used_tokens),
         own.host_type.eq(s.host_type),
         own.generation.eq(s.generation),
         p.store.i.valid.eq(engine.o_summary.valid),
@@ -244,7 +246,7 @@ def choose(control, m, s):
                     with m.Switch(held):
                         for k in range(c.select):
                             with m.Case(k):
-                                m.d.sync += [pages[k].page.eq(page.id), pages[k].mass.eq(page.mass)]
+                                m.d.sync += _told(pages[k], of, page)
         with m.State("RECORD"):
             m.d.comb += records.eq(1)
             record(control, m, s, of, session)
@@ -268,6 +270,12 @@ def choose(control, m, s):
                 m.next = "HOLD"
     quiet = 1 if tables is None else tables.idle
     m.d.comb += s.alone.eq(~engine.scores.any() & ~engine.chooses & fsm.ongoing("HOLD") & quiet)
+
+
+def _told(chosen, of, page):
+    """What the answer to a SELECT says of a page as it is chosen."""
+    tokens = Mux(page.id == of.newest, of.newest_tokens, of.used_tokens)
+    return [chosen.page.eq(page.id), chosen.tokens.eq(tokens), chosen.mass.eq(page.mass)]
 
 
 def _want(m, s, engine, tables):

@@ -45,6 +45,8 @@ def _context_of(config: Config) -> data.StructLayout:
             "newest": c.page_bits,
             "newest_lines": c.half_line_bits + 1,
             "used_lines": c.half_line_bits + 1,
+            "newest_tokens": c.half_line_bits + 1,
+            "used_tokens": c.half_line_bits + 1,
             "token_lines": range(c.select_lines),
             "host_type": 1,
             "hold": range(HOLD_MOST + 1),
