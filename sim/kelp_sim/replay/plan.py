@@ -212,7 +212,10 @@ def plan(
             if part.last_layer >= first
         ]
     sequence = access_sequence(trace, first_step=excerpt.first_step, accesses=excerpt.accesses)
-    capacity = sequence.capacity(residency)
+    try:
+        capacity = sequence.capacity(residency)
+    except ValueError as error:
+        raise ValueError(f"{trace.path}: {error}") from None
     rest = dict(
         config=config,
         layers=trace.layers,

@@ -505,7 +505,8 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
             "smollm2_argparse.npz: does not fit: queues (layers · kv_heads) = 90 is refused by "
             + "configuration 'trace'; legal: 1 … 16",
         ),
-        (["{small}", "--residency", "2"], "residency = 2.0 is refused"),
+        (["{small}", "--residency", "2"], ".npz: residency = 2.0 is refused"),
+        (["{small}", "--residency", "0.01"], ".npz: residency = 0.01 of "),
         (["{small}", "--formats", "int9"], "stored format 'int9' is unknown"),
         (["{small}", "--formats", "1-2:int8"], "layer 0 is next"),
         (["{small}", "--prefetch", "psychic"], "--prefetch 'psychic' is unknown"),
