@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     LlamaConfig,
@@ -165,6 +167,15 @@ def test_a_model_that_also_sees_is_judged_by_its_text_part(tmp_path):
     for count, fault in ((60, "sliding window of 8 tokens"), (200, "positions end at 128")):
         with pytest.raises(RecorderError, match=fault):
             record(model, np.zeros(count, int), tmp_path / "t.npz", prefill=16, page_tokens=8)
+
+
+def test_another_softmax_is_refused(tmp_path):
+    """Mass would be of scores that the model does not take."""
+    full = SIZES | dict(head_dim=8, use_sliding_window=False, layer_types=["full_attention"] * 3)
+    model = Gemma2ForCausalLM(Gemma2Config(**full, attn_logit_softcapping=50.0)).eval()
+    with pytest.raises(RecorderError, match=r"changes its softmax \(softcap\)"):
+        record(model, np.zeros(60, int), tmp_path / "t.npz", prefill=16, page_tokens=8)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_mass_floor_leaves_the_reads_and_their_mass(tmp_path):

@@ -90,6 +90,11 @@ def _taped(model, tape: _Tape) -> Iterator[None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def attend(module, query, key, value, attention_mask, scaling=None, **rest):
+        for name in ("softcap", "s_aux"):  # capped scores, attention sinks
+            if rest.get(name) is not None:
+                raise RecorderError(
+                    f"{type(model).__name__} changes its softmax ({name}), which is not recorded"
+                )
         if tape.on:
             heads, steps, count = key.shape[1], query.shape[2], key.shape[2]
             rows = query[0].float().unflatten(0, (heads, -1))
