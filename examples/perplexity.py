@@ -46,6 +46,9 @@ def model_and_texts(name, count, tokens):
     no such model or not enough text."""
     name = str(smollm2() if name == "smollm2" else name)
     model, tokenizer = load(name)
+    limit = model.config.max_position_embeddings
+    if tokens > limit:
+        raise ValueError(f"--tokens {tokens} is refused; the model's positions end at {limit}")
     found = (
         [torch.as_tensor(ids)[None] for _, ids in excerpts(tokenizer, count, tokens)]
         if name.endswith(".gguf")
