@@ -150,6 +150,11 @@ def test_numpy_computes_the_losses_of_transformers(loaded):
     assert given.mean() == pytest.approx(float(loss), abs=2e-3)
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_has_the_tokens_of_a_recording(loaded, name):
+    assert len(loaded[1](TEXTS[name].make(), verbose=False)["input_ids"]) >= 4096
+
+
 def test_a_bench_without_the_weights_says_what_it_leaves_out(monkeypatch, capsys):
     monkeypatch.delenv("KELP_SMOLLM2", raising=False)
     monkeypatch.setattr("kelp_sim.lab.models.find_spec", lambda name: None)
