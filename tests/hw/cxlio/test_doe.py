@@ -3,6 +3,7 @@
 """Data object exchange: one object at a time, abort at any moment, what is an error."""
 
 import json
+import random
 
 import pytest
 from flips import flip, opened
@@ -43,6 +44,7 @@ def run(steps):
 
 
 ASK = [{"word": 5}, {"word": 3}, {"word": 9}, {"go": 1}]
+MOST = 16  #: words of an answer
 TOLD = [{"answer": 5}, {"answer": 4}, {"send": 1}]
 QUIET = (0, 0, 0, 0, None)
 
@@ -74,6 +76,55 @@ def test_abort_of_what_is_worked_on():
     # In the very cycle in which it is sent.
     seen = run([*ASK, {"answer": 5}, {"send": 1, "abort": 1}, {}, *ASK, *TOLD])
     assert seen[5:7] == [QUIET] * 2 and seen[-1] == (0, 0, 1, 5, None)
+
+
+def test_exchanges_one_behind_the_other():
+    """Of any length, aborted at any time, with a host that does what it should not."""
+    rng, steps, wanted = random.Random(8), [], []
+    asked, answer, working, void, wrong = [], [], False, False, False
+    for n in range(4000):
+        hurried = n // 500 % 2  # else answers are as long as can be
+        word, step = rng.getrandbits(32), {}
+        what = rng.choice(("word", "go", "go", "take", "take", "take", ""))
+        what = "abort" if hurried and rng.random() < 0.03 else what
+        if what:
+            step[what] = word
+        if rng.random() < 0.3:
+            ends = len(answer) == MOST or hurried and rng.random() < 0.2
+            step["send" if ends else "answer"] = word
+        # What the sequencer does without an object is nobody's answer.
+        answers, sends = "answer" in step and working, "send" in step and working
+        busy, left = working, [] if working else answer
+        if what == "word":
+            if busy or left:
+                wrong = True
+            else:
+                asked = [*asked, word][:7] if len(asked) < 3 else [*asked, 0][:7]
+        if what == "go":
+            if busy or left or not asked:
+                wrong = True
+            else:
+                working, void, answer = True, False, []
+        if what == "take":
+            answer = answer if busy else answer[1:]
+        if answers:
+            answer = [*answer, word]
+        if sends:
+            working, asked, answer = False, [], [] if void else answer
+        if what == "abort":
+            wrong, void = False, True
+            if not busy or sends:
+                asked, answer = [], []
+        steps.append(step)
+        left = [] if working else answer
+        request = (*(asked + [None] * 3)[:3:2], len(asked)) if working else None
+        wanted.append((working, wrong, bool(left), left[0] if left else 0, request))
+    seen = run(steps)
+    for n, (got, want) in enumerate(zip(seen, wanted, strict=True)):
+        assert got[:4] == want[:4], (n, steps[n], got, want)
+        if want[4]:  # a word that was not sent is anything
+            assert all(w in (None, g) for g, w in zip(got[4], want[4], strict=True)), (n, got, want)
+    assert sum(w[2] for w in wanted) > 200 and sum(w[1] for w in wanted) > 200
 
 
 def test_flips_of_an_answer_are_told_once():

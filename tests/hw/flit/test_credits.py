@@ -40,6 +40,8 @@ def test_all_credits_come_back(credits, loss):
             ctx.set(sender.takes, takes)
             ctx.set(sender.closes, closes)
             # What was told last, and comes with this flit: a sum of each kind.
+            wanted = [count % COUNTS for count in before]
+            assert [ctx.get(sender.before[n]) for n in range(3)] == wanted, f"cycle {cycle}"
             n = cycle % 3
             told = {"valid": closes, "channel": n, "count": before[n] % COUNTS}
             ctx.set(receiver.told, told)
