@@ -148,7 +148,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--accesses", type=int, help="only so many of each recording")
     chosen = parser.parse_args(arguments)
     Beside.burst = chosen.burst
-    sequences = [access_sequence(read(path), accesses=chosen.accesses) for path in chosen.traces]
+    try:
+        sequences = [access_sequence(read(p), accesses=chosen.accesses) for p in chosen.traces]
+        for sequence in sequences:
+            for share in chosen.residency:
+                sequence.capacity(share)
+    except ValueError as error:  # TraceError among them
+        parser.error(str(error))
+    prefills = sum((s.steps - 1) // chosen.burst for s in sequences) if chosen.burst > 0 else 0
+    if not prefills:
+        parser.error(
+            f"--burst {chosen.burst} is refused: no neighbour prefills; legal: 1 and up, below a "
+            + f"recording's steps, {max(s.steps for s in sequences)}"
+        )
     timelines = [Timeline.of(sequence) for sequence in sequences]
     history = sum(s.history_pages * s.queues for s in sequences)
     accesses = sum(len(s) for s in sequences)
@@ -159,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return [sum(column) for column in zip(*rows, strict=True)]
 
     def more(stays, streams):
-        return f"{stays} {streams} ({streams / stays - 1:+.1%})"
+        return f"{stays} {streams}" + (f" ({streams / stays - 1:+.1%})" if stays else "")
 
     print("policy resident | misses: stays streams | flash reads: … | flash writes: …")
     for base in (POLICIES[name] for name in chosen.policy):
@@ -169,7 +181,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             print(f"{base.id:6} {share:8.1%} | {misses} | {reads} | {writes}")
     print(f"LRU, a neighbour prefills every {chosen.burst} steps | misses: stays streams")
-    prefills = sum((s.steps - 1) // chosen.burst for s in sequences)
     for share in chosen.residency:
         stays, streams = total(Beside, share)[1], total(Lru, share)[1]
         kept, given = (total(policy, share)[1] for policy in variants(Lru))

@@ -195,13 +195,15 @@ def main(arguments: list[str] | None = None) -> None:
     unknown = [name for name in chosen.names if name not in TEXTS]
     if unknown:
         parser.error(f"text {unknown[0]!r} is not one of {', '.join(TEXTS)}")
-    chosen.folder.mkdir(parents=True, exist_ok=True)
     for name in chosen.names or TEXTS:
         try:
             text = TEXTS[name].make()
+            chosen.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(chosen.folder / f"{name}.txt", text)
         except TextError as error:
             parser.error(f"{name}: {error}")
-        write_whole(chosen.folder / f"{name}.txt", text)
+        except OSError as error:
+            parser.error(f"{error.filename}: {error.strerror}")
         use = "held back" if TEXTS[name].held_back else "for tuning"
         print(f"{name}: {len(text):,} characters, {TEXTS[name].kind}, {use}")
 

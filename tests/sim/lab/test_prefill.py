@@ -42,3 +42,22 @@ def test_command_prints_both_sides(repo_root, capsys):
     prefill.main([trace, "--residency", "0.5", "--accesses", "5000", "--burst", "16"])
     out = capsys.readouterr().out
     assert "1 recordings" in out and out.count("50.0%") == 3
+    # Where everything is resident nobody misses.
+    prefill.main([trace, "--residency", "1", "--accesses", "5000", "--burst", "16"])
+    assert "100.0% | 0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["none.npz"], "none.npz: no such trace"),
+        (["{attn}", "--residency", "0.001"], "residency = 0.001 of "),
+        (["{attn}", "--burst", "0"], "--burst 0 is refused: no neighbour prefills; legal: 1 and"),
+        (["{attn}", "--accesses", "5000"], "--burst 256 is refused: no neighbour prefills"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line(repo_root, capsys, arguments, fault):
+    attn = str(repo_root / "data/traces/attn_0.npz")
+    with pytest.raises(SystemExit):
+        prefill.main([part.format(attn=attn) for part in arguments])
+    assert fault in capsys.readouterr().err.splitlines()[-1]

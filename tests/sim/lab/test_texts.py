@@ -55,3 +55,6 @@ def test_what_is_not_there_is_named(tmp_path, capsys, monkeypatch):
         texts.main([str(tmp_path), "stocks"])
     assert "stocks: the package 'matplotlib' is not installed" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        texts.main(["/dev/null/texts", "argparse"])
+    assert "error: /dev/null/texts: Not a directory" in capsys.readouterr().err
