@@ -4,9 +4,7 @@
 endpoint itself."""
 
 import functools
-import os
 import re
-import signal
 import threading
 import time
 
@@ -17,6 +15,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from narrow_unit import UNIT
 from paths import DOCS
+from processes import ends_in_a_child
 
 from kelp_hw.endpoint import endpoint_signature
 from kelp_rtl.device import (
@@ -565,13 +564,7 @@ def test_a_child_lets_its_parents_simulation_be():
     """Where it becomes garbage, too; the parent goes on."""
     d = driver()
     d.run(Program.reads(at(range(10))))
-    pid = os.fork()
-    if not pid:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        d.close()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert ends_in_a_child(d.close)
     assert (d.run(Program.reads(at(range(10)))).response == Response.DATA).all()
 
 

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Processes that tests kill."""
+"""Processes that tests fork: some they kill, some have to end."""
 
 import os
 import signal
 
-__all__ = ["forked"]
+__all__ = ["ends_in_a_child", "forked"]
+
+
+def ends_in_a_child(work, *, seconds=20):
+    """Whether a forked child that does `work` and nothing else ends within that time."""
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def forked(work):

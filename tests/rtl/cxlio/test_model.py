@@ -3,10 +3,8 @@
 """The compiled CXL.io: what its calls do is what the register port, the streams and the decode
 do."""
 
-import os
-import signal
-
 import pytest
+from processes import ends_in_a_child
 
 from kelp_rtl.cxlio.model import RegisterModel
 from kelp_spec.cxlio.commands import Opcode
@@ -57,11 +55,6 @@ def test_accesses_commands_requests_events_messages_and_decode(model):
 @pytest.mark.timeout(300)
 def test_a_child_lets_its_parents_simulation_be(model):
     """Its threads are the parent's, who goes on."""
-    pid = os.fork()
-    if not pid:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        model.close()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    model.write("configuration", 4, 2, 6)
+    assert ends_in_a_child(model.close)
     assert model.command(Opcode.IDENTIFY)[0] == 0
