@@ -94,7 +94,7 @@ class PoisonedLines(wiring.Component):
                 page.as_value().eq(queue.r_data),
                 left.eq(self.layout(queue.r_data).lines),
             ]
-        # Wherever it was lost: a page of which nothing is told is one too many.
+        # A page that found no room, or whose word is beyond repair: nothing can be told of it.
         with m.If((come_valid & ~queue.w_rdy) | (queue.r_en & queue.r_rdy & broken)):
             m.d.sync += lost.eq(1)
         with m.If(self.forget):
