@@ -19,6 +19,7 @@ __all__ = [
     "NotMappedError",
     "OpenRefusedError",
     "PoisonError",
+    "SelectRefusedError",
     "SessionClosedError",
     "SessionLostError",
     "TransportError",
@@ -114,6 +115,11 @@ class OpenRefusedError(CxlKvError):
 
 class HintRefusedError(CxlKvError, ValueError):
     """A hint was refused before it was sent; the message names the field and the legal range."""
+
+
+class SelectRefusedError(CxlKvError, ValueError):
+    """A choice was refused before the device saw it, since it may hold more pages than a server's
+    budget does; the message says how many are legal."""
 
 
 class UnsupportedError(CxlKvError):

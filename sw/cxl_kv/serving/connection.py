@@ -315,7 +315,7 @@ class Connection(Stream):
         else:
             tenant = server.admit(asked.get("token"), local=self.local)
             try:
-                transport = TenantTransport(core, tenant.ld_id, pins=tenant.pins)
+                transport = TenantTransport(core, tenant.ld_id, kept=tenant.kept)
             except BaseException:
                 server.leave(tenant)
                 raise
@@ -393,14 +393,14 @@ class Connection(Stream):
 
     def _store(self, addresses, lines, enable):
         transport, server = self.transport, self.server
-        hints = transport.counted(addresses, enable) if transport.ld_id else ()
-        # Pins are counted before they are stored, so no other store of the tenant comes between.
-        alone = len(hints) and not self.locked
+        counted = transport.counted(addresses, enable) if transport.ld_id else ()
+        # Counted before it is stored, so that no other store of the tenant comes between.
+        alone = len(counted) and not self.locked
         while alone and not server.lock(self):
             yield Next.LOCK
         try:
-            if len(hints):
-                transport.count(lines[hints])
+            if len(counted):
+                transport.count(addresses[counted], lines[counted])
             yield from self._in_parts(
                 Op.STORE,
                 len(addresses),

@@ -33,7 +33,7 @@ from .connection import Connection, Departure, Hangup, Next, Stream
 from .fair import FairQueue, Pace, Share
 from .journal import Journal, where
 from .metrics import Measurements, Scrape
-from .tenancy import Pins
+from .tenancy import Kept
 from .tokens import METRICS, TENANTS, Grant, Tokens
 
 __all__ = ["Limits", "Server"]
@@ -81,7 +81,7 @@ class Tenant:
         self.most_clients, self.most_sessions = grant.clients, grant.sessions
         self.idle_seconds = grant.idle_seconds
         budget = budget_bytes if grant.budget_bytes is None else grant.budget_bytes
-        self.pins = None if budget is None else Pins(budget)
+        self.kept = None if budget is None else Kept(budget)
         self.share = Share()
         self.connections: set[Connection] = set()
         self.departures: set[Departure] = set()
@@ -134,7 +134,7 @@ class Server:
         Closed by :meth:`close`.
     budget_bytes : int, optional
         DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks
-        for, and that it may pin; a token may say otherwise.
+        for, and that it may pin and its choices may hold; a token may say otherwise.
     tokens : Tokens, optional
         Who may connect over TCP and read metrics; without them nobody may.
     limits : Limits

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from narrow_unit import RTL
 from simulated_window import SimulatedWindow
+from tenants import tenants
 
 import cxl_kv
 from cxl_kv.backends.cxl import CxlCore
@@ -187,6 +188,48 @@ def test_every_tenant_is_told_of_a_fatal_error(tmp_path):
             for device in (one, other):
                 (event,) = device.events()
                 assert (event["code"], event["argument"]) == ("FATAL", Protected.TRACKER)
+
+
+def test_choices_hold_no_more_than_the_budget(tmp_path):
+    """Whatever layer a doorbell names: of each queue what choices may hold and what is pinned are
+    within the budget together, over all connections of a tenant, until the session is closed."""
+    core = make_core("golden:unit_select?frames=32,8,32,8")
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+    known = tenants(tmp_path, "alice", budget_bytes=4 * shape.frame_bytes(0, core.config))
+    rng = np.random.default_rng(3)
+    k, v = rng.standard_normal((2, 2, 2, 64, 32)).astype(np.float16)
+    q = rng.standard_normal((4, 32)).astype(np.float16)
+    stored = []
+
+    def store(*lines):
+        stored.append(lines)
+        return device_store(*lines)
+
+    with Server(core, tokens=known) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock") + f"?token_file={tmp_path}/alice.token"
+        with cxl_kv.open(url) as device, cxl_kv.open(url) as mate:
+            session = device.open_session(shape)
+            session.write([0, 1], k, v)
+            device_store, device.transport.store = device.transport.store, store
+            with pytest.raises(
+                cxl_kv.SelectRefusedError, match=r"choosing up to 5 pages .* legal: 4, the first"
+            ):
+                session.select(0, q, tokens=64, pages=3)
+            with pytest.raises(cxl_kv.SelectRefusedError, match="choosing up to 5 pages"):
+                mate.transport.store(*stored[-1])
+            chosen = session.select(0, q, tokens=64, pages=2)
+            assert chosen.page_count == 2 * 4 and sum(held.sum() for held in chosen.held)
+            session.select(0, q, tokens=64, pages=6, speculative=True)  # which holds nothing
+            with pytest.raises(cxl_kv.HintRefusedError, match="legal: 0, .* 4 pages that its cho"):
+                session.hints.pin(0, 0, [1])
+            session.hints.pin(1, 0, [1, 2])
+            with pytest.raises(cxl_kv.SelectRefusedError, match="legal: 2, .* beside 2 pinned"):
+                session.select(1, q, tokens=64, pages=1)
+            session.select(1, q, tokens=64, pages=0)
+            session.close()
+            again = device.open_session(shape)
+            assert again.number == session.number
+            again.hints.pin(0, 0, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])
