@@ -142,6 +142,44 @@ def test_slots_are_given_back():
             session.gather(first)
 
 
+@pytest.mark.parametrize("switches", [0, 1, 2])
+def test_slots_do_not_fill_a_pool_of_an_eighth_of_the_pages(switches):
+    """Layer after layer, step after step: those of one layer are held and no others, each chosen
+    page that is there gets its slot, and what is written and fetched beside them finds a frame."""
+    rng, layers, steps, tokens = np.random.default_rng(5), 4, 6, 240
+    with cxl_kv.open(f"golden:unit_select?queues={layers * HEADS}&frames=62,8,8,8") as device:
+        device.configure(prefetch=["hint"], low_water=1, high_water=4)
+        shape = cxl_kv.ModelShape(layers=layers, kv_heads=HEADS, head_dim=DIM)
+        policy = Policy(switches=switches)
+        session = device.open_session(shape, max_tokens=tokens + steps, policy=policy)
+        assert 62 / (layers * HEADS * session.pages) < 0.13
+        k, v = rng.standard_normal((2, layers, HEADS, tokens + steps, DIM)).astype(np.float16)
+        session.write(range(layers), k[:, :, :tokens], v[:, :, :tokens])
+        for layer in range(layers):
+            session.plan(layer, k[layer], queries(rng)[:, None])
+            session.summarise(layer, tokens=tokens)
+        words, pages = device.transport.core.endpoint.words, device.config.pages
+        most, found = 0, [0, 0]
+        for step in range(steps):
+            now = slice(tokens + step, tokens + step + 1)
+            session.write(range(layers), k[:, :, now], v[:, :, now], start=now.start)
+            for layer in range(layers):
+                chosen = session.select(layer, queries(rng), tokens=now.stop, mass=1.0)
+                held = [at for at, pinned in enumerate(words.pinned) if pinned]
+                assert {at // pages // HEADS for at in held} <= {layer}
+                assert len(held) == sum(map(sum, chosen.held))
+                most = max(most, len(held))
+                for head in range(HEADS):
+                    for page, has in zip(chosen.pages[head], chosen.held[head], strict=True):
+                        state = words.state[(layer * HEADS + head) * pages + page]
+                        assert has or state != PageState.RESIDENT, "no room for a slot"
+                        found[bool(has)] += 1
+                session.gather(chosen)
+        assert 2 * HEADS < most <= HEADS * device.config.select <= 62 // 3
+        assert found[1] > 100, found
+        assert not {"NO_VICTIM", "STARVED"} & {e["code"] for e in device.events()}
+
+
 def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
     for url in (GOLDEN, f"dax:{tmp_path}/kv?config=unit_select&create=1"):
         device, session, _, _ = filled(url)
