@@ -54,8 +54,11 @@ class Chosen:
         Each page's share of its heads' attention, as the device estimates it.
     held : list of bool arrays
         The page has a slot: it stays resident, and is read by the GATHER window.
+    gone : list of bool arrays
+        The page was chosen, and was evicted before it had a slot: to gather it is to wait for it.
+        One that is neither held nor gone found no room: pins and slots have all frames.
     absent : list of int
-        Pages that were looked at and not resident.
+        Pages that were looked at and not resident. A device names none of them.
     missing : list of float
         The share of the attention that the device estimates these to have; 0 where it does not
         estimate.
@@ -67,6 +70,7 @@ class Chosen:
     pages: list[np.ndarray]
     masses: list[np.ndarray]
     held: list[np.ndarray]
+    gone: list[np.ndarray]
     absent: list[int]
     missing: list[float]
     generations: list[int]
@@ -287,10 +291,10 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
         order = order[: int((sums[:-1] < mass).sum())]
         pages.append(np.array([*always, *order], np.int64))
         masses.append(share[pages[-1]].astype(np.float64))
-    nothing = [0] * len(pages)
-    held = [np.zeros(len(chosen), bool) for chosen in pages]
+    nothing, none = [0] * len(pages), [np.zeros(len(chosen), bool) for chosen in pages]
+    missing = [0.0] * len(pages)
     return Chosen(
-        session.serial, layer, tokens, pages, masses, held, nothing, [0.0] * len(pages), nothing
+        session.serial, layer, tokens, pages, masses, none, none, nothing, missing, nothing
     )
 
 
@@ -307,7 +311,7 @@ def _scores_of_any(queries, keys, factor: float, dtype) -> np.ndarray:
 def _nothing(chosen: Chosen) -> Chosen:
     """The answer to a speculative SELECT where everything is there."""
     none = [array[:0] for array in chosen.pages]
-    return replace(chosen, pages=none, masses=none, held=none)
+    return replace(chosen, pages=none, masses=none, held=none, gone=none)
 
 
 def _ask(session, places, sequence, bells, lines) -> list[tuple[dict, list[dict]]]:
@@ -364,16 +368,15 @@ def _refused(refusal: Refusal):
 
 def _chosen(session, layer, tokens, answers) -> Chosen:
     whole = 65536.0 * session.device.config.select_heads
+    states = [np.array([page["state"] for page in pages], np.int64) for _, pages in answers]
     return Chosen(
         session=session.serial,
         layer=layer,
         tokens=tokens,
         pages=[np.array([page["page"] for page in pages], np.int64) for _, pages in answers],
         masses=[np.array([page["mass"] for page in pages]) / whole for _, pages in answers],
-        held=[
-            np.array([page["state"] == SlotState.HELD for page in pages], bool)
-            for _, pages in answers
-        ],
+        held=[of_head == SlotState.HELD for of_head in states],
+        gone=[of_head == SlotState.ABSENT for of_head in states],
         absent=[header["absent"] for header, _ in answers],
         missing=[header["missing"] / whole for header, _ in answers],
         generations=[header["generation"] for header, _ in answers],

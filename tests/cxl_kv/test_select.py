@@ -172,6 +172,28 @@ def test_what_is_missing_is_told_or_waited_for(monkeypatch):
         assert session.wait_above is None
 
 
+def test_a_page_that_is_chosen_and_gone_is_named():
+    """The first page is chosen wherever it is. What is gathered is right in any case."""
+    with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
+        shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
+        session = device.open_session(shape, max_tokens=TOKENS)
+        rng = np.random.default_rng(8)
+        k, v = rng.standard_normal((2, LAYERS, HEADS, TOKENS, DIM)).astype(np.float16)
+        session.write(range(LAYERS), k, v)
+        chosen, gone = session.select(0, queries(rng), tokens=TOKENS, mass=1.0), 0
+        for head in range(HEADS):
+            pages = chosen.pages[head].tolist()
+            states = [session.page_state(0, head, page)["state"] for page in pages]
+            assert chosen.gone[head].tolist() == [state == PageState.COLD for state in states]
+            assert chosen.held[head].tolist() == [state == PageState.RESIDENT for state in states]
+            gone += chosen.gone[head].sum()
+        assert 0 < gone < chosen.page_count
+        keys, _, positions = session.gather(chosen)
+        for head in range(HEADS):
+            real = positions[head] >= 0
+            assert (keys[head][real] == k[0, head][positions[head][real]]).all()
+
+
 def test_behind_a_server(tmp_path):
     """Two tenants: each chooses among its own pages, and answers are those of one alone."""
     q = queries(np.random.default_rng(9))
