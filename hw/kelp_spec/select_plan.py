@@ -26,14 +26,14 @@ _COUNTS, _STEPS = 1 << COUNT_BITS, 1 << STEP_BITS
 _MOST_EXPONENT = 130
 
 
-def plan_lines(keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
+def plan_lines(keys: np.ndarray, queries: np.ndarray, bits: int = CODE_BITS) -> np.ndarray:
     """uint8 [lines, 64], the plan's lines, from some keys [tokens, head_dim] of a KV head and some
     of its queries [n, head_dim], float: each bit of a code goes where it lessens the squared error
-    of a score most."""
+    of a score most. A study may leave the last of a code's bits unused and say `bits`."""
     keys = _padded(keys[:: max(1, len(keys) // PLANNED_TOKENS)])
     weights = (_padded(queries) ** 2).mean(axis=0)
     lines = [
-        _line(keys[:, at : at + ELEMENTS], weights[at : at + ELEMENTS])
+        _line(keys[:, at : at + ELEMENTS], weights[at : at + ELEMENTS], bits)
         for at in range(0, keys.shape[1], ELEMENTS)
     ]
     return np.frombuffer(b"".join(lines), np.uint8).reshape(-1, 64)
@@ -45,7 +45,7 @@ def _padded(rows: np.ndarray) -> np.ndarray:
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % ELEMENTS)))
 
 
-def _line(keys: np.ndarray, weights: np.ndarray) -> bytes:
+def _line(keys: np.ndarray, weights: np.ndarray, bits: int) -> bytes:
     most = np.abs(keys).max()
     # What int8 would store of the largest has 6 places after the point, and is 127 at most.
     exponent = int(np.ceil(np.log2(most / 127))) + 6 if most else 0
@@ -58,7 +58,7 @@ def _line(keys: np.ndarray, weights: np.ndarray) -> bytes:
     mean = np.clip(np.rint(element.mean(axis=0) / (1 << PLANNED_FRACTION)), -end, end - 1)
     mean = mean.astype(np.int64)
     off = element - (mean << PLANNED_FRACTION)
-    count, step = _spend(off, weights)
+    count, step = _spend(off, weights, bits)
     values = {"exponent": exponent, "planned": 1}
     for k in range(ELEMENTS):
         values |= {f"mean_{k}": int(mean[k]), f"step_{k}": int(step[k])}
@@ -66,8 +66,8 @@ def _line(keys: np.ndarray, weights: np.ndarray) -> bytes:
     return record_bytes(PLAN_FIELDS, values, 64)
 
 
-def _spend(off: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(count, step) of each element, from distances to its mean."""
+def _spend(off: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """(count, step) of each element, `bits` in all, from distances to its mean."""
     error = np.empty((_COUNTS, ELEMENTS))
     steps = np.zeros((_COUNTS, ELEMENTS), np.int64)
     error[0] = (off**2).mean(axis=0)
@@ -80,7 +80,7 @@ def _spend(off: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
         steps[count], error[count] = np.argmin(each, axis=0), np.min(each, axis=0)
     error *= weights
     count, at = np.zeros(ELEMENTS, np.int64), np.arange(ELEMENTS)
-    for _ in range(CODE_BITS):
+    for _ in range(bits):
         gain = error[count, at] - error[np.minimum(count + 1, _COUNTS - 1), at]
         best = int(np.argmax(gain))
         if gain[best] <= 0:

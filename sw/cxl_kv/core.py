@@ -74,9 +74,11 @@ class Core(ABC):
         """Nobody else touches the device meanwhile."""
         return self.lock
 
-    def view(self, offset: int, size: int) -> np.ndarray | None:
+    def view(self, offset: int, size: int, pages: np.ndarray | None = None) -> np.ndarray | None:
         """The device's own bytes, uint8[size], writable and live, from `offset` of the KV aperture
-        on; None where there is no such mapping."""
+        on; None where there is no such mapping. They are of one session, and looked at within the
+        pages alone that begin at `pages`, uint64[n], or within that of `offset`: of these, what was
+        never written is zeros from now on."""
         return None
 
     def close(self) -> None:  # noqa: B027 - not every core holds something

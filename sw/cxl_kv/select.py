@@ -28,7 +28,7 @@ from .errors import TransportError, UnsupportedError
 from .layout import to_bits, to_float32
 from .plans import plan_of_keys, plan_of_sample
 
-__all__ = ["Chosen", "gather", "plan", "select", "summarise"]
+__all__ = ["Chosen", "gather", "plan", "select", "summarise", "table"]
 
 _PATIENCE_SECONDS = 60.0  #: for an answer
 #: log2 of the cycles that a SELECT waits at most for pages: at 1 GHz five times what a page takes
@@ -54,8 +54,11 @@ class Chosen:
         Each page's share of its heads' attention, as the device estimates it.
     held : list of bool arrays
         The page has a slot: it stays resident, and is read by the GATHER window.
+    gone : list of bool arrays
+        The page was chosen, and was evicted before it had a slot: to gather it is to wait for it.
+        One that is neither held nor gone found no room: pins and slots have all frames.
     absent : list of int
-        Pages that were looked at and not resident.
+        Pages that were looked at and not resident. A device names none of them.
     missing : list of float
         The share of the attention that the device estimates these to have; 0 where it does not
         estimate.
@@ -67,6 +70,7 @@ class Chosen:
     pages: list[np.ndarray]
     masses: list[np.ndarray]
     held: list[np.ndarray]
+    gone: list[np.ndarray]
     absent: list[int]
     missing: list[float]
     generations: list[int]
@@ -287,10 +291,10 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
         order = order[: int((sums[:-1] < mass).sum())]
         pages.append(np.array([*always, *order], np.int64))
         masses.append(share[pages[-1]].astype(np.float64))
-    nothing = [0] * len(pages)
-    held = [np.zeros(len(chosen), bool) for chosen in pages]
+    nothing, none = [0] * len(pages), [np.zeros(len(chosen), bool) for chosen in pages]
+    missing = [0.0] * len(pages)
     return Chosen(
-        session.serial, layer, tokens, pages, masses, held, nothing, [0.0] * len(pages), nothing
+        session.serial, layer, tokens, pages, masses, none, none, nothing, missing, nothing
     )
 
 
@@ -307,7 +311,7 @@ def _scores_of_any(queries, keys, factor: float, dtype) -> np.ndarray:
 def _nothing(chosen: Chosen) -> Chosen:
     """The answer to a speculative SELECT where everything is there."""
     none = [array[:0] for array in chosen.pages]
-    return replace(chosen, pages=none, masses=none, held=none)
+    return replace(chosen, pages=none, masses=none, held=none, gone=none)
 
 
 def _ask(session, places, sequence, bells, lines) -> list[tuple[dict, list[dict]]]:
@@ -364,61 +368,63 @@ def _refused(refusal: Refusal):
 
 def _chosen(session, layer, tokens, answers) -> Chosen:
     whole = 65536.0 * session.device.config.select_heads
+    states = [np.array([page["state"] for page in pages], np.int64) for _, pages in answers]
     return Chosen(
         session=session.serial,
         layer=layer,
         tokens=tokens,
         pages=[np.array([page["page"] for page in pages], np.int64) for _, pages in answers],
         masses=[np.array([page["mass"] for page in pages]) / whole for _, pages in answers],
-        held=[
-            np.array([page["state"] == SlotState.HELD for page in pages], bool)
-            for _, pages in answers
-        ],
+        held=[of_head == SlotState.HELD for of_head in states],
+        gone=[of_head == SlotState.ABSENT for of_head in states],
         absent=[header["absent"] for header, _ in answers],
         missing=[header["missing"] / whole for header, _ in answers],
         generations=[header["generation"] for header, _ in answers],
     )
 
 
-def gather(session, chosen: Chosen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(addresses, the pages' own addresses, positions) of what was chosen: uint64 [kv_heads,
-    halves, positions, token_lines] by the GATHER window where it is held, and int64 [kv_heads,
-    positions]. Heads with fewer pages have position −1 at the end, and page 0's addresses there."""
+def table(session, chosen: Chosen) -> np.ndarray:
+    """The pages chosen, int64 [kv_heads, n], −1 behind a head's last one; ValueError where they are
+    not this session's choice."""
     instance("chosen", chosen, Chosen, "what Session.select returned")
     if chosen.session != session.serial:
         raise ValueError("chosen is another session's choice; legal: this one's")
-    c, tokens = session.device.config, session.page_tokens
-    most = max(map(len, chosen.pages))
-    heads = session.shape.kv_heads
-    positions = np.full((heads, most, tokens), -1, np.int64)
-    shape = (heads, session.shape.halves, most * tokens, session.shape.token_lines)
-    addresses, own = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
-    in_page = np.arange(tokens)
-    for head in range(heads):
-        pages = np.zeros(most, np.int64)
-        pages[: len(chosen.pages[head])] = chosen.pages[head]
-        at = pages[:, None] * tokens + in_page
-        own[head] = plain = session.layout.addresses(
-            slice(chosen.layer, chosen.layer + 1), slice(head, head + 1), at.reshape(-1)
-        )[0, 0]
-        held = np.zeros(most, bool)
-        held[: len(chosen.held[head])] = chosen.held[head]
-        slots = np.repeat(np.arange(most), tokens)[None, :, None]
-        windows = _window(c, plain, slots, chosen.generations[head])
-        addresses[head] = np.where(np.repeat(held, tokens)[None, :, None], windows, plain)
-        mine = positions[head, : len(chosen.pages[head])]
-        mine[:] = at[: len(mine)]
-        mine[mine >= chosen.tokens] = -1
-    return addresses, own, positions.reshape(heads, -1)
+    return _beside(chosen.pages, -1)
 
 
-def _window(c, plain: np.ndarray, slots: np.ndarray, generation: int) -> np.ndarray:
+def gather(session, chosen: Chosen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(first lines, the pages' own first lines, positions) of what was chosen: addresses, uint64
+    [kv_heads, halves, pages], by the GATHER window where a page is held, and int64 [kv_heads,
+    tokens]. A page's other lines are behind its first. Heads with fewer pages have position −1 at
+    the end, and page 0's addresses there."""
+    c, size, pages = session.device.config, session.page_tokens, table(session, chosen)
+    queues = session.layout.addresses(
+        slice(chosen.layer, chosen.layer + 1), slice(None), np.zeros(1, np.int64)
+    )[0, ..., 0]
+    own = queues + (pages.clip(0)[:, None].astype(np.uint64) << np.uint64(6 + c.line_bits))
+    slots, generations = np.arange(pages.shape[1]), np.array(chosen.generations)[:, None, None]
+    held = _beside(chosen.held, False)[:, None]
+    first = np.where(held, _window(c, own, slots, generations), own)
+    positions = pages[..., None] * size + np.arange(size)
+    positions[(pages[..., None] < 0) | (positions >= chosen.tokens)] = -1
+    return first, own, positions.reshape(len(pages), -1)
+
+
+def _beside(rows: list[np.ndarray], filling) -> np.ndarray:
+    """Rows of different lengths as one array, filled up at their ends."""
+    out = np.full((len(rows), max(map(len, rows))), filling)
+    for mine, row in zip(out, rows, strict=True):
+        mine[: len(row)] = row
+    return out
+
+
+def _window(c, plain: np.ndarray, slots: np.ndarray, generations: np.ndarray) -> np.ndarray:
     """Plain addresses as addresses of the GATHER window, in other slots' places."""
     x = plain >> np.uint64(6)
     line, half = x & np.uint64(c.half_lines - 1), x >> np.uint64(c.half_line_bits) & np.uint64(1)
     queue = x >> np.uint64(c.line_bits + c.page_bits)
-    generation %= 1 << c.generation_bits
-    x = queue << np.uint64(c.generation_bits) | np.uint64(generation)
+    generations = generations.astype(np.uint64) & np.uint64((1 << c.generation_bits) - 1)
+    x = queue << np.uint64(c.generation_bits) | generations
     x = (x << np.uint64(1) | half) << np.uint64(c.slot_bits) | slots.astype(np.uint64)
     x = x << np.uint64(c.half_line_bits) | line
     return np.uint64(Region.GATHER << c.aperture_bits) | x << np.uint64(6)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kelp_spec.formats import HostType
+from kelp_spec.formats import LINE_BYTES, HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.policy2 import FETCH
 from kelp_spec.registers import SessionCommand
@@ -32,7 +32,7 @@ from .errors import (
 from .hints import Hints
 from .layout import Layout, to_bits, to_float32
 from .policy import Policy
-from .select import Chosen, gather, plan, select, summarise
+from .select import Chosen, gather, plan, select, summarise, table
 from .shape import ModelShape
 
 __all__ = ["Session"]
@@ -451,7 +451,8 @@ class Session:
         (k, v, positions)
             k and v [kv_heads, n, head_dim] and the tokens' positions, int64 [kv_heads, n]: −1 for
             places of a head that chose fewer pages, and behind the last token. v is None for K-only
-            shapes.
+            shapes. k and v share one buffer, which belongs to the caller; how often a line is
+            copied on its way there says docs/cxl_kv.md.
 
         Raises
         ------
@@ -460,15 +461,93 @@ class Session:
         PoisonError, FlashError, DeviceFullError, SessionClosedError, TransportError
         """
         dtype = self._element_type(dtype)
-        addresses, own, positions = gather(self, chosen)
-        lines, status = self.device.transport.load(addresses.reshape(-1))
-        if status.any():
-            self._fail(own.reshape(-1), status)
+        first, own, positions = gather(self, chosen)
+        lines = self._load_whole(first.reshape(-1), own.reshape(-1))
         k, v = (
             None if x is None else x[0].view(dtype)
             for x in self.layout.from_lines(lines, 1, len(positions), positions.shape[1])
         )
         return k, v, positions
+
+    def _load_whole(self, first: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """The lines of pages' halves that begin at `first`, in their order; `own` are the addresses
+        that an error names."""
+        transport, count = self.device.transport, self.page_tokens * self.shape.token_lines
+        if not transport.hints:
+            lines = transport.load_spans(first, np.full(len(first), count))
+            if lines is not None:
+                return lines
+        in_half = np.arange(0, LINE_BYTES * count, LINE_BYTES, dtype=np.uint64)
+        lines, status = transport.load((first[:, None] + in_half).reshape(-1))
+        if status.any():
+            self._fail((own[:, None] + in_half).reshape(-1), status)
+        return lines
+
+    @contextlib.contextmanager
+    def gather_in_place(self, chosen: Chosen, *, dtype=None):
+        """The keys and values of the pages that :meth:`select` chose, where they lie: no line is
+        copied. Only where the device is mapped plain memory (`dax:`)::
+
+            with session.gather_in_place(chosen) as (k, v, pages):
+                out = attend(q, k, v, pages, chosen.tokens)
+
+        Yields
+        ------
+        (k, v, pages)
+            k and v [kv_heads, pages to the newest, page_tokens, head_dim], read-only views of the
+            device's own memory, v None for K-only shapes; and which pages were chosen, int64
+            [kv_heads, n], −1 behind a head's last one. Position p is token p mod page_tokens of
+            page p div page_tokens; those from `chosen.tokens` on do not count.
+
+        Until the block ends other threads' calls on this session wait, so nothing is written, and
+        the session not closed, behind the reader's back; what the block itself writes shows in the
+        views. What was computed holds when the block has ended without an error: with its end the
+        session is looked at, as :meth:`gather` does behind its copy. Behind the block the views,
+        and what shares memory with them, are not to be touched: what lies there may be written
+        anew, or be another's. As of :meth:`view`, touching memory that is gone ends the process
+        with SIGBUS, in a child with SIGSEGV.
+
+        Raises
+        ------
+        UnsupportedError
+            The device is no mapped plain memory.
+        ValueError
+            `chosen` is another session's.
+        SessionLostError, SessionClosedError, TransportError
+            At the block's end: what was computed does not hold.
+        """
+        self.device.transport.home.check()
+        with self._calls:
+            self._usable()
+            pages, dtype = table(self, chosen), self._element_type(dtype)
+            halves = self._in_place(chosen.layer, (chosen.tokens - 1) // self.page_tokens, dtype)
+            yield *halves, pages
+            self._usable()
+            self._load(slice(chosen.layer, chosen.layer + 1), np.arange(1), np.arange(1))
+
+    def _in_place(self, layer: int, newest: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
+        """Views of K and V of a layer's pages 0 … newest."""
+        c, shape, tokens = self.device.config, self.shape, self.page_tokens
+        first = self.layout.addresses(
+            slice(layer, layer + 1), slice(None), tokens * np.arange(newest + 1)
+        )[0, ..., 0]  # [kv_heads, halves, pages]
+        begin, size = int(first[0, 0, 0]), tokens * shape.token_lines * LINE_BYTES
+        memory = self.device.transport.view(
+            begin, int(first[-1, -1, -1]) + size - begin, first[:, 0].reshape(-1)
+        )
+        if memory is None:
+            raise UnsupportedError(
+                "gather_in_place() needs a device that is mapped plain memory (dax:); gather() "
+                + "works everywhere"
+            )
+        strides = [c.page_bits + c.line_bits, c.half_line_bits, c.line_bits]
+        seen = np.lib.stride_tricks.as_strided(
+            memory.view(dtype),
+            (*first.shape, tokens, shape.head_dim),
+            (*(LINE_BYTES << bits for bits in strides), shape.token_lines * LINE_BYTES, 2),
+            writeable=False,
+        )
+        return seen[:, 0], seen[:, 1] if shape.halves == 2 else None
 
     def next_sequence(self) -> int:
         """A number for the next SELECT."""

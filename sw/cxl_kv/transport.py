@@ -112,7 +112,8 @@ class Transport(ABC):
         """A stretch of accesses that no other requester's control sequence interrupts."""
         raise NotImplementedError
 
-    def view(self, offset: int, size: int) -> np.ndarray | None:
+    def view(self, offset: int, size: int, pages: np.ndarray | None = None) -> np.ndarray | None:
+        """As :meth:`Core.view`; None but for mapped plain memory of this process."""
         return None
 
     @abstractmethod
@@ -241,11 +242,11 @@ class LocalTransport(Transport):
             with self.core.exclusive():
                 yield
 
-    def view(self, offset, size):
+    def view(self, offset, size, pages=None):
         self.home.check()
         with self.core.lock:
             self._usable()
-            return self.core.view(offset, size)
+            return self.core.view(offset, size, pages)
 
     def close(self) -> None:
         if self.home.left():

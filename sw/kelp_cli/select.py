@@ -2,13 +2,12 @@
 
 """``kelp select``: what a choice of pages near memory finds, and what it costs a model."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import UserError, progress_bar, show, writable, write_json
+from .output import UserError, writable
 
 __all__ = ["register"]
 
@@ -21,9 +20,9 @@ _MOST = 1 << 16  #: pages that are named or chosen, and tokens of a page
 #: Options that speak of recordings, or of their absence, alone.
 _OF_TRACE = (
     *("residency", "wait_above", "policy", "guess", "told", "warm"),
-    *("lists", "page", "rtl", "config"),
+    *("lists", "rtl", "config"),
 )
-_OF_NO_TRACE = ("texts", "page_tokens")
+_OF_NO_TRACE = ("texts", "page_tokens", "code_bits")
 _NOT_OF_RTL = ("policy", "told", "lists", "page")
 #: With `--rtl`, with little resident alone.
 _OF_LITTLE = ("wait_above", "guess")
@@ -82,8 +81,19 @@ def select(
         ),
     ] = 16,
     page_tokens: Annotated[
-        int, typer.Option(min=1, max=_MOST, help="Tokens of a page; of TRACE always 16.")
-    ] = 16,
+        str,
+        typer.Option(
+            help="Tokens of a page, with commas between: --quotas and --most are of the first, and "
+            + "of the others as many tokens are named and chosen; of TRACE always 16."
+        ),
+    ] = "16",
+    code_bits: Annotated[
+        str,
+        typer.Option(
+            help="Bits of a code that are used, of 32 for each 32 elements of a key, with commas "
+            + "between; of TRACE always 32."
+        ),
+    ] = "32",
     residency: Annotated[
         str, typer.Option(help="Of TRACE: shares of the pages that are resident.")
     ] = "0.125,0.25,0.5",
@@ -120,7 +130,7 @@ def select(
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="Of TRACE: write a page and its plots into this folder."),
+        typer.Option(help="Write a page and its plots into this folder."),
     ] = None,
     rtl: Annotated[
         bool,
@@ -141,11 +151,7 @@ def select(
     The choice is the golden model's, bit for bit; the model runs in NumPy. docs/select.md
     defines it.
     """
-    from kelp_sim.quality import llama
-    from kelp_sim.quality.tokens import TokenizerError
-    from kelp_sim.select import readers, study
-
-    chosen = _quotas(quotas)
+    chosen = _numbers("quotas", quotas)
     for name in _OF_NO_TRACE if traces else _OF_TRACE:
         if context.get_parameter_source(name).name != "DEFAULT":
             option = f"--{name.replace('_', '-')}"
@@ -162,89 +168,34 @@ def select(
         raise UserError(f"--wait-above {wait_above} is refused; legal: 0 to 1")
     writable(lists, json=json, folder=page)
     if traces:
-        from .select_worth import Asked, worth
+        from . import select_worth
 
-        asked = Asked(
+        asked = select_worth.Asked(
             model, traces, tokens, first, None if rtl and not little else residency,
             wait_above, policy, guess, told, warm,
         )  # fmt: skip
         quota = chosen[0]
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None
-        worth(asked, quota, most, json, lists, page, config if rtl else None)
+        select_worth.worth(asked, quota, most, json, lists, page, config if rtl else None)
         return
-    tokens, first = tokens or 2048, 1792 if first is None else first
-    if not first < tokens - 1:
-        raise UserError(
-            f"--first {first} of {tokens} tokens leaves none to judge by; legal: to {tokens - 2}"
-        )
-    try:
-        loaded, documents = study.documents(model, texts, tokens)
-    except (llama.ModelError, TokenizerError, ValueError) as error:
-        raise UserError(str(error)) from None
-    ideal = readers.Ideal(most=most, page_tokens=page_tokens)
-    each = [
-        ideal,
-        *(readers.Device(quota=quota, most=most, page_tokens=page_tokens) for quota in chosen),
-    ]
-    rows = []
-    with progress_bar() as bar:
-        task = bar.add_task("", total=len(documents) * len(each))
-        for name, ids in documents:
-            for reader in each:
-                bar.update(task, description=f"{name}: {getattr(reader, 'quota', 'ideal')}")
-                rows.append(study.measure(loaded, name, ids, reader, ideal, first=first))
-                bar.update(task, advance=1)
-    found = study.loss(rows)
-    if json is not None:
-        write_json(json, "select", {"rows": [asdict(row) for row in rows], "quotas": found})
-        if str(json) == "-":
-            return
-    _show(found, len(documents), tokens - 1 - first)
+    from .select_study import Asked, study
+
+    asked = Asked(
+        model, texts, tokens or 2048, 1792 if first is None else first, chosen, most,
+        _numbers("page-tokens", page_tokens), _numbers("code-bits", code_bits, 32),
+    )  # fmt: skip
+    study(asked, json, page)
 
 
-def _quotas(text: str) -> list[int]:
+def _numbers(option: str, text: str, most: int = _MOST) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
-        if not all(1 <= quota <= _MOST for quota in found):
+        if not all(1 <= number <= most for number in found) or len(set(found)) < len(found):
             raise ValueError
     except ValueError:
         raise UserError(
-            f"--quotas {text!r} is not whole numbers from 1 to {_MOST} with commas between, such "
-            + "as 16,32"
+            f"--{option} {text!r} is not whole numbers from 1 to {most}, each once, with commas "
+            + "between, such as 16,32"
         ) from None
     return found
-
-
-def _show(found: dict, documents: int, steps: int) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"The device's choice over {documents} texts, {steps} steps of each",
-        title_justify="left",
-        title_style="bold",
-        caption="scored: pages, and their tokens, with exact scores; mass: of the ideal reader's; "
-        + "as many: with as many pages as it takes; loss: perplexity against it; worst: of a text",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for heading in (
-        *("quota", "scored", "tokens", "pages (ideal)", "recall"),
-        *("mass", "as many", "loss", "worst"),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for quota, row in found.items():
-        table.add_row(
-            str(quota),
-            f"{row['candidates']:.1f}",
-            f"{row['looks']:.0f}",
-            f"{row['pages']:.1f} ({row['ideal_pages']:.1f})",
-            f"{row['recall']:.3f}",
-            f"{row['mass']:.3f}",
-            f"{row['mass_at_as_many']:.3f}",
-            f"{row['loss']:+.2%}",
-            f"{row['worst']:+.2%}",
-        )
-    show(table)

@@ -25,11 +25,33 @@ def test_a_short_study():
     assert 0.5 < found["quotas"]["3"]["mass"] <= 1.01
 
 
+def test_curves_over_bytes_and_page_size(tmp_path):
+    done = kelp(
+        *("select", "--model", MODEL, "--texts", "1", "--tokens", "200", "--first", "180"),
+        *("--quotas", "3", "--most", "4", "--page-tokens", "16,8", "--code-bits", "32,8"),
+        *("--json", str(tmp_path / "curve.json"), "--page", str(tmp_path / "page")),
+    )
+    assert not done.returncode, done.stderr
+    found = json.loads((tmp_path / "curve.json").read_text())
+    told = [(e["page_tokens"], e["code_bits"], e["quota"], e["bytes"]) for e in found["curve"]]
+    assert told == [(16, 32, 3, 2.0), (16, 8, 3, 0.5), (8, 32, 6, 1.0), (8, 8, 6, 0.25)]
+    assert found["quotas"] == {"3": found["curve"][0]} and len(found["rows"]) == 6
+    assert {path.name for path in (tmp_path / "page").iterdir()} == {
+        *("mass.png", "recall.png", "loss.png", "select.html")
+    }
+    assert "0.25" in done.stdout
+
+
 def test_bad_options_are_one_line():
     for options, said in (
         (("--quotas", "3,x"), "--quotas '3,x' is not whole numbers from 1 to 65536"),
         (("--quotas", "99999999999999999999999"), "is not whole numbers from 1 to 65536"),
-        (("--page-tokens", "100000000000"), "--page-tokens"),
+        (("--page-tokens", "100000000000"), "--page-tokens '100000000000' is not whole numbers"),
+        (
+            ("--code-bits", "8,33"),
+            "--code-bits '8,33' is not whole numbers from 1 to 32, each once",
+        ),
+        (("--code-bits", "8", str(ROOT / "LICENSE")), "--code-bits goes without TRACE"),
         (("--tokens", "100", "--first", "99"), "--first 99 of 100 tokens leaves none"),
         (("--model", "nowhere"), "nowhere"),
         (("--residency", "0.5"), "--residency goes with TRACE"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from filled_session import DIM, GOLDEN, HEADS, LAYERS, TOKENS, filled, queries
 from serial_board import SerialBoard
 from simulated_window import SimulatedWindow
 
@@ -27,30 +28,6 @@ from cxl_kv.url import make_core
 from kelp_golden import select_region
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
-
-LAYERS, HEADS, DIM, TOKENS = 2, 2, 32, 95
-GOLDEN = "golden:unit_select?frames=256,256,256,256"
-
-
-def filled(url=GOLDEN, *, seed=1, formats="raw16", dtype="fp16", dim=DIM, tokens=TOKENS):
-    """A session with `tokens` tokens in every queue, its keys and its values as written."""
-    rng = np.random.default_rng(seed)
-    device = cxl_kv.open(url) if isinstance(url, str) else url
-    shape = cxl_kv.ModelShape(
-        layers=LAYERS, kv_heads=HEADS, head_dim=dim, formats=formats, dtype=dtype
-    )
-    session = device.open_session(shape, max_tokens=tokens + 5)
-    k, v = (rng.standard_normal((LAYERS, HEADS, tokens, dim)).astype(np.float32) for _ in range(2))
-    if dtype == "bf16":
-        k, v = cxl_kv.float32_to_bf16(k), cxl_kv.float32_to_bf16(v)
-    else:
-        k, v = k.astype(np.float16), v.astype(np.float16)
-    session.write(range(LAYERS), k, v)
-    return device, session, k, v
-
-
-def queries(rng, heads=2 * HEADS, dim=DIM):
-    return (2 * rng.standard_normal((heads, dim))).astype(np.float16)
 
 
 def exact(q, k, page_tokens):
@@ -231,6 +208,28 @@ def test_what_is_missing_is_told_or_waited_for(monkeypatch):
         with pytest.raises(ValueError, match="wait_above"):
             session.wait_above = 2.0
         assert session.wait_above is None
+
+
+def test_a_page_that_is_chosen_and_gone_is_named():
+    """The first page is chosen wherever it is. What is gathered is right in any case."""
+    with cxl_kv.open("golden:unit_select?frames=30,4,4,4") as device:
+        shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
+        session = device.open_session(shape, max_tokens=TOKENS)
+        rng = np.random.default_rng(8)
+        k, v = rng.standard_normal((2, LAYERS, HEADS, TOKENS, DIM)).astype(np.float16)
+        session.write(range(LAYERS), k, v)
+        chosen, gone = session.select(0, queries(rng), tokens=TOKENS, mass=1.0), 0
+        for head in range(HEADS):
+            pages = chosen.pages[head].tolist()
+            states = [session.page_state(0, head, page)["state"] for page in pages]
+            assert chosen.gone[head].tolist() == [state == PageState.COLD for state in states]
+            assert chosen.held[head].tolist() == [state == PageState.RESIDENT for state in states]
+            gone += chosen.gone[head].sum()
+        assert 0 < gone < chosen.page_count
+        keys, _, positions = session.gather(chosen)
+        for head in range(HEADS):
+            real = positions[head] >= 0
+            assert (keys[head][real] == k[0, head][positions[head][real]]).all()
 
 
 def test_behind_a_server(tmp_path):

@@ -18,6 +18,7 @@ NEEDS = {
     "test_hf_requests.py": "transformers",
     "test_hf_smollm2.py": "transformers",
     "test_hf_sparse.py": "transformers",
+    "test_hf_sparse_smollm2.py": "transformers",
     "test_hf_train.py": "transformers",
     "test_recorder.py": "transformers",
     "test_lmcache.py": "lmcache",

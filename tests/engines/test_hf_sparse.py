@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -46,9 +48,15 @@ SIZES = dict(
 )
 MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),  # with a bias of queries, keys and values
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "mistral with a window": (MistralConfig, MistralForCausalLM, {"sliding_window": 5}),
+}
+#: What a shape has that the others have not.
+OWN = {
+    "qwen2": ("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+    "qwen3": ("q_norm.weight", "k_norm.weight"),
 }
 DEVICE = "golden:unit_select?frames=512,16,16,16"  # all pages fit
 #: Where every page is chosen, a device of plain memory and NumPy does as well.
@@ -61,6 +69,12 @@ def model_of(name, seed=3):
     model = model_class(config_class(**(SIZES | changes)))
     for parameter in model.parameters():  # sharp attention, logits far apart
         parameter.data.mul_(3) if parameter.dim() > 1 else None
+    own = [p for path, p in model.named_parameters() if path.endswith(OWN.get(name, "/"))]
+    assert len(own) == len(OWN.get(name, ())) * SIZES["num_hidden_layers"]
+    for parameter in own:  # which are begun with zeros, or ones, as if they were not there
+        parameter.data.uniform_(-1, 1) if "bias" in OWN[name][0] else parameter.data.uniform_(
+            0.5, 2
+        )
     model = model.to(torch.float16).eval()
     use_sparse(model)
     return model

@@ -15,7 +15,7 @@ import numpy as np
 
 from kelp_golden import select as golden
 from kelp_spec.formats import ELEMENTS
-from kelp_spec.select import NEAR, NEAR_PLACES
+from kelp_spec.select import CODE_BITS, NEAR, NEAR_PLACES
 from kelp_spec.select_plan import PLANNED_TOKENS, plan_lines
 
 __all__ = ["Device", "Ideal", "Moved", "page_mass", "plans_of", "scale_of"]
@@ -49,7 +49,7 @@ def scale_of(head_dim: int) -> tuple[int, int]:
 
 
 def _planned(
-    keys: np.ndarray, queries: np.ndarray, moved: Moved, page_tokens: int = 16
+    keys: np.ndarray, queries: np.ndarray, moved: Moved, page_tokens: int, bits: int
 ) -> tuple[np.ndarray, golden.Plan]:
     """What a host writes, and the plan that it is, of a KV head's first keys [tokens, head_dim] and
     their queries [heads, tokens, head_dim], of which the latest tell most of those that will come.
@@ -60,16 +60,20 @@ def _planned(
     latest = max(0, queries.shape[1] - PLANNED_QUERIES)
     some = _spread(keys[start:], start, moved)
     asked = [_spread(rows[latest:], latest, moved) for rows in queries]
-    lines = plan_lines(some, np.concatenate(asked))
+    lines = plan_lines(some, np.concatenate(asked), bits)
     return lines, golden.plan_of(lines)
 
 
 def plans_of(
-    keys: np.ndarray, queries: np.ndarray, moved: Moved, page_tokens: int = 16
+    keys: np.ndarray,
+    queries: np.ndarray,
+    moved: Moved,
+    page_tokens: int = 16,
+    bits: int = CODE_BITS,
 ) -> list[tuple[np.ndarray, golden.Plan]]:
     """The same of a layer's KV heads: keys [kv_heads, tokens, head_dim], queries [heads, …]."""
     each = queries.reshape(len(keys), -1, *queries.shape[1:])
-    return [_planned(*pair, moved, page_tokens) for pair in zip(keys, each, strict=True)]
+    return [_planned(*pair, moved, page_tokens, bits) for pair in zip(keys, each, strict=True)]
 
 
 def _spread(rows: np.ndarray, first: int, moved: Moved) -> np.ndarray:
@@ -121,14 +125,15 @@ class Ideal:
 @dataclass
 class Device:
     """The device's choice, bit for bit, with everything resident: of each query head the `quota`
-    pages of the largest estimate, then exact scores. `named` are the pages with exact scores of the
-    last call, bool [kv_heads, n, pages], and `looks` how many of their tokens were looked at, int
-    [kv_heads, n]."""
+    pages of the largest estimate, then exact scores. Of a line's code it uses `code_bits` bits, as
+    its plans say. `named` are the pages with exact scores of the last call, bool [kv_heads, n,
+    pages], and `looks` how many of their tokens were looked at, int [kv_heads, n]."""
 
     quota: int
     target: float = 0.9
     most: int = 32
     page_tokens: int = 16
+    code_bits: int = CODE_BITS
     named: np.ndarray | None = field(default=None, init=False, repr=False)
     looks: np.ndarray | None = field(default=None, init=False, repr=False)
 

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import CODE_BITS
+
 from ..quality import llama, real
 from ..quality.llama import Llama, attend
 from ..quality.threads import one_thread
 from ..quality.tokens import Tokenizer, texts
 from .readers import Device, Ideal, Moved, page_mass, plans_of
 
-__all__ = ["Row", "documents", "loss", "measure"]
+__all__ = ["Row", "curve", "documents", "loss", "measure", "readers_of"]
 
 Store = Callable[[int, np.ndarray], np.ndarray]
 
@@ -37,6 +40,8 @@ class Row:
 
     document: str
     quota: int  #: of the device's choice; 0: the ideal reader
+    page_tokens: int
+    code_bits: int  #: of a line's code that are used; 0: the ideal reader
     steps: int
     nats: float  #: −log p of the tokens that were decoded, summed
     mass: float  #: attention mass of the pages chosen
@@ -65,7 +70,8 @@ class _Sparse:
         first, rows = self.first, positions[self.first :]
         before = attend(q[:, :first], k[:, :first], v[:, :first], positions[:first])
         late = q[:, first:]
-        plans = plans_of(k[:, :first], q[:, :first], self.moved, self.ideal.page_tokens)
+        bits = getattr(self.reader, "code_bits", CODE_BITS)
+        plans = plans_of(k[:, :first], q[:, :first], self.moved, self.ideal.page_tokens, bits)
         chosen = self.reader.chosen(late, k, rows, [plan for _, plan in plans])
         self._compare(late, k, rows, chosen)
         group = len(q) // len(k)
@@ -110,6 +116,24 @@ class _Sparse:
             ]
 
 
+def readers_of(
+    page_tokens: Sequence[int], code_bits: Sequence[int], quotas: Sequence[int], most: int
+) -> list[tuple[Ideal, list[Device]]]:
+    """Of each page size its ideal reader, and devices of all code bits and quotas. `quotas` and
+    `most` are of pages of the first size; of other sizes as many tokens are named and chosen."""
+    found = []
+    for size in page_tokens:
+        fit = {n: max(1, round(n * page_tokens[0] / size)) for n in (*quotas, most)}
+        how = {"most": fit[most] if most else 0, "page_tokens": size}
+        devices = [
+            Device(quota=quota, code_bits=bits, **how)
+            for bits in code_bits
+            for quota in dict.fromkeys(fit[n] for n in quotas)
+        ]
+        found.append((Ideal(**how), devices))
+    return found
+
+
 @one_thread()
 def measure(
     model: Llama,
@@ -129,6 +153,8 @@ def measure(
     return Row(
         document=document,
         quota=reader.quota if isinstance(reader, Device) else 0,
+        page_tokens=reader.page_tokens,
+        code_bits=reader.code_bits if isinstance(reader, Device) else 0,
         steps=len(tokens) - 1 - first,
         nats=float(nats),
         recall=float(s[7] / s[4]),
@@ -136,9 +162,22 @@ def measure(
     )
 
 
+def curve(rows: Sequence[Row]) -> list[dict]:
+    """Of each page size, code bits and quota what :func:`loss` says, with these and what the bits
+    that are used come to, `bytes`: of a summary, for each dimension and page."""
+    out = []
+    for size in dict.fromkeys(row.page_tokens for row in rows):
+        for bits in dict.fromkeys(row.code_bits for row in rows if row.code_bits):
+            own = [r for r in rows if r.page_tokens == size and r.code_bits in (0, bits)]
+            of = {"page_tokens": size, "code_bits": bits, "bytes": size * bits / 8 / ELEMENTS}
+            out += [of | {"quota": quota} | found for quota, found in loss(own).items()]
+    return out
+
+
 def loss(rows: Sequence[Row]) -> dict[int, dict]:
-    """By quota: the choice loss, perplexity against the ideal reader's over documents (the mean of
-    log ratios), the worst document, and the means of what was found."""
+    """By quota, of one page size and code bits: the choice loss, perplexity against the ideal
+    reader's over documents (the mean of log ratios), the worst document, and the means of what was
+    found."""
     base = {row.document: row.nats / row.steps for row in rows if not row.quota}
     out: dict[int, dict] = {}
     for quota in dict.fromkeys(row.quota for row in rows if row.quota):

@@ -236,10 +236,13 @@ class CxlCore(Core):
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         addresses = np.ascontiguousarray(addresses, np.uint64)
         inside = (addresses < self._window.size) & self._owners.own(addresses, ld_id)
-        lines, status = np.zeros((len(addresses), 64), np.uint8), np.zeros(len(addresses), np.uint8)
-        lines[inside], lost = self._window.load(addresses[inside])
+        status = np.full(len(addresses), Status.NOT_MAPPED, np.uint8)
+        if inside.all():
+            lines, lost = self._window.load(addresses)
+        else:
+            lines = np.zeros((len(addresses), 64), np.uint8)
+            lines[inside], lost = self._window.load(addresses[inside])
         status[inside] = np.where(lost, Status.POISON, Status.DATA)
-        status[~inside] = Status.NOT_MAPPED
         for i in np.flatnonzero((lines == 0xFF).all(1)):
             address = int(addresses[i])
             region = address >> self.config.aperture_bits

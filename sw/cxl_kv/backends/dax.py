@@ -399,18 +399,15 @@ class DaxCore(Core):
         shape = unpack(self._shape_register, self.header.shape(session))
         return shape["used_lines"] * (1 if shape["k_only"] else 2)
 
-    def view(self, offset: int, size: int) -> np.ndarray:
+    def view(self, offset: int, size: int, pages: np.ndarray | None = None) -> np.ndarray:
         c = self.config
-        x = offset >> 6 + c.line_bits
-        squeue = (x >> c.page_bits + c.queue_bits) * c.queues + (
-            x >> c.page_bits & (1 << c.queue_bits) - 1
-        )
-        session = squeue // c.queues
+        session = offset >> 6 + c.line_bits + c.page_bits + c.queue_bits
         if self.header.mine(session) is None:
             raise SessionClosedError("the session is closed, or another owner's", session=session)
-        self.header.mark_written(
-            self._empty_first(np.array([squeue * c.pages + (x & c.pages - 1)]), None)
-        )
+        x = np.array([offset]) if pages is None else pages.astype(np.int64)
+        x = x >> 6 + c.line_bits
+        squeue = session * c.queues + (x >> c.page_bits & (1 << c.queue_bits) - 1)
+        self.header.mark_written(self._empty_first(squeue * c.pages + (x & c.pages - 1), None))
         return self._bytes[self._kv + offset :][:size]
 
     # - registers and sessions ---------------------------------------------------------------------

@@ -161,7 +161,11 @@ class GoldenCore(Core):
             elif region[i] != Region.HINT or at >= HINT_BYTES:
                 self._outside(ld_id)
                 versions[i] = _NXM
-        lines[kv] = self.endpoint.lines.resolve(np.maximum(versions[kv], _ZEROS)).view(np.uint8)
+        if kv.all():  # as they come, without another copy
+            lines = self.endpoint.lines.resolve(np.maximum(versions, _ZEROS)).view(np.uint8)
+        else:
+            found = self.endpoint.lines.resolve(np.maximum(versions[kv], _ZEROS))
+            lines[kv] = found.view(np.uint8)
         status[versions == _POISONED], status[versions == _NXM] = Status.POISON, Status.NOT_MAPPED
         return Loaded(lines, status)
 

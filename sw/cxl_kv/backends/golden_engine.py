@@ -64,7 +64,6 @@ class DeviceLines(Lines):
 
     def resolve(self, versions) -> np.ndarray:
         versions = np.asarray(versions, np.int64)
-        out = np.zeros((len(versions), ELEMENTS), np.uint16)
         real = versions >= 0
         wanted = np.unique(versions[real])
         kinds = self._kinds[wanted]
@@ -75,7 +74,8 @@ class DeviceLines(Lines):
             )
             self._rows[mine] = decode(payload, scale, kind & 1, Format(kind >> 1))
             self._kinds[mine] = -1
-        out[real] = self._rows[versions[real]]
+        out = self._rows[np.maximum(versions, 0)]
+        out[~real] = 0
         return out
 
 

@@ -159,21 +159,26 @@ class RemoteTransport(Transport):
     # - accesses -----------------------------------------------------------------------------------
     def load(self, addresses) -> Loaded:
         addresses = as_addresses(addresses)
+        if 0 < len(addresses) <= MOST_LINES:  # handed out as it was received
+            return self._load_part(addresses)
         lines, status = (
             np.empty((len(addresses), LINE_BYTES), np.uint8),
             np.empty(len(addresses), np.uint8),
         )
         for first in range(0, len(addresses), MOST_LINES):
-            part = addresses[first : first + MOST_LINES]
-            payload = np.frombuffer(self._ask(Op.LOAD, part), np.uint8)
-            if len(payload) != len(part) * (LINE_BYTES + 1):
-                self._break(f"{self.url}: {len(payload)} bytes for {len(part)} lines")
-                raise errors.TransportError(self._broken)
-            lines[first : first + len(part)] = payload[: len(part) * LINE_BYTES].reshape(
-                -1, LINE_BYTES
-            )
-            status[first : first + len(part)] = payload[len(part) * LINE_BYTES :]
+            part = slice(first, first + MOST_LINES)
+            lines[part], status[part] = self._load_part(addresses[part])
         return Loaded(lines, status)
+
+    def _load_part(self, addresses) -> Loaded:
+        """Lines of one request; views of its reply."""
+        count, payload = len(addresses), np.frombuffer(self._ask(Op.LOAD, addresses), np.uint8)
+        if len(payload) != count * (LINE_BYTES + 1):
+            self._break(f"{self.url}: {len(payload)} bytes for {count} lines")
+            raise errors.TransportError(self._broken)
+        return Loaded(
+            payload[: count * LINE_BYTES].reshape(-1, LINE_BYTES), payload[count * LINE_BYTES :]
+        )
 
     def store(self, addresses, lines, byte_enable=None) -> None:
         addresses = as_addresses(addresses)

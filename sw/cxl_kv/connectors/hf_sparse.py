@@ -166,7 +166,7 @@ def _attend(cache: EndpointCache, layer: int, query, values, attention_mask, sca
         k, v = _to_torch(k, query), _to_torch(v, values)
         at = torch.from_numpy(positions).to(query.device)
         # Behind the last token lies what was cropped, or another text's, of which 0 · NaN is NaN.
-        v = v.masked_fill((at < 0)[..., None], 0)
+        v.masked_fill_((at < 0)[..., None], 0)  # it is nobody else's
         scores = query[row, :, 0].reshape(heads, -1, query.shape[-1]) @ k.transpose(1, 2)
         scores = (scores * scaling).float()
         hidden = (at < 0)[:, None]

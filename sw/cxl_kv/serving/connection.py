@@ -382,14 +382,15 @@ class Connection(Stream):
                 yield Next.TURN
 
     def _load(self, addresses):
-        lines = np.empty((len(addresses), LINE_BYTES), np.uint8)
-        status = np.empty(len(addresses), np.uint8)
+        lines, status = [], []
 
         def load(part):
-            lines[part], status[part] = self.transport.load(addresses[part])
+            loaded = self.transport.load(addresses[part])
+            lines.append(loaded.lines)
+            status.append(loaded.status)
 
         yield from self._in_parts(Op.LOAD, len(addresses), load)
-        return [lines, status]
+        return [*lines, *status]
 
     def _store(self, addresses, lines, enable):
         transport, server = self.transport, self.server
