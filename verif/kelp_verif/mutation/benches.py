@@ -162,7 +162,6 @@ BENCHES = (
         "eviction",
         {
             "eviction/residency_map": ("ResidencyMap",),
-            "eviction/excess_tree": ("ExcessTree",),
             "eviction/queue_state": ("QueueState",),
             "eviction/priority": ("PriorityUnit",),
             "eviction/eviction": ("Eviction",),
@@ -176,6 +175,11 @@ BENCHES = (
             "tests/hw/eviction/test_orphans.py",
             "tests/hw/eviction/test_eviction.py",
         ),
+    ),
+    Bench(
+        "eviction.excess_tree",
+        {"eviction/excess_tree": ("ExcessTree",)},
+        ("tests/hw/eviction/test_excess_tree.py",),
     ),
     Bench(
         "eviction.orphans",
