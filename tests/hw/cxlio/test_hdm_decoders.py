@@ -50,8 +50,8 @@ def test_random_commits(coherent):
                     values[p + what], values[p + what + "_high"] = unit & 15, unit >> 4
                 values[p + "control_granularity"] = rng.choice((0, 1, 6, 6, 7))
                 snooped = coherent and rng.random() < 0.5
-                values[p + "control_host_only"] = (rng.random() < 0.95) != snooped
-                values[p + "control_back_invalidate"] = (rng.random() < 0.05) != snooped
+                values[p + "control_host_only"] = (rng.random() < 0.9) != snooped
+                values[p + "control_back_invalidate"] = (rng.random() < 0.1) != snooped
                 values[p + "control_uio"] = rng.random() < 0.05
             if not golden.locked(i):
                 values[p + "control_commit"] = not held or rng.random() < 0.5
