@@ -161,16 +161,18 @@ class Teller(wiring.Component):
 
 
 class Remembering(wiring.Component):
-    """A row is read where `get`, and written where `put` and not `get`."""
+    """A row is read where `get`, and written where `put` and not `get`; one is by itself."""
 
     def __init__(self):
-        ports = {"get": In(1), "put": In(1), "a": In(3), "b": In(3), "o": Out(4)}
+        ports = {"get": In(1), "put": In(1), "a": In(3), "b": In(3), "o": Out(4), "alone": Out(4)}
         super().__init__(ports)
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.rows = rows = Memory(shape=4, depth=8, init=[])
+        m.submodules.row = row = Memory(shape=4, depth=1, init=[])
         read, write = rows.read_port(), rows.write_port()
+        m.d.comb += [row.write_port().en.eq(self.put), self.alone.eq(row.read_port().data)]
         m.d.comb += [
             read.en.eq(self.get),
             read.addr.eq(Mux(self.get, self.a ^ self.b, self.a & self.b)),

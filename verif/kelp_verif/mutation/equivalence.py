@@ -55,7 +55,7 @@ _CUT = (
     "rename -top both",
     "expose -evert both/c:*",
 )
-#: What memories look at, as a map for `techmap`.
+#: What memories look at, as a map for `techmap`; of those that have write ports and several rows.
 _LOOKED_AT = Path(__file__).with_name("looked_at.v").read_text(encoding="utf-8")
 _GATES = ("simplemap", "aigmap", "opt_merge", "opt_clean")
 #: Ports in place of memories and of blocks; the rest is gates. What is unknown is 0 on both sides.
@@ -68,7 +68,7 @@ _BOXES = (
     "opt_clean",
     "dffunmap",
     "async2sync",
-    "techmap -max_iter 1 -map looked_at.v */t:$mem_v2 */r:WR_PORTS>0 %i",
+    "techmap -max_iter 1 -map looked_at.v */t:$mem_v2 */r:WR_PORTS>0 %i */r:ABITS>0 %i",
     "rename -top both",
     "rename -enumerate -pattern cut_% both/t:$mem*",
     "expose -evert both/t:$mem* both/t:* both/t:$* %d %u",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 // A memory whose ports are told zeros where they are not enabled, and bits that are not written: it
-// does not look at them. For yosys's techmap, once; of memories with write ports alone.
+// does not look at them. For yosys's techmap, once.
 
 (* techmap_celltype = "$mem_v2" *)
 module looked_at(RD_CLK, RD_EN, RD_ARST, RD_SRST, RD_ADDR, RD_DATA, WR_CLK, WR_EN, WR_ADDR, WR_DATA);
