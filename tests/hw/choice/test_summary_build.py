@@ -46,9 +46,7 @@ def built(group, *, lines, offer=1.0, take=1.0, elements=32):
 )
 def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
     """By a wild plan also of lines of any exponents."""
-    group = Group(
-        lines, heads=1, lines=lines, pages=8, tokens=tokens, fmt=fmt, wild=wild, far=wild
-    )
+    group = Group(lines, heads=1, lines=lines, pages=8, tokens=tokens, fmt=fmt, wild=wild, far=wild)
     seen = built(group, lines=lines, offer=0.7, take=0.6, elements=elements)["o"]
     got = [
         {"code": list(t.item.code), "line": t.item.line, "last": bool(t.item.last), "id": t.item.id}
