@@ -160,7 +160,7 @@ class CodeWeights(wiring.Component):
             self._head(
                 m, head, plan.exponent, line, element, mine,
                 begins=begins, valid=valid2, put=put2, at=at2, first=first2, factor=factor, by=by,
-                ends=fsm.ongoing("SETTLE") & (settles == 3),
+                settling=fsm.ongoing("SETTLE"),
             )  # fmt: skip
         return m
 
@@ -197,7 +197,7 @@ class CodeWeights(wiring.Component):
         ]
         weight = _clamped(_aligned(m, x2, up2, f"weight_{head}"))
         total = Signal(signed(_BASE_BITS), name=f"total_{head}")
-        # The sum is whole two cycles before `ends`.
+        # The sum is whole two cycles before the last one of `settling`.
         aligned = _aligned(m, total, kept, f"base_{head}")
         base = Signal.like(aligned, name=f"base_{head}")
         m.d.sync += base.eq(aligned)
@@ -212,7 +212,7 @@ class CodeWeights(wiring.Component):
                         m.d.sync += self.weight[head][k][each].eq(0)
                     with m.Elif(valid & put & (at == each)):
                         m.d.sync += self.weight[head][k][each].eq(weight)
-                with m.If(now["ends"]):
+                with m.If(now["settling"]):
                     m.d.sync += self.base[head][k].eq(_clamped(base))
 
 

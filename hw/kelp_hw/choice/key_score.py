@@ -114,7 +114,7 @@ class KeyScore(wiring.Component):
             inside |= each
         give(m, self.o, out, out_valid, moves)
         m.d.comb += [
-            ends.eq(beat == self._beats - 1 if self._beats > 1 else 1),
+            ends.eq(beat == self._beats - 1),
             self.idle.eq(~(inside | self.i.valid)),
         ]
         if self._beats > 1:

@@ -181,9 +181,8 @@ class MassShare(wiring.Component):
             for k in range(self.heads):
                 top = Mux(s.bank, s.tops[1][k], s.tops[0][k])
                 by = Signal(EXPONENT.width, name=f"by_{k}")
-                product = Signal(
-                    MASS_BITS + RECIPROCAL_BITS + 1, name=f"product_{k}", reset_less=True
-                )
+                # A page is part of the whole, so its share is a whole one at most.
+                product = Signal(RECIPROCAL_BITS + 1, name=f"product_{k}", reset_less=True)
                 bounded = Signal(SHARE_BITS, name=f"bounded_{k}", reset_less=True)
                 m.d.comb += by.eq(top - row.mass.e[k])
                 m.d.sync += [

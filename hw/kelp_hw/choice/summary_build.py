@@ -105,7 +105,7 @@ class SummaryBuild(wiring.Component):
         valid = [self.i.valid, *(Signal(name=f"valid{k}") for k in range(1, whole + 1))]
         last, id_ = [self.i.p.last], [self.i.p.id]
         if self._beats == 1:
-            m.d.comb += [loads.eq(moves), ends.eq(1)]
+            m.d.comb += loads.eq(moves)
         else:
             m.d.comb += [
                 ends.eq(beat == self._beats - 1),
@@ -175,7 +175,7 @@ class SummaryBuild(wiring.Component):
 
         def part(array):
             bits = len(Value.cast(array)) // self._beats
-            return Value.cast(array).word_select(beat, bits) if self._beats > 1 else array
+            return Value.cast(array).word_select(beat, bits)
 
         means, steps, counts = (
             Signal(data.ArrayLayout(shape, self.elements), name=f"{name}s", reset_less=True)
@@ -231,9 +231,8 @@ class SummaryBuild(wiring.Component):
             most = 2 * _MOST_COUNT * (self.elements // len(codes))
             count = Signal(range(most + 1), name=f"n_{name}")
             shift = few[: CODE_BITS.bit_length() - 1]
-            fits = few < CODE_BITS if len(few) > len(shift) else 1
             m.d.comb += [
-                joined.eq(low | Mux(fits, (high << shift)[:width], 0)),
+                joined.eq(low | Mux(few < CODE_BITS, (high << shift)[:width], 0)),
                 count.eq(few + more),
             ]
             if registered:

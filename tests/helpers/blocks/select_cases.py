@@ -6,7 +6,7 @@ the golden model makes of them."""
 import numpy as np
 
 from kelp_golden import codec, select
-from kelp_spec.formats import ELEMENTS, Format, HostType
+from kelp_spec.formats import ELEMENTS, SCALE_NAN, Format, HostType
 from kelp_spec.select import (
     BLOCK_EXPONENT_BITS,
     CODED_LINES,
@@ -25,9 +25,11 @@ SCALE = {"m": 47274, "sh": 18}
 
 class Group:
     """A query of `heads` heads, stored keys of `pages` pages, and a plan: a sound one, or a
-    `wild` one."""
+    `wild` one. Where `far`, lines and queries have any exponents that can be stored."""
 
-    def __init__(self, seed, *, heads, lines, pages, tokens=16, fmt=Format.INT8, wild=False):
+    def __init__(
+        self, seed, *, heads, lines, pages, tokens=16, fmt=Format.INT8, wild=False, far=False
+    ):
         rng = np.random.default_rng(seed)
         size = 2.0 ** rng.integers(-6, 4, (pages, tokens, lines, 1))
         keys = rng.normal(size=(pages, tokens, lines, ELEMENTS)) * size
@@ -38,8 +40,16 @@ class Group:
         query = rng.normal(size=(heads, lines, ELEMENTS)) * 2.0**spread
         self.fmt = fmt
         self.payload, self.scale = self._stored(keys, fmt)
+        if far:
+            any_scale = rng.integers(SCALE_NAN, size=self.scale.shape).astype(self.scale.dtype)
+            some = rng.random(self.scale.shape) < 0.5
+            self.scale = np.where(some, self.scale & 0xFF00 | any_scale, self.scale)
         self.keys = select.of_stored(self.payload, self.scale, HostType.FP16, fmt)
         self.query = select.of_host(np.clip(query, -6e4, 6e4).astype(np.float16).view(np.uint16))
+        if far:
+            exponents = rng.integers(SCALE_NAN, size=self.query.e.shape) - 127
+            some = rng.random(exponents.shape) < 0.7
+            self.query = self.query._replace(e=np.where(some, exponents, self.query.e))
         rows = plan_lines(
             np.nan_to_num(keys).reshape(-1, lines * ELEMENTS), query.reshape(heads, -1)
         )

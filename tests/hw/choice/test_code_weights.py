@@ -5,7 +5,7 @@ golden estimates."""
 
 import numpy as np
 import pytest
-from select_cases import Group, put_plan, put_queries
+from select_cases import Group, put_queries
 from streams import Ends, pump
 
 from kelp_golden import select
@@ -20,15 +20,16 @@ def score(total, sh):
     return min(max(total >> sh, -SCORE_END), SCORE_END - 1)
 
 
-def weighed(group, *, lines, late=None):
+def weighed(group, *, lines, late=None, other=None):
     """(weights [heads][lines][32], base [heads][lines], cycles until they are there); of a plan
-    that comes so `late` while another one is walked."""
+    that comes so `late` while the one of `other` is walked."""
     heads, found, took = len(group.query.x), {}, []
-    other = Group(70, heads=heads, lines=group.codes.shape[-1], pages=1, wild=True)
+    if late is not None and other is None:
+        other = Group(70, heads=heads, lines=group.codes.shape[-1], pages=1, wild=True)
 
     async def bench(ctx, dut):
         if late is not None:
-            await put_plan(ctx, dut, other.plan_rows)
+            await put_queries(other.query, other.plan_rows)(ctx, dut)
             for _ in range(late):
                 await ctx.tick()
         await put_queries(group.query, group.plan_rows)(ctx, dut)
@@ -55,10 +56,30 @@ CASES = [
 
 @pytest.mark.parametrize(("lines", "most", "late", "seed", "wild"), CASES)
 def test_each_bit_and_no_bit(lines, most, late, seed, wild):
-    """By estimates of codes with one bit, and with none."""
     group = Group(seed, heads=2, lines=lines, pages=1, wild=wild)
     weight, base, cycles = weighed(group, lines=most, late=late)
     assert cycles <= lines * CodeWeights.LATENCY
+    check(group, weight, base, most)
+
+
+@pytest.mark.parametrize(("seed", "wild", "bits"), [(64, False, 32), (75, True, 0)])
+def test_nothing_is_left_of_the_plan_before(seed, wild, bits):
+    """It had two lines, and is walked in part, as far as to its last cycle, or whole."""
+    group = Group(seed, heads=1, lines=1, pages=1, wild=wild)
+    assert group.plan.count.sum() == bits
+    other = Group(66, heads=1, lines=2, pages=1)
+    whole = weighed(other, lines=4)[2]
+    assert whole > 80
+    for late in (*range(3, 24, 5), whole // 2, *range(whole - 8, whole + 3)):
+        weight, base, cycles = weighed(group, lines=4, late=late, other=other)
+        assert cycles <= CodeWeights.LATENCY
+        check(group, weight, base, 4)
+        assert 100 < abs(base[0][0]) < LINE_MOST  # each element counts
+
+
+def check(group, weight, base, most):
+    """Weights and bases, by estimates of codes with one bit, and with none."""
+    heads, lines = group.query.e.shape
     codes = np.zeros((1 + lines * CODE_BITS, 1, lines), np.uint32)
     for line in range(lines):
         for bit in range(CODE_BITS):
@@ -66,7 +87,7 @@ def test_each_bit_and_no_bit(lines, most, late, seed, wild):
     # m = 1: the sums themselves, as far as a score has a place, and without their lowest bits.
     for sh in (0, 5):
         scores = select.estimates(group.query, codes, group.plan, 1, sh)
-        for head in range(2):
+        for head in range(heads):
             whole = sum(base[head][:lines])
             assert scores[head, 0] == score(whole, sh)
             for line, bit in np.ndindex(lines, CODE_BITS):
@@ -74,7 +95,7 @@ def test_each_bit_and_no_bit(lines, most, late, seed, wild):
                 one = min(max(own + weight[head][line][bit], -LINE_MOST), LINE_MOST)
                 found = scores[head, 1 + line * CODE_BITS + bit]
                 assert found == score(whole - own + one, sh)
-    for head in range(2):
+    for head in range(heads):
         # Where a token has fewer lines than there are places, they repeat.
         assert all(weight[head][n] == weight[head][n % lines] for n in range(most))
         assert all(base[head][n] == base[head][n % lines] for n in range(most))

@@ -39,6 +39,17 @@ def test_scores_are_the_golden_ones(fmt, heads, lines, products):
     assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
 
 
+@pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4])
+def test_lines_and_queries_of_any_exponents(fmt):
+    group = Group(9, heads=8, lines=2, pages=4, fmt=fmt, far=True)
+    seen = scored(group, heads=8, lines=2)["o"]
+    expected = [group.scores(page)[:, token] for page in range(4) for token in range(16)]
+    assert [list(item.item.score) for item in seen] == [list(each) for each in expected]
+    up = group.keys.e[..., None, :] + group.query.e  # from beyond all that is kept to nothing
+    assert up.min() < -140 and up.max() > 140 and len({*group.query.e.flat}) > 8
+    assert len({*map(tuple, expected)}) > 8
+
+
 @pytest.mark.parametrize("bank", [0, 1])
 def test_each_bank_has_queries_of_its_own(bank):
     groups = [Group(seed, heads=2, lines=2, pages=1) for seed in (7, 8)]

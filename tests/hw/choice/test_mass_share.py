@@ -84,6 +84,26 @@ def test_latency_and_interval(pages):
     assert times[0][2 * pages] == seen["o"][pages - 1].taken + 1
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_each_list_takes_as_long(heads):
+    """Lists of a page, each sent when the one before has left."""
+    dut = MassShare(heads=heads, depth=4, id_bits=6)
+    mass = {"e": [0] * heads, "z": [1 << 15] * heads, "id": 0}
+    item = {"mass": mass, "named": 1, "last": 1, "more": [0] * heads}
+    lists, sent = 6, 1
+
+    def answer(path, _):
+        nonlocal sent
+        sent += 1
+        return [("i", item)] if sent <= lists else ()
+
+    ends = Ends(sends={"i": [item]}, takes=("o",), answer=answer)
+    seen = pump(dut, ends, cycles=lists * (dut.latency(1) + 5))
+    assert len(seen["o"]) == lists
+    took = [o.offered - i.taken for i, o in zip(seen["i"], seen["o"], strict=True)]
+    assert took == [dut.latency(1)] * lists
+
+
 def test_depth_is_checked():
     with pytest.raises(ValueError, match="depth = 1 is refused; legal: 2 … 512"):
         MassShare(heads=1, depth=1, id_bits=1)

@@ -21,6 +21,7 @@ CONFIG = named_cxlio("full").replace(name="large", capacity=16, decoders=4)
 def test_random_commits(coherent):
     config = CONFIG.replace(coherent=coherent)
     rng, seen = random.Random(1), {"committed": 0, "error": 0, "uncommitted": 0}
+    seen |= {"committed to the end": 0, "asked behind it": 0}
     registers = Registers(component_registers(config))
     golden, dut = Golden(config, registers), HdmDecoders(config=config)
     values = registers.values
@@ -40,16 +41,22 @@ def test_random_commits(coherent):
                     left = CONFIG.capacity - skip
                     left -= max(((w.dpa + w.size // w.ways) >> 28 for w in windows), default=0)
                     units["size"] = max(0, left + (rng.random() < 0.3)) << min(ways, 3)
+                if rng.random() < 0.15:  # up to the last address, or a unit beside
+                    most = (1 << 36) - 1
+                    units["base"] = min(most, most - units["size"] + rng.choice((0, 1, 1, 2)))
+                if rng.random() < 0.1:  # beyond memory, with ends of 35 to 38 bits
+                    units["skip"] = rng.choice((1 << rng.randrange(32, 36), (1 << 36) - skip - 1))
                 for what, unit in units.items():
                     values[p + what], values[p + what + "_high"] = unit & 15, unit >> 4
                 values[p + "control_granularity"] = rng.choice((0, 1, 6, 6, 7))
                 snooped = coherent and rng.random() < 0.5
-                values[p + "control_host_only"] = (rng.random() < 0.95) != snooped
-                values[p + "control_back_invalidate"] = (rng.random() < 0.05) != snooped
+                values[p + "control_host_only"] = (rng.random() < 0.9) != snooped
+                values[p + "control_back_invalidate"] = (rng.random() < 0.1) != snooped
                 values[p + "control_uio"] = rng.random() < 0.05
             if not golden.locked(i):
                 values[p + "control_commit"] = not held or rng.random() < 0.5
             was = values[p + "control_committed"]
+            ended = [bool(w) and w.base + w.size == 1 << 64 for w in golden.windows]
             golden.control_written(i)
             for key in dut.values.shape().members:
                 ctx.set(dut.values[key], int(values[key]))
@@ -61,6 +68,9 @@ def test_random_commits(coherent):
             seen["committed"] += bool(now and not was)
             seen["error"] += values[p + "control_error"]
             seen["uncommitted"] += bool(was and not now)
+            ends = bool(now) and golden.windows[i].base + golden.windows[i].size == 1 << 64
+            seen["committed to the end"] += ends and not was
+            seen["asked behind it"] += bool(values[p + "control_error"] and i and ended[i - 1])
             for j, window in enumerate(golden.windows):
                 state = dut.states[j]
                 shown = tuple(
@@ -81,7 +91,8 @@ def test_random_commits(coherent):
                     assert window.granule == 256 << ctx.get(w.granularity)
 
     simulate(dut, bench)
-    assert min(seen.values()) > 15, seen
+    least = {"committed to the end": 3, "asked behind it": 3}
+    assert all(count > least.get(what, 15) for what, count in seen.items()), seen
 
 
 @pytest.mark.parametrize("coherent", [False, True])

@@ -21,7 +21,7 @@ from paths import ROOT
 
 from kelp_hw.export.rtlil import to_rtlil
 from kelp_hw.lib.skid import Skid
-from kelp_verif.mutation import netlist, source
+from kelp_verif.mutation import equivalence, netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
 from kelp_verif.mutation.equivalence import equivalent, equivalent_source
 from kelp_verif.mutation.hunt import hunt, main, markdown, score
@@ -160,6 +160,30 @@ class Teller(wiring.Component):
         return m
 
 
+class Remembering(wiring.Component):
+    """A row is read where `get`, and written where `put` and not `get`; one is by itself."""
+
+    def __init__(self):
+        ports = {"get": In(1), "put": In(1), "a": In(3), "b": In(3), "o": Out(4), "alone": Out(4)}
+        super().__init__(ports)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Memory(shape=4, depth=8, init=[])
+        m.submodules.row = row = Memory(shape=4, depth=1, init=[])
+        read, write = rows.read_port(), rows.write_port()
+        m.d.comb += [row.write_port().en.eq(self.put), self.alone.eq(row.read_port().data)]
+        m.d.comb += [
+            read.en.eq(self.get),
+            read.addr.eq(Mux(self.get, self.a ^ self.b, self.a & self.b)),
+            self.o.eq(read.data),
+            write.en.eq(self.put & ~self.get),
+            write.addr.eq(Mux(self.get, self.a + self.b, self.a)),
+            write.data.eq(Mux(self.get, self.a - self.b, self.b)),
+        ]
+        return m
+
+
 class Helped(wiring.Component):
     """`o` is a | b, as a property and a static method say."""
 
@@ -268,6 +292,39 @@ def test_what_a_block_below_does_not_look_at_changes_nothing():
     heard = [m for m in mutants if re.match(r"(inv|const.) .*(deaf.a|[ABY])\[0\]", m.site)]
     assert unheard and proved >= {m.number for m in unheard}
     assert heard and not proved & {m.number for m in heard}
+
+
+def test_where_and_what_a_port_that_is_off_says_changes_nothing(monkeypatch):
+    """Also where a memory is too large to be cut open."""
+    monkeypatch.setattr(equivalence, "_source_compared", lambda *_: set())
+    mutants = source.sites(Remembering, count=100, seed=1)
+    proved = equivalent_source(Remembering, mutants)
+    found = {m.site.rpartition(": ")[2] for m in mutants if m.number in proved}
+    assert found == {"self.a & self.b", "self.a + self.b", "self.a - self.b"}
+    assert {"self.a ^ self.b", "self.put & ~self.get"} < {
+        m.site.rpartition(": ")[2] for m in mutants
+    }
+
+
+def test_what_leaves_the_netlist_as_it_is_changes_nothing(monkeypatch):
+    """However large the block: nothing is compared."""
+
+    class Wide(wiring.Component):
+        def __init__(self):
+            super().__init__({"a": In(4), "o": Out(8)})
+
+        def elaborate(self, platform):
+            m = Module()
+            square = Signal(range(200 + 1))
+            m.d.comb += [square.eq(self.a * self.a), self.o.eq(square)]
+            return m
+
+    def ran(*_):
+        raise AssertionError("yosys is asked")
+
+    monkeypatch.setattr(equivalence, "_ran", ran)
+    (mutant,) = [m for m in source.sites(Wide, count=9, seed=1) if "200 + 1" in m.site]
+    assert equivalent_source(Wide, [mutant]) == {mutant.number}
 
 
 def test_a_mutant_of_the_source_that_changes_nothing_is_proved():

@@ -162,7 +162,6 @@ BENCHES = (
         "eviction",
         {
             "eviction/residency_map": ("ResidencyMap",),
-            "eviction/excess_tree": ("ExcessTree",),
             "eviction/queue_state": ("QueueState",),
             "eviction/priority": ("PriorityUnit",),
             "eviction/eviction": ("Eviction",),
@@ -176,6 +175,11 @@ BENCHES = (
             "tests/hw/eviction/test_orphans.py",
             "tests/hw/eviction/test_eviction.py",
         ),
+    ),
+    Bench(
+        "eviction.excess_tree",
+        {"eviction/excess_tree": ("ExcessTree",)},
+        ("tests/hw/eviction/test_excess_tree.py",),
     ),
     Bench(
         "eviction.orphans",
@@ -306,7 +310,14 @@ BENCHES = (
     _source("choice/page_marks", "PageMarks"),
     _source("choice/page_mass", "PageMass", heads=2, id_bits=8),
     _source("choice/select_engine", "SelectEngine"),
-    _source("choice/summary_build", "SummaryBuild", lines=4, rows=4, id_bits=8),
+    _source(
+        "choice/summary_build",
+        "SummaryBuild",
+        lines=4,
+        rows=4,
+        id_bits=8,
+        variants=tuple({"elements": n} for n in (4, 8, 16, 32)),
+    ),
     _source("choice/summary_score", "SummaryScore"),
     _source("choice/code_weights", "CodeWeights", also=("summary_score",)),
     _source("choice/top_k", "TopK", depth=8, score=8, id_bits=8),
