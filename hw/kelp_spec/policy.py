@@ -17,6 +17,7 @@ __all__ = [
     "FOLDED",
     "FREQUENCY_BITS",
     "LATE",
+    "LEFT",
     "LOG_BITS",
     "LOG_MOST",
     "ONCE",
@@ -56,3 +57,5 @@ LOG_MOST = 26 << LOG_BITS  #: log2 of the quarters of idle steps that a page wor
 
 #: queues swept for one victim: so many that have a page to give, so many in all
 SWEEPS, SWEEPS_MOST = 2, 16
+#: queues left behind that wait to be valued anew, at most, the latest: those of a layer
+LEFT = 8

@@ -301,9 +301,7 @@ class Evictor:
         """Value the queue's pages anew, where its policy is `kelp` and it has any."""
         if self.queues.policy[squeue] == Policy.KELP and self.queues.listed[squeue]:
             self.sweep(squeue)
-            best = self.candidates[0] if self.candidates else None
-            # In the next step a page in use will be one like any other.
-            self.queues.offer(squeue, 0 if best is None else 1 if best.kind == 2 else best.priority)
+            self._offer(squeue, self.candidates)
 
     def _offered(self, pool: int, squeue: int) -> int:
         """The queue that gives. What the tree says was true when a queue was swept last, so that
@@ -353,8 +351,7 @@ class Evictor:
         return page
 
     def _offer(self, squeue: int, candidates: list[Candidate]) -> None:
-        """What a queue with these candidates offers when it is asked for a page; 1 where there is
-        nothing but pages in use."""
+        """What a queue with these candidates offers; 1 where there is nothing but pages in use."""
         if not candidates:
             self.queues.offer(squeue, 0)
         else:

@@ -89,18 +89,9 @@ class KelpSearch(wiring.Component):
         chosen, other = Signal.like(facts.squeue), Signal()
         m.d.comb += [
             offer.request.p.squeue.eq(facts.squeue),
-            # A queue with nothing but pages in use offers next to nothing; after its turn, what it
-            # will be able to offer in the next step.
+            # A queue with nothing but pages in use offers next to nothing.
             offer.request.p.excess.eq(
-                Mux(
-                    ~best.valid,
-                    0,
-                    Mux(
-                        (best.kind == 0) | (~facts.evict & (best.kind == 1)),
-                        best.priority,
-                        1,
-                    ),
-                )
+                Mux(~best.valid, 0, Mux(best.kind == 0, best.priority, 1)),
             ),
         ]
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policy `kelp`: which queue is to be valued anew (docs/policy.md). One result a cycle, heeded
+"""Policy `kelp`: which queues are to be valued anew (docs/policy.md). One result a cycle, heeded
 after 2 cycles."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Module, Signal
+from amaranth.hdl import Array, Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import STEP_BITS, Op, Outcome
+from kelp_spec.policy import LEFT
 
 from .signatures import EvictionLayouts, PolicyState
 
@@ -18,7 +19,9 @@ __all__ = ["KelpState"]
 
 class KelpState(wiring.Component):
     """Follows M3's results on queues whose policy is `kelp`. The first access of a queue in a step
-    asks for the queue that its session's access before went to: that one's turn is over.
+    asks for the queue that its session's access before went to: that one's turn is over. The latest
+    `LEFT` of them wait, and are served in the order in which they were left: a layer's requests
+    come faster than its victims are found, and evictions go first.
 
     Latency: `LATENCY` cycles from a result to `state`. Interval: `INTERVAL`, one result per cycle.
 
@@ -31,7 +34,7 @@ class KelpState(wiring.Component):
     i_result : in, always-ready stream of result
     state : out, PolicyState
     idle : out
-        No access is on its way to `state`; `state.refresh` may wait.
+        No access is on its way to `state`; queues may wait there.
     """
 
     LATENCY = 2
@@ -50,7 +53,7 @@ class KelpState(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, state, r, op = self.config, self.state, self.i_result.p, self.i_result.p.op
+        c, r, op = self.config, self.i_result.p, self.i_result.p.op
 
         # What of a result matters, registered.
         served, access, opened = Signal(), Signal(), Signal()
@@ -71,8 +74,7 @@ class KelpState(wiring.Component):
         turns = Array([Signal(turn, name=f"turn{k}") for k in range(c.sessions)])
         at = Signal(turn)
         m.d.comb += [at.eq(turns[session]), self.idle.eq(~(access | opened))]
-        with m.If(state.refreshed):
-            m.d.sync += state.refresh.valid.eq(0)
+        left = Signal()
         with m.If(access):
             m.d.sync += [
                 turns[session].valid.eq(1),
@@ -80,7 +82,28 @@ class KelpState(wiring.Component):
                 turns[session].step.eq(step),
             ]
             with m.If(at.valid & ((at.squeue != squeue) | (at.step != step))):
-                m.d.sync += [state.refresh.valid.eq(1), state.refresh.squeue.eq(at.squeue)]
+                m.d.comb += left.eq(1)
         with m.If(opened):
             m.d.sync += turns[session].valid.eq(0)
+        self._wait(m, left, at.squeue)
         return m
+
+    def _wait(self, m: Module, left: Signal, squeue) -> None:
+        """A queue that is `left` waits behind those before it; when all places are taken, the
+        oldest one's is taken."""
+        state = self.state
+        waiting = Array([Signal(self.config.squeue_bits, name=f"left{k}") for k in range(LEFT)])
+        first, count = Signal(range(LEFT)), Signal(range(LEFT + 1))
+        full = count == LEFT
+        gone = state.refreshed | (left & full)
+        m.d.comb += [
+            state.refresh.valid.eq(count != 0),
+            state.refresh.squeue.eq(waiting[first]),
+        ]
+        with m.If(left):
+            m.d.sync += waiting[(first + count)[: len(first)]].eq(squeue)
+        m.d.sync += [
+            first.eq(first + gone),
+            count.eq(count + left - gone),
+            Assert(~state.refreshed | (count != 0), "a queue was valued that did not wait"),
+        ]

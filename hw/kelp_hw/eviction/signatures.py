@@ -254,8 +254,8 @@ class SweepList(wiring.Signature):
 
 
 class PolicyState(wiring.Signature):
-    """State of policy `kelp` → evictor. `refresh`: a queue to be valued anew, until `refreshed`. It
-    may change, or be withdrawn, while it waits."""
+    """State of policy `kelp` → evictor. `refresh`: the next queue to be valued anew, until
+    `refreshed`. It may change while it waits."""
 
     def __init__(self, config: Config):
         self.refresh = data.StructLayout({"valid": 1, "squeue": config.squeue_bits})

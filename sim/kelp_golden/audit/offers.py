@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.policy import SWEEPS, SWEEPS_MOST, Policy
+from kelp_spec.policy import LEFT, SWEEPS, SWEEPS_MOST, Policy
 
 from ..eviction import Candidate, QueueState
 from .leaves import NOTHING, Leaves
@@ -65,7 +65,7 @@ class OfferAudit:
 
     - A queue offers nothing once it has no listed page or an eviction of it was cancelled, and an
       excess of policy 0 follows its pages: at a distance (`Leaves`).
-    - The requester, and the queue that is to be valued anew, are read at some moment between two
+    - The requester, and the queues that are to be valued anew, are read at some moment between two
       ops of the evictor.
     - A sweep may be a choice's or that of a queue left behind, where both are lawful; the next op
       tells.
@@ -86,9 +86,11 @@ class OfferAudit:
         # since the one before
         self._turned: tuple[set[int], set[int]] = set(), set()
         self._asks = [{queues.requester[p]} for p in range(len(POOLS))]
-        # to be valued anew, in the order in which they were left; the latest, if it surely waits
+        # to be valued anew, in the order in which they were left; of those that surely wait the
+        # number too, which counts all that were ever left
         self._left: list[int] = []
-        self._due: int | None = None
+        self._due: list[tuple[int, int]] = []
+        self._times = 0
         self._kelp = [0] * len(POOLS)  # queues of policy `kelp` in each
         for pool, policy in zip(queues.pool, queues.policy, strict=True):
             self._kelp[pool] += policy == Policy.KELP
@@ -120,8 +122,7 @@ class OfferAudit:
             return
         if len(pages) == (page in pages):  # it has none now, or this is its first
             self._turned[0].add(squeue)
-            if squeue == self._due:
-                self._due = None
+            self._due = [(time, due) for time, due in self._due if due != squeue]
         if kelp and pages and queues.cancelled(squeue) and squeue == self._squeue and not self._at:
             self.leaves.doubt(squeue)
         elif kelp and (not pages or queues.cancelled(squeue)):
@@ -143,13 +144,16 @@ class OfferAudit:
     def left(self, squeue: int) -> None:
         """A session's access went on to another queue or step: this one is to be valued anew."""
         self._left.append(squeue)
-        self._due = squeue if self.queues.listed[squeue] else None
+        self._times += 1
+        self._due = [each for each in self._due if each[0] > self._times - LEFT]
+        if self.queues.listed[squeue]:
+            self._due.append((self._times, squeue))
 
     # - what the evictor did -----------------------------------------------------------------------
     def scanned(self) -> None:
         """Another SCAN of the sweep under way."""
-        if len(self._left) > 1:
-            del self._left[:-1]
+        if len(self._left) > LEFT:
+            del self._left[:-LEFT]
         for pool, asks in enumerate(self._asks):
             if len(asks) > 1:
                 self._asks[pool] = {self.queues.requester[pool]}
@@ -172,9 +176,11 @@ class OfferAudit:
         if not lawful:
             lawful = self._anything(squeue)
         if _REFRESH in lawful and squeue in self._left:
-            del self._left[: self._left.index(squeue) + (len(lawful) == 1)]
-            if squeue == self._due:
-                self._due = None
+            if len(lawful) == 1:
+                del self._left[: self._left.index(squeue) + 1]
+            dues = [each for each in self._due if each[1] == squeue]
+            if dues:
+                self._due.remove(dues[0])
         self._at, self._squeue, self._taking = frozenset(lawful), squeue, False
         self._turned = set(), self._turned[0]
         self.leaves.age()
@@ -236,16 +242,17 @@ class OfferAudit:
         if self._taking:  # all of the list was CLAIMed in vain
             offers = {0}
         else:
-            offers = {_offer(found, evict=at != _REFRESH) for at in self._at}
+            offers = {_offer(found)}
             if self._at != {_REFRESH} and all(c.page in passed_over for c in found):
                 offers.add(0)
         self.leaves.write(squeue, offers)
 
     def rest(self) -> str | None:
         """The evictor has nothing to do."""
-        if self._due is None or self._policy[self._due] != Policy.KELP:
-            return None
-        return f"squeue {self._due} was left, and its offers are not known anew"
+        for _, squeue in self._due:
+            if self._policy[squeue] == Policy.KELP:
+                return f"squeue {squeue} was left, and its offers are not known anew"
+        return None
 
     def may_have_dropped(self, pool: int) -> bool:
         """A choice of which the stream shows nothing, in another pool, may have dropped the list of
@@ -273,7 +280,7 @@ class OfferAudit:
         used_up = all(c.page in passed_over for c in found)
         kept = leaves.least[squeue], leaves.most[squeue]
         if kelp:
-            offer = (0 if self._taking else _offer(found, evict=at != _REFRESH)) or NOTHING
+            offer = (0 if self._taking else _offer(found)) or NOTHING
             emptied = used_up and at != _REFRESH or leaves.may_be_emptied(squeue)
             leaves.set(squeue, NOTHING if emptied else offer, offer)
         if not self._taking and at.kind == "offered":
@@ -418,9 +425,8 @@ def _kept(found: Sequence[Candidate]) -> bool:
     return not found or found[0].kind == 2
 
 
-def _offer(found: Sequence[Candidate], *, evict: bool = True) -> int:
+def _offer(found: Sequence[Candidate]) -> int:
     """What a queue with these candidates offers when it is asked for a page, or is valued anew."""
     if not found:
         return 0
-    worth = found[0].kind == 0 or not evict and found[0].kind == 1
-    return found[0].priority if worth else 1
+    return 1 if found[0].kind else found[0].priority

@@ -200,7 +200,7 @@ def _replay(accesses, pages, frames, s, c, history, victims):
             continue
         if left >= 0 and s.resident[left * pages : (left + 1) * pages].any():
             _sweep(s, c, pages, left, left + 1, step, found)
-            s.offers[left] = 1 if found[KIND] == 2 else _TOP - found[VALUE]
+            s.offers[left] = 1 if found[KIND] else _TOP - found[VALUE]
         last_step, left = step, queue
     return missed, evictions
 

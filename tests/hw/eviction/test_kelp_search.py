@@ -239,7 +239,7 @@ def test_where_all_pages_are_in_use_the_queue_that_asks_gives():
         assert await swept(ctx, 0, evict=1) == (500, Verdict.TAKE, 1)
         assert await swept(ctx, 1, evict=1) == (1, Verdict.LOOK, 3)
         assert ctx.get(dut.asked)
-        for kind, excess in ((0, 500), (1, 500), (2, 1)):
+        for kind, excess in ((0, 500), (1, 1), (2, 1)):
             assert await swept(ctx, kind, evict=0) == (excess, Verdict.REST, 0)
 
     simulate(dut, bench)

@@ -3,6 +3,7 @@
 """KelpState: it asks for the queues that its golden model asks for (docs/policy.md)."""
 
 import random
+from collections import deque
 
 import pytest
 from simulation import simulate
@@ -11,14 +12,14 @@ from kelp_golden.kelp_policy import KelpPolicy
 from kelp_hw.eviction.kelp_state import KelpState
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome
-from kelp_spec.policy import Policy
+from kelp_spec.policy import LEFT, Policy
 
 SMALL = named("trace").with_(queues=16, pages=64)
 ACCESS = Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED
 
 
 def test_a_queue_is_asked_for_after_its_latency():
-    """Results on queues 1, 2, 3, one a cycle: 1 and then 2 are left behind."""
+    """Results on queues 1, 2, 3, one a cycle: 1 and then 2 are left behind, and 1 waits first."""
     dut, seen = KelpState(config=SMALL), []
 
     async def bench(ctx):
@@ -37,7 +38,57 @@ def test_a_queue_is_asked_for_after_its_latency():
             seen.append((ctx.get(dut.state.refresh.valid), ctx.get(dut.state.refresh.squeue)))
 
     simulate(dut, bench)
-    assert seen.index((1, 1)) == 1 + dut.LATENCY - 1 and seen[1 + dut.LATENCY] == (1, 2)
+    assert seen.index((1, 1)) == 1 + dut.LATENCY - 1 and seen[-1] == (1, 1)
+
+
+def access(squeue, step=0):
+    """A result of policy `kelp`, of session 0."""
+    return {
+        "op": {"kind": Op.READ, "squeue": squeue},
+        "outcome": Outcome.HIT,
+        "first": 1,
+        "policy": Policy.KELP,
+        "word": {"last_step": step},
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_latest_queues_left_wait_in_their_order(seed):
+    """Accesses at any pace against an evictor of any pace: who waits is what a bounded queue holds
+    whose oldest entry gives way. Both it and its end are met, also in one cycle."""
+    rng, dut = random.Random(seed), KelpState(config=SMALL)
+    print(f"seed {seed}")
+    met = dict.fromkeys(("dropped", "both", "empty"), 0)
+
+    async def bench(ctx):
+        waiting, before, pipe = deque(), None, deque([None] * (dut.LATENCY - 1))
+        for cycle in range(4000):
+            busy = cycle // 200 % 2
+            comes = rng.random() < (0.7 if busy else 0.1)
+            squeue = rng.randrange(SMALL.queues)
+            ctx.set(dut.i_result.valid, comes)
+            ctx.set(dut.i_result.p, access(squeue))
+            left = before if comes and before not in (None, squeue) else None
+            before = squeue if comes else before
+            refresh = dut.state.refresh
+            assert ctx.get(refresh.valid) == bool(waiting), cycle
+            if waiting:
+                assert ctx.get(refresh.squeue) == waiting[0], cycle
+            serves = bool(waiting) and rng.random() < (0.2 if busy else 0.5)
+            ctx.set(dut.state.refreshed, serves)
+            met["empty"] += not waiting
+            pipe.append(left)
+            left = pipe.popleft()
+            met["both"] += serves and left is not None and len(waiting) == LEFT
+            if serves:
+                waiting.popleft()
+            if left is not None:
+                met["dropped"] += len(waiting) == LEFT
+                waiting = deque([*waiting, left], maxlen=LEFT)
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert min(met.values()) > 20, met
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -46,7 +97,7 @@ def test_queues_asked_for_are_the_golden_ones(seed):
     are taken, and such as wait for the next."""
     rng = random.Random(seed)
     dut, golden = KelpState(config=SMALL), KelpPolicy(SMALL)
-    steps, asked = [1] * SMALL.sessions, 0
+    steps, asked, waiting = [1] * SMALL.sessions, 0, deque(maxlen=LEFT)
 
     async def bench(ctx):
         nonlocal asked
@@ -60,9 +111,13 @@ def test_queues_asked_for_are_the_golden_ones(seed):
             await ctx.tick()
             assert ctx.get(dut.idle)
 
-        def asks():
+        def check(after):
+            if golden.refresh is not None:
+                waiting.append(golden.refresh)
+                golden.refresh = None
             refresh = dut.state.refresh
-            return ctx.get(refresh.squeue) if ctx.get(refresh.valid) else None
+            assert ctx.get(refresh.valid) == bool(waiting), after
+            assert not waiting or ctx.get(refresh.squeue) == waiting[0], after
 
         async def opens(session):
             await send(op={"kind": Op.OPEN, "session": session}, outcome=Outcome.DONE)
@@ -93,15 +148,15 @@ def test_queues_asked_for_are_the_golden_ones(seed):
             op = {"kind": other.get("kind", Op.READ), "session": session, "squeue": elsewhere}
             other = {name: value for name, value in other.items() if name != "kind"}
             await send(counts=False, **access | other | {"op": op})
-            assert asks() == golden.refresh, other
+            check(other)
             golden.access(session, squeue, steps[session])
             await send(**access)
-            assert asks() == golden.refresh
+            check(access)
             if rng.random() < 0.01:
                 await opens(session)
-            if rng.random() < 0.5:
-                asked += golden.refresh is not None
-                golden.refresh = None
+            if waiting and rng.random() < 0.5:
+                asked += 1
+                waiting.popleft()
                 ctx.set(dut.state.refreshed, 1)
                 await ctx.tick()
                 ctx.set(dut.state.refreshed, 0)

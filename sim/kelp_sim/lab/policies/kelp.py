@@ -198,9 +198,8 @@ class Kelp(Policy):
 
     # - after an access ----------------------------------------------------------------------------
     def after(self, now: Access) -> None:
-        """The queue left behind is valued anew: in the next step a page in use will be one like any
-        other."""
+        """The queue left behind is valued anew."""
         found = self._sweep(self.left, now) if self.left is not None else ()
         if found:
-            self.offers[self.left] = 1 if found[0].kind == _NEWEST else _TOP - found[0].value
+            self._offer(self.left, found)
         self.left = None
