@@ -599,7 +599,8 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode, config):
     [("--lockstep", 0, 2000), ("--free-running", 768, 20_000)],
 )
 def test_rtl_agrees_at_the_size_of_a_real_model(repo_root, tmp_path, mode, first_step, accesses):
-    """SmolLM2's 90 queues: whole steps of the shipped recording."""
+    """SmolLM2's 90 queues: whole steps of the shipped recording. At full speed hardly more pages
+    are missed than where each access waits for the one before."""
     trace = repo_root / "data" / "traces" / "smollm2_argparse.npz"
     part = ["--first-step", str(first_step), "--accesses", str(accesses)]
     choice = ["--config", "smollm2", "--policy", "kelp", *part]
@@ -608,7 +609,12 @@ def test_rtl_agrees_at_the_size_of_a_real_model(repo_root, tmp_path, mode, first
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
     assert (found["mismatches"], found["mismatch_examples"]) == (0, [])
-    assert found["accesses"] >= accesses and found["demand_misses"] > accesses / 20
+    assert found["accesses"] >= accesses and found["demand_misses"] > accesses / 25
+    if mode == "--free-running":
+        done = kelp("replay", str(trace), "--engine", "golden", *choice, "--json", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        in_order = json.loads(out.read_text(encoding="utf-8"))["demand_misses"]
+        assert found["demand_misses"] < 1.03 * in_order
 
 
 def kelp_unit(tmp_path, *engine):
