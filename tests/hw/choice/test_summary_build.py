@@ -42,7 +42,7 @@ def built(group, *, lines, offer=1.0, take=1.0, elements=32):
         (Format.INT8, 1, 16, 32),
         (Format.INT8, 2, 16, 32),
         (Format.INT4, 4, 8, 32),
-        (Format.INT8, 4, 5, 32),  # a whole line of a summary, and zeros behind the rest
+        (Format.INT8, 4, 9, 32),  # two whole lines of a summary, and zeros behind the rest
     ],
 )
 def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
