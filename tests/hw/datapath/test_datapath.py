@@ -766,6 +766,23 @@ def test_one_flipped_bit_of_a_word_changes_nothing(config):
 
 @pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
 @everywhere
+def test_flipped_bits_of_a_fill_are_told_whatever_part_is_read(config, bits, told):
+    """With int4 an op reads a quarter of a line; the others stand for nothing then."""
+    if not config.protect:
+        pytest.skip("no check bits")
+    quarters = Format.INT4.lines_per_dram_line
+    for quarter in range(quarters):
+        t = Traffic(config, 1)
+        page = t.page(0, Format.INT4)
+        t.load(page)
+        for line in range(quarter, page.stored.used_lines, quarters):
+            t.read(page, 0, line)
+        found = run(t, QUICK, flips=Flips(bits, "lines.fill.rows.rows", period=1))
+        assert found.figures[told], f"quarter {quarter}"
+
+
+@pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
+@everywhere
 def test_flipped_bits_of_each_code_word_are_told(config, bits, told):
     """In a run for each of them, as soon as the word is used: one is corrected, two are fatal
     before they are wrong."""
