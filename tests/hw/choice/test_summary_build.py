@@ -42,6 +42,7 @@ def built(group, *, lines, offer=1.0, take=1.0, elements=32):
         (Format.INT8, 1, 16, 32),
         (Format.INT8, 2, 16, 32),
         (Format.INT4, 4, 8, 32),
+        (Format.INT8, 4, 9, 32),  # two whole lines of a summary, and zeros behind the rest
     ],
 )
 def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
@@ -57,10 +58,12 @@ def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
 
 @pytest.mark.parametrize("elements", [4, 8, 16, 32])
 def test_what_comes_behind_a_whole_code_is_left_out(elements):
-    """The first elements, 8 or 16, have 32 bits, and each behind them wants one."""
+    """The first elements have 32 bits, also with the most that one may have, and each behind them
+    wants one."""
     group = Group(3, heads=1, lines=1, pages=4, wild=True)
-    for first in (8, 16):
-        counts = [CODE_BITS // first] * first + [1] * (ELEMENTS - first)
+    for first in ([4] * 8, [2] * 16, [7] * 4 + [4]):
+        assert sum(first) == CODE_BITS
+        counts = first + [1] * (ELEMENTS - len(first))
         group.plan_rows = np.array([_plan_row(counts)])
         group.plan = select.plan_of(group.plan_rows)
         group.codes = select.summary(group.keys, group.plan)

@@ -465,18 +465,40 @@ def test_lines_are_written_once_where_writes_follow_each_other():
 @pytest.mark.parametrize("fmt", [Format.RAW16, Format.FP8_E4M3])
 @everywhere
 def test_lines_that_are_stored_whole_are_not_read(config, fmt):
-    """In whatever slots: ops behind do not wait for what those ahead store."""
+    """In whatever slots: ops behind do not wait for what those ahead store, at once or to most of
+    the slots before the first of them is read."""
     t = Traffic(config, 1)
     parts = 2 if fmt is Format.FP8_E4M3 else 1
-    for page in (t.page(n, fmt) for n in range(8)):
-        for kv in range(2):
-            for first in range(0, config.half_lines, parts):
-                lines = range(first, first + parts)
-                for line in lines:
-                    t.write(page, kv, line, random_lines(t.rng, 1)[0])
-                for line in lines:
-                    t.read(page, kv, line)
+    whole = [
+        [(page, kv, line) for line in range(first, first + parts)]
+        for page in (t.page(n, fmt) for n in range(8))
+        for kv in range(2)
+        for first in range(0, config.half_lines, parts)
+    ]
+    for together in (1, config.line_slots * 3 // 4):
+        for start in range(0, len(whole), together):
+            ahead = list(itertools.chain.from_iterable(whole[start : start + together]))
+            for where in ahead:
+                t.write(*where, random_lines(t.rng, 1)[0])
+            for where in ahead:
+                t.read(*where)
     assert run(t, QUICK).figures["reads"] == 0
+
+
+@everywhere
+def test_an_op_waits_for_the_fills_of_its_own_slots(config):
+    """As many are under way as there are slots, and memory answers in any order: of each two slots
+    the other one's fill is often there first, and is no answer."""
+    t = Traffic(config, 1)
+    slots = min(config.line_slots, config.scale_slots)
+    pages = [t.page(n, Format.INT8) for n in range(2 * slots)]
+    for page in pages:
+        t.load(page)
+    for _ in range(12):
+        t.rng.shuffle(pages)
+        for page in pages:
+            t.read(page, 0, 0)
+    run(t, Memory(read_latency=5, read_jitter=400, shuffle=True))
 
 
 @pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8])
@@ -740,6 +762,23 @@ def test_one_flipped_bit_of_a_word_changes_nothing(config):
         (erring(config, 2, list(Format), reads=20, writes=20, count=400), QUICK),
     ):
         assert run(traffic, memory, flips=flips).figures["corrected"] > 500
+
+
+@pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
+@everywhere
+def test_flipped_bits_of_a_fill_are_told_whatever_part_is_read(config, bits, told):
+    """With int4 an op reads a quarter of a line; the others stand for nothing then."""
+    if not config.protect:
+        pytest.skip("no check bits")
+    quarters = Format.INT4.lines_per_dram_line
+    for quarter in range(quarters):
+        t = Traffic(config, 1)
+        page = t.page(0, Format.INT4)
+        t.load(page)
+        for line in range(quarter, page.stored.used_lines, quarters):
+            t.read(page, 0, line)
+        found = run(t, QUICK, flips=Flips(bits, "lines.fill.rows.rows", period=1))
+        assert found.figures[told], f"quarter {quarter}"
 
 
 @pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])

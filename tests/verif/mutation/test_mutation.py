@@ -486,6 +486,21 @@ def test_what_was_recorded_stays(tmp_path, monkeypatch):
     assert "| `Skid` | 4 | 3 | 1 | 0 | 100.0% |" in page and "`OrderFifo`" in page
 
 
+def test_survivors_are_proved_in_each_size_of_their_bench(tmp_path, monkeypatch):
+    """What is said of a bench reaches the hunt, whatever blocks are chosen of it."""
+    seen = []
+
+    def noted(bench, **_):
+        seen.append(bench)
+        return one_for_each(bench)
+
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    monkeypatch.setattr("kelp_verif.mutation.hunt.hunt", noted)
+    main(only=["Delay"], count=100, seed=1, jobs=1, resume=False)
+    assert seen == [bench for bench in BENCHES if "Delay" in bench.classes]
+    assert len(seen[0].variants) > 1
+
+
 @pytest.mark.parametrize("text", ["[]", '{"rows": 1}', '{"blocks": 7}', '{"blocks": {"Skid": 1}}'])
 def test_another_file_is_no_record(tmp_path, monkeypatch, text):
     monkeypatch.setenv("KELP_BUILD", str(tmp_path))

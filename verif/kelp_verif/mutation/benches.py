@@ -252,6 +252,8 @@ BENCHES = (
                 "lines_are_written_once_where_writes_follow_each_other",
                 "lines_are_written_before_their_slots_are_needed",
                 "lines_that_are_stored_whole_are_not_read",
+                "an_op_waits_for_the_fills_of_its_own_slots",
+                "flipped_bits_of_a_fill_are_told_whatever_part_is_read",
                 "a_flush_forgets_its_own_frame_alone",
                 "partial_writes_to_lines_never_written",
                 "lines_are_written_as_soon_as_they_are_complete",

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -204,13 +204,8 @@ def main(
         if not classes:
             continue
         console.print(f"{bench.name}: {', '.join(classes)}")
-        chosen = Bench(
-            bench.name,
-            {f: tuple(c for c in cs if c in classes) for f, cs in bench.blocks.items()},
-            bench.tests,
-            bench.level,
-            bench.sizes,
-        )
+        blocks_of = {f: tuple(c for c in cs if c in classes) for f, cs in bench.blocks.items()}
+        chosen = replace(bench, blocks=blocks_of)
         try:
             found = hunt(chosen, count=count, seed=seed, jobs=jobs, prove=prove, minutes=minutes)
         except tools.ToolError as error:
