@@ -8,13 +8,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from real_model import smollm2_or_skip
 from transformers import DynamicCache
 
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache
 from kelp_cli.bench.host import _of_smollm2
-from kelp_sim.lab.models import load, smollm2
-from kelp_sim.lab.recorder import RecorderError
+from kelp_sim.lab.models import smollm2
 from kelp_sim.lab.texts import TEXTS
 from kelp_sim.quality import real
 
@@ -26,12 +26,7 @@ PROMPT = "<|im_start|>user\nWhat is a cache?<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.fixture(scope="module")
 def loaded():
-    try:
-        path = smollm2()
-    except RecorderError as error:
-        pytest.skip(str(error))
-    torch.set_num_threads(1)
-    return load(str(path))
+    return smollm2_or_skip()
 
 
 @pytest.fixture(scope="module")

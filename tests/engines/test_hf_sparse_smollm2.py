@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from real_model import smollm2_or_skip
 from transformers import DynamicCache
 
 import cxl_kv
@@ -14,8 +15,6 @@ from cxl_kv.connectors import hf_sparse
 from cxl_kv.connectors.hf import EndpointCache
 from cxl_kv.connectors.hf_sparse import Sparse, use_sparse
 from cxl_kv.session import Session
-from kelp_sim.lab.models import load, smollm2
-from kelp_sim.lab.recorder import RecorderError
 
 #: 30 layers of 3 KV heads; pages of 16 tokens, every one of which has a frame
 SIZES = "queues=90&half_lines=32&frames=8192,16,16,16&select=16&select_heads=3&select_quota=16"
@@ -37,12 +36,7 @@ PROMPT = (
 @pytest.fixture(scope="module")
 def loaded():
     """(model in fp16 that has a device choose, inputs, the tokens that it writes by itself)."""
-    try:
-        path = smollm2()
-    except RecorderError as error:
-        pytest.skip(str(error))
-    torch.set_num_threads(1)
-    model, tokenizer = load(str(path))
+    model, tokenizer = smollm2_or_skip()
     model, inputs = model.to(torch.float16), tokenizer(PROMPT, return_tensors="pt")
     assert inputs["input_ids"].shape[1] == 91
     use_sparse(model)
