@@ -12,10 +12,12 @@ from tenants import tenants
 import cxl_kv
 from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.serving.server import Server
+from cxl_kv.serving.tenancy import Kept
 from cxl_kv.url import make_core
 from kelp_spec.address import AddressMap
 from kelp_spec.metadata import Event, Protected
 from kelp_spec.registers import SessionCommand
+from kelp_spec.select import BELL_FIELDS, record_bytes
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 PAGES = 4 * 2  # that the watcher writes: two of each queue
@@ -230,6 +232,23 @@ def test_choices_hold_no_more_than_the_budget(tmp_path):
             again = device.open_session(shape)
             assert again.number == session.number
             again.hints.pin(0, 0, [0, 1, 2, 3])
+
+
+def test_doorbells_that_hold_nothing_do_not_count():
+    """Nor does one of a store that is refused for another of its lines."""
+
+    def bell(**fields):
+        return 0, record_bytes(BELL_FIELDS, {"newest": 60, "most": 30, **fields}, 64)
+
+    kept = Kept(4 * 64)
+    kept.opened(0, [4, 4])
+    kept.take([], [bell(release=1), bell(speculative=1), bell(queue=2), (1, bell()[1])])
+    kept.take([], [bell(newest=3)])  # no more pages than there are
+    assert kept.chosen == {(0, 0): 4}
+    with pytest.raises(cxl_kv.SelectRefusedError, match="up to 5 pages of session 0, queue 0"):
+        kept.take([], [bell(queue=1, most=0), bell(most=3)])
+    kept.take([], [bell(most=1)])  # the largest one stays
+    assert kept.chosen == {(0, 0): 4}
 
 
 @pytest.mark.parametrize("url", ["golden:unit", RTL])
