@@ -148,7 +148,7 @@ def record(
         raise UserError(f"{text} cannot be read: {error}") from None
     ids = tokenizer(said, verbose=False)["input_ids"][:tokens]
     with progress_bar() as bar:
-        task = bar.add_task(f"recording {text.name}", total=max(1, len(ids) - prefill))
+        task = bar.add_task(f"recording {text.name}", total=len(ids))
         try:
             run(
                 loaded,

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from kelp_cli.main import build_app
 from kelp_cli.output import UserError
+from kelp_sim.lab import recorder
 from kelp_sim.lab.models import load
 from kelp_sim.lab.recorder import ReadRule, RecorderError, qkv_path, record
 from kelp_sim.trace.trace import read
@@ -103,6 +104,27 @@ def test_queries_keys_and_values_of_some_layers_lie_beside_it(tmp_path):
     with pytest.raises(RecorderError, match="layer 3 is refused; legal: 0 … 2"):
         record(_seeded(), tokens, tmp_path / "more.npz", lines=[3], **how)
     assert not (tmp_path / "more.npz").exists()
+
+
+def test_a_prefill_goes_part_by_part(tmp_path, monkeypatch):
+    """No pass is longer than a part, whatever the prefill, and what is recorded is the same; who
+    waits hears of each pass."""
+    tokens, how = np.random.default_rng(4).integers(0, 64, 120), dict(prefill=104, page_tokens=8)
+    record(_seeded(), tokens, tmp_path / "one.npz", lines=True, **how)
+    monkeypatch.setattr(recorder, "PART", 48)
+    passes, told, model = [], [], _seeded()
+    model.register_forward_pre_hook(lambda _, taken: passes.append(taken[0].shape[1]))
+    record(model, tokens, tmp_path / "parts.npz", lines=True, progress=_both(told), **how)
+    assert passes == [48, 48, 8, 16] and told == [(n, 120) for n in (48, 96, 104, 120)]
+    one, parts = read(tmp_path / "one.npz"), read(tmp_path / "parts.npz")
+    assert (one.reads == parts.reads).all()
+    assert np.abs(one.mass.astype(int) - parts.mass).max() <= 1
+    for name in "qkv":
+        assert np.allclose(getattr(one, name), getattr(parts, name), atol=1e-3)
+
+
+def _both(told):
+    return lambda done, of: told.append((done, of))
 
 
 def test_the_read_rule():

@@ -2,11 +2,12 @@
 """Records the attention of any Hugging Face causal model as a ``kelp-attention-1`` file, through
 transformers' attention interface.
 
-The text is teacher-forced: one prefill, then one decode step a token, :data:`STEPS` of them in one
-pass, since each attends to what is before it alone. The model's own attention runs as it is (SDPA),
-and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged
-over the group's query heads. A full attention matrix is never made, and what a pass leaves is
-reduced at once to what the file holds: 16 bits of mass and one bit of reads for each queue, step
+The text is teacher-forced: a prefill, :data:`PART` tokens a pass, then one decode step a token,
+:data:`STEPS` of them in one pass, since each attends to what is before it alone. So a pass takes as
+much memory whatever the prefill is, beside the cache. The model's own attention runs as it is
+(SDPA), and beside it each layer's rows of probabilities, one a step, are summed over pages and
+averaged over the group's query heads. A full attention matrix is never made, and what a pass leaves
+is reduced at once to what the file holds: 16 bits of mass and one bit of reads for each queue, step
 and page. Of chosen layers queries, keys and values can be kept, too, in a file beside it. Needs
 torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of
 this project does.
@@ -24,9 +25,10 @@ import numpy as np
 
 from kelp_spec.files import whole_file
 
-__all__ = ["STEPS", "ReadRule", "RecorderError", "qkv_path", "record"]
+__all__ = ["PART", "STEPS", "ReadRule", "RecorderError", "qkv_path", "record"]
 
 STEPS = 64  #: decode steps of one pass
+PART = 256  #: tokens of the prefill in one pass
 _NAME = "kelp_recorder"
 
 
@@ -154,7 +156,7 @@ def record(
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
     too, or those of the layers listed, into the file :func:`qkv_path`, rows in this order.
-    ``progress`` hears (steps done, steps)."""
+    ``progress`` hears (tokens done, tokens), prefill included."""
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
@@ -284,13 +286,18 @@ class _Decoded:
 
 
 def _decode(model, tokens, cache, decoded: _Decoded, progress) -> None:
-    """One prefill into ``cache``, then the steps, :data:`STEPS` a pass, into ``decoded``."""
+    """The prefill into ``cache``, then the steps, into ``decoded``; ``progress`` hears of each
+    pass."""
     import torch
 
     count, prefill, tape = decoded.count, decoded.prefill, _Tape(decoded.page_tokens)
     text = torch.as_tensor(np.asarray(tokens, np.int64), device=model.device)[None]
     with torch.inference_mode(), _taped(model, tape):
-        model(text[:, :prefill], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for at in range(0, prefill, PART):
+            end = min(at + PART, prefill)
+            model(text[:, at:end], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            if progress is not None:
+                progress(end, count)
         tape.on = True
         for at in range(prefill, count, STEPS):
             end = min(at + STEPS, count)
@@ -304,7 +311,7 @@ def _decode(model, tokens, cache, decoded: _Decoded, progress) -> None:
             _check_tape(model, tape)
             decoded.take(tape, at - prefill)
             if progress is not None:
-                progress(end - prefill, count - prefill)
+                progress(end, count)
 
 
 def _check_tape(model, tape: _Tape) -> None:
