@@ -24,6 +24,8 @@ from .prefetch import Candidate, Prefetcher
 
 __all__ = ["LockStep"]
 
+#: of a request, what its replay has too
+_LINE = ("kv_line", "write", "partial", "poison", "ld_id", "origin")
 _ACCESSED = (Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED)
 
 
@@ -161,19 +163,7 @@ class LockStep:
             TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where)
         )
         if op is not None:
-            self._do(
-                TrackerOp(
-                    Op.REPLAY,
-                    frame=frame,
-                    kv_line=op.kv_line,
-                    write=op.write,
-                    partial=op.partial,
-                    poison=op.poison,
-                    ld_id=op.ld_id,
-                    origin=op.origin,
-                    **where,
-                )
-            )
+            self._replay(op, where, frame=frame)
             answered = endpoint.version
         self._do(TrackerOp(Op.FLIP, frame=frame, miss_kind=kind, **where))
         endpoint.tracker.return_miss(miss)
@@ -184,22 +174,15 @@ class LockStep:
         """Nothing can be evicted, so the entry starves: its request is answered without memory, and
         a write is thereby dropped (docs/decisions.md)."""
         self._do(TrackerOp(Op.GRANT, pool=pool, failed=1, **where))
-        self._do(
-            TrackerOp(
-                Op.REPLAY,
-                kv_line=op.kv_line,
-                write=op.write,
-                partial=op.partial,
-                poison=op.poison,
-                ld_id=op.ld_id,
-                origin=op.origin,
-                failed=1,
-                **where,
-            )
-        )
+        self._replay(op, where, failed=1)
         self._do(TrackerOp(Op.FLIP, miss_kind=kind, failed=1, lost=int(lost or op.write), **where))
         self.endpoint.tracker.return_miss(where["miss"])
         self.endpoint.version = POISONED
+
+    def _replay(self, op, where, **more) -> None:
+        """The request `op` again, as its miss entry's line has it."""
+        line = {name: getattr(op, name) for name in _LINE}
+        self._do(TrackerOp(Op.REPLAY, **line, **where, **more))
 
     def _prefetch(self, candidates: list[Candidate]) -> None:
         for c in candidates:

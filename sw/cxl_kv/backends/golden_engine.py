@@ -109,46 +109,14 @@ class Engine(LockStep):
             self.log_event(Event.POISON_RECEIVED, ld_id=op.ld_id, squeue=op.squeue, page=op.page)
         return result
 
-    def _serve(self, miss: int, op: TrackerOp | None, *, lost: bool = False) -> None:
-        endpoint = self.endpoint
-        kind, squeue, page, _ = endpoint.misses[miss]
-        pool = endpoint.tracker.queue_configs[squeue].pool
-        if kind != MissKind.PREFETCH:
-            while endpoint.tracker.pools[pool].free == 0 and self._evict_one():
-                pass
-            if endpoint.tracker.pools[pool].free == 0:
-                self._starve(miss, op, kind, squeue, page, pool, lost)
-                return
-        super()._serve(miss, op, lost=lost)
-
-    def _starve(self, miss, op, kind, squeue, page, pool, lost):
-        """Nothing can be evicted: the page is given up, as a device does after `starve_limit`
-        (docs/decisions.md)."""
-        where = dict(
-            session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, miss=miss
-        )
+    def _give_up(self, kind, op, pool, where, lost) -> None:
+        """As a device does after `starve_limit` (docs/decisions.md)."""
+        squeue, page = where["squeue"], where["page"]
         if not self.evictor.reported[pool]:
             self.evictor.reported[pool] = True
             self.log_event(Event.NO_VICTIM, squeue=squeue, argument=pool)
-        self._do(TrackerOp(Op.GRANT, pool=pool, failed=1, **where))
         self.log_event(Event.STARVED, squeue=squeue, page=page)
-        self._do(
-            TrackerOp(
-                Op.REPLAY,
-                kv_line=op.kv_line,
-                write=op.write,
-                partial=op.partial,
-                poison=op.poison,
-                ld_id=op.ld_id,
-                origin=op.origin,
-                failed=1,
-                **where,
-            )
-        )
-        answered = self.endpoint.version
-        self._do(TrackerOp(Op.FLIP, miss_kind=kind, failed=1, lost=int(lost or op.write), **where))
-        self.endpoint.tracker.return_miss(miss)
-        self.endpoint.version = answered
+        super()._give_up(kind, op, pool, where, lost)
 
     def spec_read(self, squeue: int, page: int) -> None:
         """A MemSpecRd of a page."""
