@@ -43,7 +43,7 @@ def candidate_class(
 def worth(tables: Tables, squeue: int, page: int) -> int | None:
     """What tables say that a page is worth, less by what would mean something else as an offer;
     None where nothing of the queue is known."""
-    return min(int(tables.value[squeue, page]), 65533) if tables.known(squeue) else None
+    return min(tables.worth(squeue, page), 65533) if tables.known(squeue) else None
 
 
 class QueueState:

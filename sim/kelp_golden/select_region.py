@@ -5,7 +5,6 @@ of the endpoint."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -128,8 +127,6 @@ class SelectRegion:
         self._answers = [bytearray(size) for _ in blocks]
         self.queues = [_Queue() for _ in range(self.config.squeues)]
         self._layers: dict[int, int] = {}  # session → layer of its slots
-        #: by squeue: pages that choices took or wanted since the queue's last turn, for tables
-        self._marked: defaultdict[int, set[int]] = defaultdict(set)
 
     # - the region ---------------------------------------------------------------------------------
     def read(self, line: int, ld_id: int) -> bytes:
@@ -190,8 +187,6 @@ class SelectRegion:
             block = session << self.map.group_bits | group
             for lines in (self._queries, self._answers):
                 lines[block][:] = bytes(len(lines[block]))
-        for queue in range(self.config.queues):
-            self._marked.pop(session * self.config.queues + queue, None)
         self.give_back(session)
 
     def page_of(self, session: int, queue: int, generation: int, slot: int) -> int | None:
@@ -350,7 +345,8 @@ class SelectRegion:
             }[Outcome(outcome)]
             chosen.append((page, mass, state))
             queue.pages.append((page, state))
-        self._marked[squeue].update(choice.pages.tolist(), choice.wanted.tolist())
+        if self.endpoint.tables is not None:
+            self.endpoint.tables.mark(squeue, choice.pages.tolist() + choice.wanted.tolist())
         if bell.fetch or self._above(bell, choice):
             self._fetch_for(squeue, bell, absent, choice)
         return chosen, len(absent), choice
@@ -372,8 +368,7 @@ class SelectRegion:
         """Tables learn what the queue's choices took or wanted since its turn before: one that
         waited, and whose place another took, counts as well."""
         tables, tracker = self.endpoint.tables, self.endpoint.tracker
-        read = {page for page in self._marked[squeue] if page <= newest}
-        self._marked[squeue] -= read
+        read = {page for page in tables.marked[squeue] if page <= newest}
         tables.frames = sum(pool.used for pool in tracker.pools)
         tables.turn_over(squeue, read, newest, tracker.sessions[session].step)
 

@@ -7,6 +7,7 @@ A queue is a squeue, session · queues + queue.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,11 +122,13 @@ class Tables:
     count sessions, queues and pages. ``frames`` is the owner's to set: of LRU's pool.
 
     ``value[squeue, page]``, 16 bits, is how likely the page is wanted in its queue's next turn.
+    ``marked[squeue]``: pages that choices took or wanted since the queue's last turn.
     """
 
     def __init__(self, config, *, frames: int = 0):
         self.config, self.frames = config, frames
         self.value = np.zeros((config.sessions * config.queues, config.pages), np.int64)
+        self.marked: defaultdict[int, set[int]] = defaultdict(set)
         self._queues: dict[int, _Queue] = {}
         self._sessions = [_Session() for _ in range(config.sessions)]
 
@@ -134,6 +137,7 @@ class Tables:
         first = session * self.config.queues
         for squeue in range(first, first + self.config.queues):
             self._queues.pop(squeue, None)
+            self.marked.pop(squeue, None)
             self.value[squeue] = 0
         self._sessions[session] = _Session()
 
@@ -150,9 +154,18 @@ class Tables:
         """Whether a turn of the queue has been over, or it was guessed, since it was opened."""
         return squeue in self._queues
 
+    def mark(self, squeue: int, pages) -> None:
+        """A choice takes or wants these pages of a queue whose turn is not over yet."""
+        self.marked[squeue].update(pages)
+
+    def worth(self, squeue: int, page: int) -> int:
+        """How likely the page is wanted next, 16 bits: what is marked is wanted in this turn."""
+        return p.ONE if page in self.marked[squeue] else int(self.value[squeue, page])
+
     def turn_over(self, squeue: int, read, newest: int, step: int) -> None:
         """A queue's turn in a step is over; ``read`` are the pages chosen or wanted, none beyond
-        the newest."""
+        the newest. They are marked no more."""
+        self.marked[squeue] -= set(read)
         queue, session = self._queue(squeue), self._sessions[squeue // self.config.queues]
         self._shrink(session, step)
         for number in range(newest + 1):

@@ -37,13 +37,13 @@ class TableScores(wiring.Component):
     """What `kelp_golden.tables.Tables` says, bit by bit: V, T, frequencies and profile of each
     queue, LRU's shadow and the credit of each session.
 
-    Pages that a choice took or wanted are marked at `i_read`, in any order, and then the queue's
-    turn is over at `i_turn`; pages that a guess scored are marked at `i_mass`, and then `i_guess`
-    renews the values of the queue's pages below the newest and names those to be fetched. Each is
-    one walk over pages 0 … newest; what was marked before it counts, and counts once. No page
-    beyond the newest is marked. A session that is opened begins as new: at the first mark or walk
-    of each of its queues all rows of the queue are written. What was accepted of its former owner
-    is of no effect then, but a guess under way ends as it was.
+    Pages that a choice took or wanted are marked at `i_read`, in any order, and are worth the most
+    until the queue's turn is over at `i_turn`; pages that a guess scored are marked at `i_mass`,
+    and then `i_guess` renews the values of the queue's pages below the newest and names those to be
+    fetched. Each is one walk over pages 0 … newest; what was marked before it counts, and counts
+    once. No page beyond the newest is marked. A session that is opened begins as new: at the first
+    mark or walk of each of its queues all rows of the queue are written. What was accepted of its
+    former owner is of no effect then, but a guess under way ends as it was.
 
     Latency: `LATENCY` cycle from `value_of` to `value`. From one walk's acceptance to the next
     one's `TURN_LATENCY` + `INTERVAL` · (newest + 1) cycles for a turn, with
@@ -206,6 +206,8 @@ class TableScores(wiring.Component):
         guesses = (s.turned[3] | (s.guessed[3] & ~s.last[3]), s.at[3], s.guess)
         s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
+        # What is in `reads`, for who asks what a page is worth.
+        m.submodules.marked = marked = Sram(depth=c.page_words, shape=1)
         m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
         hidden, of = Signal(), self.value_of.squeue
         m.d.comb += [
@@ -216,7 +218,12 @@ class TableScores(wiring.Component):
                 Cat(Mux(s.starts, row, Mux(s.turns, s.at[11], s.at[10])), s.squeue)
             ),
             values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
-            self.value.eq(Mux(hidden, 0, values.read_data)),
+            marked.read_en.eq(1),
+            marked.read_address.eq(values.read_address),
+            marked.write_en.eq(s.reads.write_en),
+            marked.write_address.eq(s.reads.write_address),
+            marked.write_data.eq(s.reads.write_data),
+            self.value.eq(Mux(hidden, 0, Mux(marked.read_data, ~0, values.read_data))),
         ]
         m.d.sync += [
             hidden.eq(s.fresh.bit_select(of, 1)),

@@ -17,6 +17,7 @@ CONFIG = named("unit_select").with_(queues=3, select_tables=True)
 MEMORIES = (
     *(f"{name}.memory" for name in ("pages", "counts", "posts", "places", "reads", "masses")),
     *(f"{name}.memory" for name in ("values", "steps", "learning.v", "learning.t")),
+    "marked.memory",
     "shadow.counts.memory",
 )
 
@@ -36,7 +37,7 @@ def test_random_turns_and_guesses():
     seen = run("random_traffic", cycles=16_000)["seen"]
     print(seen)
     assert min(seen["turn"], seen["guess"]) > 30 and seen["open"] > 1
-    assert seen["early"] > 50 and seen["values"] > 2000
+    assert seen["early"] > 50 and seen["values"] > 2000 and seen["marked"] > 100
 
 
 def test_cohorts_come_and_go():

@@ -78,6 +78,9 @@ class Worths:
         }
         self._known = [rng.random() < 0.8 for _ in range(config.squeues)]
 
+    def worth(self, squeue, page):
+        return self.value[squeue, page]
+
     def known(self, squeue):
         return self._known[squeue]
 
@@ -576,7 +579,7 @@ class TB:
         return int(self.dut.values__squeue.value), int(self.dut.values__page.value)
 
     def show_worth(self, asked):
-        self.dut.values__value.value = self.tables.value[asked] if asked else 12345
+        self.dut.values__value.value = self.tables.worth(*asked) if asked else 12345
         self.dut.values__known.value = bool(asked and self.tables.known(asked[0]))
 
     def offer(self):

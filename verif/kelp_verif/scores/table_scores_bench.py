@@ -37,7 +37,6 @@ class TB:
             for name in ("read", "mass", "turn", "guess", "early")
         }
         self.tables = Tables(c)
-        self.reads = [set() for _ in range(c.squeues)]
         self.masses = [{} for _ in range(c.squeues)]
         self.early = deque()
         self.flips = False  # bits flip: nothing is as expected, but that each guess ends
@@ -115,11 +114,15 @@ class TB:
         for session, credit in enumerate(self.credits()):
             if not self.flips and (walking is None or session != self.session(walking)):
                 assert credit == tables.credit(session), (session, credit, tables.credit(session))
-        # A value that is asked for now is as it was before what comes in this cycle.
+        # A value that is asked for now is as it was before what comes in this cycle, but for a mark
+        # of its page.
         self.asked = None
         if squeue != walking:
-            told = int(tables.value[squeue, page]), tables.known(squeue)
-            self.asked = told, (squeue, page)
+            mark = self.offers.get("read") == {"squeue": squeue, "page": page}
+            marks = mark and dut.i_read__ready.value == 1
+            worth = policy2.ONE if marks else tables.worth(squeue, page)
+            self.asked = (worth, tables.known(squeue)), (squeue, page)
+            self.seen["marked"] += tables.known(squeue) and page in tables.marked[squeue]
         self._transfers()
         await RisingEdge(dut.clk)
         self.cycle += 1
@@ -144,14 +147,14 @@ class TB:
             self.seen[name] += 1
             self.accepted.setdefault(name, []).append(self.cycle)
             if name == "read":
-                self.reads[squeue].add(item["page"])
+                tables.mark(squeue, [item["page"]])
             elif name == "mass":
                 self.masses[squeue][item["page"]] = item["mass"], item["absent"]
             elif name == "turn":
                 tables.frames = self.frames
-                tables.turn_over(squeue, self.reads[squeue], item["newest"], item["step"])
+                marked = set(tables.marked[squeue])
+                tables.turn_over(squeue, marked, item["newest"], item["step"])
                 self.turned.add(self.session(squeue))
-                self.reads[squeue] = set()
                 self.walks = squeue, True
             else:
                 self._guessed(squeue, item["newest"])
@@ -162,7 +165,7 @@ class TB:
             self.turned.discard(self.opens)
             self.seen["open"] += 1
             for squeue in range(self.opens * c.queues, (self.opens + 1) * c.queues):
-                self.reads[squeue], self.masses[squeue] = set(), {}
+                self.masses[squeue] = {}
         self.opens = self.spends = None
 
     def _guessed(self, squeue, newest):
