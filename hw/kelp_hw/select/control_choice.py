@@ -4,7 +4,7 @@ after another, and the answers, while the next SELECT is prepared."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Mux, Signal
 from amaranth.lib import data
 
 from kelp_spec.metadata import Op, Outcome
@@ -297,15 +297,19 @@ def _want(m, s, engine, tables):
 
 
 def _name(m, of, page, passes, entries, held, named):
-    """A page that is wanted takes the last place that no other one has, if none of those chosen so
-    far does. One that is chosen later takes its place: so there are in the end those wanted first.
-    The first and the newest page are chosen anyhow, but by a guess."""
+    """A page that is wanted takes the last place that no other wanted one has. It is free: those
+    chosen so far are better than it, and with it no more than places. A worse one that is chosen
+    later may take its place, so in the end there are those wanted first. The first and the newest
+    page are chosen anyhow, but by a guess."""
     last = len(entries) - 1
     with m.If(passes & (of.speculative | ~page.always)):
-        m.d.sync += named.eq(named + 1)
+        m.d.sync += [
+            named.eq(named + 1),
+            Assert(held + named <= last, "a page that is wanted has no place"),
+        ]
         with m.Switch(named):
             for k, entry in enumerate(entries):
-                with m.Case(last - k), m.If(held <= k):
+                with m.Case(last - k):
                     m.d.sync += [*_told(entry, of, page), entry.state.eq(SlotState.WANTED)]
 
 
