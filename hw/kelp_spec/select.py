@@ -113,11 +113,12 @@ class Refusal(IntEnum):
 
 
 class SlotState(IntEnum):
-    """What became of a chosen page."""
+    """What became of a chosen page; or that the entry is of one that is wanted."""
 
     HELD = 0  #: it has its slot
     ABSENT = 1  #: it is not resident (any more)
     NO_ROOM = 2  #: pins and slots have all frames but the reserve
+    WANTED = 3  #: it was not chosen, but would have been, had it been resident
 
 
 #: Fields of a doorbell line, lowest bits first; `spare` and `beyond`, and what is behind the last
@@ -158,7 +159,8 @@ PLAN_FIELDS = (
     ("planned", 1),
 )
 #: Fields of an answer's first line. `missing`: the estimated mass of pages that were scored and
-#: not resident, 0 without `Config.select_estimates`.
+#: not resident; `wanted`: how many that are not chosen would be, were all resident, of which
+#: `SelectMap.named_places` have an entry; both 0 without `Config.select_estimates`.
 ANSWER_FIELDS = (
     ("sequence", 32),
     ("status", 8),
@@ -167,9 +169,11 @@ ANSWER_FIELDS = (
     ("absent", 16),
     ("generation", 16),
     ("missing", 32),
+    ("wanted", 8),
 )
-#: Fields of each of the pages chosen, eight to a line, in the lines behind it. `tokens`: that the
-#: page has, as the doorbell says: those of a whole page, or of the newest.
+#: Fields of each of the pages chosen, eight to a line, in the lines behind it, and from the last
+#: place downwards of those that are wanted. `tokens`: that the page has, as the doorbell says:
+#: those of a whole page, or of the newest.
 CHOSEN_FIELDS = (("page", 16), ("state", 4), ("tokens", 12), ("mass", 32))
 
 
@@ -223,6 +227,12 @@ class SelectMap:
     @property
     def answer_lines(self) -> int:
         return 1 + -(-self.config.select // 8)
+
+    def named_places(self, count: int, wanted: int) -> range:
+        """Places among an answer's entries of the pages that are wanted, first one first, behind
+        `count` chosen ones: of so many that are wanted as many as have room."""
+        last = self.config.select - 1
+        return range(last, max(last - wanted, count - 1), -1)
 
     @property
     def half_bits(self) -> int:

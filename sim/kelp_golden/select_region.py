@@ -245,7 +245,7 @@ class SelectRegion:
     def _answer(self, session, bell, refusal, rows) -> Generator:
         held, at = self.endpoint.tracker.sessions[session], 0
         generations = 1 << self.config.generation_bits
-        chosen, absent, missing = [], 0, 0
+        chosen, wanted, absent, missing = [], [], 0, 0
         if not refusal and bell.release:
             yield from self._give_back(session)
         elif not refusal:
@@ -256,7 +256,8 @@ class SelectRegion:
                 refusal = Refusal.PLAN
             else:
                 at = session * self.config.queues + bell.queue
-                chosen, absent, missing = yield from self._chosen(session, at, bell, query, plan)
+                chosen, absent, choice = yield from self._chosen(session, at, bell, query, plan)
+                missing, wanted = choice.missing, self._wanted(bell, choice)
         if refusal:
             queue = bell.queue if bell.queue < held.used_queues else 0
             named = session * self.config.queues + queue, bell.newest % self.config.pages
@@ -269,18 +270,31 @@ class SelectRegion:
             "absent": absent,
             "generation": self.queues[at].generation % generations if chosen else 0,
             "missing": missing,
+            "wanted": len(wanted),
         }
-        lines = record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0")
-        for page, mass, state in chosen:
+        entries = dict(enumerate(chosen))
+        entries |= dict(zip(self.map.named_places(len(chosen), len(wanted)), wanted, strict=False))
+        lines = bytearray(64 << self.map.half_bits)
+        lines[:64] = record_bytes(ANSWER_FIELDS, header, 64)
+        for place, (page, mass, state) in entries.items():
             tokens = bell.tokens if page == bell.newest else held.used_lines // bell.lines
             told = {"page": page, "state": state, "tokens": tokens, "mass": mass}
-            lines += record_bytes(CHOSEN_FIELDS, told)
-        return lines.ljust(64 << self.map.half_bits, b"\0")
+            first = 64 + 8 * place
+            lines[first : first + 8] = record_bytes(CHOSEN_FIELDS, told)
+        return bytes(lines)
+
+    def _wanted(self, bell, choice) -> list[tuple[int, int, SlotState]]:
+        """Entries of the pages that a choice wants and did not take. The first and the newest
+        page are taken wherever they are, but by a guess, which knows no mass of theirs."""
+        always, found = (0, bell.newest), []
+        for page, mass in zip(choice.wanted.tolist(), choice.needed.tolist(), strict=True):
+            if bell.speculative or page not in always:
+                found.append((page, 0 if page in always else mass, SlotState.WANTED))
+        return found
 
     def _chosen(self, session, squeue, bell, query, plan):
         """What a SELECT that is not refused chooses in the end, after it has waited: [(page, mass,
-        state)], how many of the pages scored were not there, and what they are estimated to
-        have."""
+        state)], how many of the pages scored were not there, and the choice."""
         tries = 0
         while True:
             chosen, absent, choice = yield from self._choose(session, squeue, bell, query, plan)
@@ -292,7 +306,7 @@ class SelectRegion:
             tries += 1
         if self.endpoint.tables is not None and not bell.speculative:
             self._turn_over(session, squeue, bell.newest)
-        return chosen, absent, choice.missing
+        return chosen, absent, choice
 
     def _above(self, bell, choice) -> bool:
         """More is missing than it puts up with."""

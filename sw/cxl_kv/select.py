@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,10 +59,19 @@ class Chosen:
         The page was chosen, and was evicted before it had a slot: to gather it is to wait for it.
         One that is neither held nor gone found no room: pins and slots have all frames.
     absent : list of int
-        Pages that were looked at and not resident. A device names none of them.
+        Pages that were looked at and not resident.
     missing : list of float
         The share of the attention that the device estimates these to have; 0 where it does not
         estimate.
+    wanted : list of int64 arrays
+        Of these the pages that would have been chosen beside `pages`, had they been resident, the
+        best first: as many as have a place in an answer, which has `select` for them and the
+        chosen ones. A guess chooses nothing, so it names the first and the newest page as well.
+        Empty where the device does not estimate.
+    wanted_masses : list of float64 arrays
+        Their shares as the device estimates them; 0 of the first and the newest page.
+    wanted_counts : list of int
+        How many are wanted, named or not.
     """
 
     session: int
@@ -73,6 +83,9 @@ class Chosen:
     gone: list[np.ndarray]
     absent: list[int]
     missing: list[float]
+    wanted: list[np.ndarray]
+    wanted_masses: list[np.ndarray]
+    wanted_counts: list[int]
     generations: list[int]
 
     @property
@@ -119,9 +132,9 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     return _chosen(session, layer, tokens, answers)
 
 
-def _rung(session, layer, tokens, lines: dict, fields) -> list[tuple[dict, list[dict]]]:
+def _rung(session, layer, tokens, lines: dict, fields) -> list[_Answer]:
     """SELECTs of KV heads, with the `lines` of each one's queries and plan, by doorbells with these
-    `fields`; the answers' fields, and their pages'."""
+    `fields`; their answers."""
     c, shape, places = session.device.config, session.shape, _places(session)
     newest, last = divmod(tokens - 1, session.page_tokens)
     of_all = {
@@ -292,9 +305,20 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
         pages.append(np.array([*always, *order], np.int64))
         masses.append(share[pages[-1]].astype(np.float64))
     nothing, none = [0] * len(pages), [np.zeros(len(chosen), bool) for chosen in pages]
-    missing = [0.0] * len(pages)
     return Chosen(
-        session.serial, layer, tokens, pages, masses, none, none, nothing, missing, nothing
+        session=session.serial,
+        layer=layer,
+        tokens=tokens,
+        pages=pages,
+        masses=masses,
+        held=none,
+        gone=none,
+        absent=nothing,
+        missing=[0.0] * len(pages),
+        wanted=[np.zeros(0, np.int64) for _ in pages],
+        wanted_masses=[np.zeros(0) for _ in pages],
+        wanted_counts=nothing,
+        generations=nothing,
     )
 
 
@@ -314,9 +338,17 @@ def _nothing(chosen: Chosen) -> Chosen:
     return replace(chosen, pages=none, masses=none, held=none, gone=none)
 
 
-def _ask(session, places, sequence, bells, lines) -> list[tuple[dict, list[dict]]]:
+class _Answer(NamedTuple):
+    """An answer's fields, and those of the pages chosen and of those that it names as wanted."""
+
+    header: dict[str, int]
+    pages: list[dict[str, int]]
+    wanted: list[dict[str, int]]
+
+
+def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
     """SELECTs of as many KV heads as there are groups, with the lines of their queries and plans;
-    the answers' fields, and their pages'."""
+    their answers."""
     transport, c = session.device.transport, session.device.config
     base = AddressMap(c).select_base
     count = session.shape.token_lines
@@ -347,12 +379,14 @@ def _ask(session, places, sequence, bells, lines) -> list[tuple[dict, list[dict]
         if header["status"] == SelectStatus.REFUSED:
             _refused(Refusal(header["refusal"]))
         entries = data[1:].tobytes()
-        answers.append(
-            (
-                header,
-                [record(CHOSEN_FIELDS, entries[8 * n : 8 * n + 8]) for n in range(header["count"])],
+        pages, wanted = (
+            [record(CHOSEN_FIELDS, entries[8 * n : 8 * n + 8]) for n in each]
+            for each in (
+                range(header["count"]),
+                places.named_places(header["count"], header["wanted"]),
             )
         )
+        answers.append(_Answer(header, pages, wanted))
     return answers
 
 
@@ -368,18 +402,26 @@ def _refused(refusal: Refusal):
 
 def _chosen(session, layer, tokens, answers) -> Chosen:
     whole = 65536.0 * session.device.config.select_heads
-    states = [np.array([page["state"] for page in pages], np.int64) for _, pages in answers]
+    headers, chosen, wanted = zip(*answers, strict=True)
+
+    def column(name, entries):
+        return [np.array([page[name] for page in pages], np.int64) for pages in entries]
+
+    states = column("state", chosen)
     return Chosen(
         session=session.serial,
         layer=layer,
         tokens=tokens,
-        pages=[np.array([page["page"] for page in pages], np.int64) for _, pages in answers],
-        masses=[np.array([page["mass"] for page in pages]) / whole for _, pages in answers],
+        pages=column("page", chosen),
+        masses=[masses / whole for masses in column("mass", chosen)],
         held=[of_head == SlotState.HELD for of_head in states],
         gone=[of_head == SlotState.ABSENT for of_head in states],
-        absent=[header["absent"] for header, _ in answers],
-        missing=[header["missing"] / whole for header, _ in answers],
-        generations=[header["generation"] for header, _ in answers],
+        absent=[header["absent"] for header in headers],
+        missing=[header["missing"] / whole for header in headers],
+        wanted=column("page", wanted),
+        wanted_masses=[masses / whole for masses in column("mass", wanted)],
+        wanted_counts=[header["wanted"] for header in headers],
+        generations=[header["generation"] for header in headers],
     )
 
 

@@ -4,6 +4,7 @@
 back as it was written."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -232,6 +233,52 @@ def test_a_page_that_is_chosen_and_gone_is_named():
             assert (keys[head][real] == k[0, head][positions[head][real]]).all()
 
 
+@pytest.mark.timeout(2400)  # it builds the model
+@pytest.mark.parametrize("scheme", ["golden", "unix", "rtl"])
+def test_a_host_fetches_what_is_named_as_wanted(scheme, tmp_path):
+    """By itself, without a hint: a read brings a page in, and the next choice takes it."""
+    tokens = 47
+    with ExitStack() as stack:
+        url = "rtl:unit_select" if scheme == "rtl" else "golden:unit_select"
+        if scheme == "unix":
+            server = stack.enter_context(Server(make_core(url), fetch=False))
+            url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        device = stack.enter_context(cxl_kv.open(url))
+        shape = cxl_kv.ModelShape(layers=LAYERS, kv_heads=HEADS, head_dim=DIM)
+        session = device.open_session(shape, max_tokens=tokens)
+        rng = np.random.default_rng(8)
+        k, v = rng.standard_normal((2, LAYERS, HEADS, tokens, DIM)).astype(np.float16)
+        q = queries(rng)
+        session.write([0], k[:1], v[:1])
+        there = session.select(0, q, tokens=tokens, mass=1.0)
+        session.select(1, q, tokens=1)  # its slots are given back
+        assert there.wanted_counts == [0, 0] and not any(map(len, there.wanted))
+        session.write([1], k[1:, :, :23], v[1:, :, :23])
+        guess = session.select(0, q, tokens=tokens, mass=1.0, speculative=True)
+        late = session.select(0, q, tokens=tokens, mass=1.0)
+        assert all(map(len, late.wanted)), "else this shows nothing"
+        for head in range(HEADS):
+            wanted, masses = late.wanted[head], late.wanted_masses[head]
+            assert len(wanted) == min(
+                late.wanted_counts[head], device.config.select - len(late.pages[head])
+            )
+            assert not {*wanted.tolist()} & {*late.pages[head].tolist()}
+            states = {session.page_state(0, head, int(page))["state"] for page in wanted}
+            assert states <= {PageState.COLD}
+            assert (masses > 0).all() and (np.diff(masses) <= 0).all()
+            assert masses.sum() <= late.missing[head] + 1e-9
+            beside = [page for page in guess.wanted[head] if page not in late.pages[head]]
+            assert beside[: len(wanted)] == wanted.tolist(), "a guess names what it would want"
+        best = [int(wanted[0]) for wanted in late.wanted]
+        for head, page in enumerate(best):
+            session.advance()  # what is read last goes last
+            session.sample(0, page * session.page_tokens + np.arange(1), heads=[head])
+        found = session.select(0, q, tokens=tokens, mass=1.0)
+        for head, page in enumerate(best):
+            assert page in found.pages[head][found.held[head]]
+            assert found.missing[head] < late.missing[head]
+
+
 def test_behind_a_server(tmp_path):
     """Two tenants: each chooses among its own pages, and answers are those of one alone."""
     q = queries(np.random.default_rng(9))
@@ -289,6 +336,7 @@ def test_plain_memory(tmp_path):
             best = np.argsort(-share[1:-1], kind="stable")[:4] + 1
             assert chosen.pages[head].tolist() == [0, len(share) - 1, *best]
             assert chosen.masses[head] == pytest.approx(share[chosen.pages[head]], rel=1e-4)
+            assert not chosen.wanted_counts[head] and not len(chosen.wanted[head])
         some = session.select(1, q, tokens=TOKENS, mass=0.7)
         for pages, masses in zip(some.pages, some.masses, strict=True):
             assert masses.sum() >= 0.7 > masses[:-1].sum() or len(pages) == 2

@@ -94,8 +94,14 @@ class Bench:
         self.region.write(line, record_bytes(BELL_FIELDS, bell).ljust(64, b"\0"), ld_id)
         header = record(ANSWER_FIELDS, self.region.read(line, ld_id))
         rows = b"".join(self.region.read(line + n, ld_id) for n in (1,))
-        pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
-        for page in pages:
+        entries = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(CONFIG.select)]
+        count = header["count"]
+        pages, named = entries[:count], entries[count:][::-1]  # from the last place downwards
+        named, rest = named[: header["wanted"]], named[header["wanted"] :]
+        assert all(page["state"] == SlotState.WANTED for page in named)
+        assert not any(any(page.values()) for page in rest)
+        self.wanted = [(page["page"], page["mass"]) for page in named]
+        for page in (*pages, *named):
             whole = page["page"] != bell["newest"]
             tokens = self.used_lines // bell["lines"] if whole else bell["tokens"]
             assert page["tokens"] == tokens, (bell, page)
@@ -267,6 +273,86 @@ def test_an_absent_page_has_what_its_codes_tell(bench):
     assert header["missing"] == pytest.approx(missing(bench, range(PAGES - 1)), rel=0.05)
 
 
+def test_pages_that_are_wanted_are_named(bench):
+    """With what their codes tell, the best first; those that would not be chosen are not."""
+    masses = {page["page"]: page["mass"] for page in bench.select(most=6)[1]}
+    assert bench.wanted == []
+    best = sorted(set(masses) - {0, PAGES - 1}, key=masses.get, reverse=True)
+    gone(bench, best[0], best[2])
+    header, pages = bench.select(most=6)
+    assert {page for page, _ in bench.wanted} == {best[0], best[2]} and header["wanted"] == 2
+    assert sum(mass for _, mass in bench.wanted) == header["missing"]
+    found = [mass for _, mass in bench.wanted]
+    assert found == sorted(found, reverse=True) and 0 not in found
+    assert not {page for page, _ in bench.wanted} & {page["page"] for page in pages}
+    by_mass = bench.wanted
+    header, _ = bench.select(most=1)
+    assert header["absent"] == 2 and bench.wanted == by_mass[: header["wanted"]] and bench.wanted
+    assert bench.select(target=0)[0]["wanted"] == 0
+
+
+def test_a_page_that_is_chosen_is_not_named_as_wanted(bench):
+    """The first and the newest page are chosen wherever they are; a guess names them."""
+    bench.select()
+    gone(bench, 0, PAGES - 1)
+    header, pages = bench.select()
+    assert [page["state"] for page in pages[:2]] == 2 * [SlotState.ABSENT]
+    assert header["absent"] == 2 and header["missing"] and header["wanted"] == 0
+    header, pages = bench.select(speculative=1)
+    assert pages == [] and header["wanted"] == 2
+    assert bench.wanted == [(0, 0), (PAGES - 1, 0)]
+    gone(bench, *range(PAGES))
+    header, _ = bench.select(speculative=1, most=6)
+    assert header["wanted"] == CONFIG.select == len(bench.wanted), "a guess names all of them"
+    assert header["missing"] > sum(mass for _, mass in bench.wanted) > 0
+
+
+def test_of_more_than_have_a_place_the_first_are_named():
+    seen = set()
+    for seed in range(6):
+        bench = Bench(seed=seed)
+        for page in range(PAGES):
+            bench.write(page)
+        bench.query()
+        bench.select()
+        gone(bench, *np.random.default_rng(seed).choice(np.arange(1, PAGES - 1), 4, replace=False))
+        bench.select(most=6, speculative=1)
+        every = bench.wanted
+        for most in (6, 3):
+            header, pages = bench.select(most=most)
+            room = CONFIG.select - len(pages)
+            assert len(bench.wanted) == min(header["wanted"], room)
+            assert bench.wanted == every[: len(bench.wanted)]
+            seen.add(header["wanted"] - room)
+    assert min(seen) < 0 < max(seen) and 0 in seen, seen
+
+
+def test_what_chooses_nothing_wants_nothing(bench):
+    bench.select()
+    gone(bench, 0, 3, 5)
+    assert bench.select(speculative=1)[0]["wanted"]
+    for bell in ({"release": 1}, {"queue": 4}):
+        assert bench.select(**bell)[0]["wanted"] == 0
+
+
+def test_one_that_waited_names_what_its_last_choice_wants(bench):
+    bench.select()
+    gone(bench, 2, 3, 5, 7)
+    bench.select(most=6)
+    before = dict(bench.wanted)
+
+    def wait(waits):
+        back = waits.pages[0]
+        word = bench.device.tracker.words[back]
+        bench.device.tracker.words[back] = word._replace(state=int(PageState.RESIDENT))
+        return waits.tries == 0
+
+    bench.region._wait = wait
+    _, pages = bench.select(most=6, waits=1)
+    assert set(before) - {page for page, _ in bench.wanted} <= {p["page"] for p in pages}
+    assert len(bench.wanted) == len(before) - 1
+
+
 def test_without_estimates_nothing_is_missing():
     bench = Bench(config=CONFIG.with_(select_estimates=False, select_tables=False))
     for page in range(PAGES):
@@ -275,7 +361,7 @@ def test_without_estimates_nothing_is_missing():
     bench.select()
     gone(bench, 0, 5)
     header, _ = bench.select()
-    assert header["absent"] == 2 and header["missing"] == 0
+    assert header["absent"] == 2 and header["missing"] == header["wanted"] == 0
 
 
 def test_a_guess_fetches_and_chooses_nothing(bench):

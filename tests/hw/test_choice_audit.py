@@ -14,7 +14,14 @@ from kelp_golden.audit.choices import SelectAudit
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import PrefetchSource
-from kelp_spec.select import ANSWER_FIELDS, CHOSEN_FIELDS, Refusal, SelectStatus, record_bytes
+from kelp_spec.select import (
+    ANSWER_FIELDS,
+    CHOSEN_FIELDS,
+    Refusal,
+    SelectMap,
+    SelectStatus,
+    record_bytes,
+)
 from kelp_verif.endpoint.audited_select import AuditedSelect
 from kelp_verif.endpoint.audited_selects import AuditedSelects
 
@@ -145,8 +152,10 @@ def test_what_answers_say_is_left_for_cover_points(tmp_path, monkeypatch):
     s = object.__new__(AuditedSelect)
     s.seen, s.gathered = Counter(), 8
     s.choice = SimpleNamespace(choices=3, raced=0, waited=1)
-    pages = [record_bytes(CHOSEN_FIELDS, {"page": 1, "state": state}, 8) for state in (0, 0, 1)]
-    header = {"status": SelectStatus.DONE, "count": 3, "missing": 5}
+    s.region = SimpleNamespace(map=SelectMap(named("unit_select")))
+    states = 0, 0, 1, 0, 0, 0, 3, 3
+    pages = [record_bytes(CHOSEN_FIELDS, {"page": 1, "state": state}, 8) for state in states]
+    header = {"status": SelectStatus.DONE, "count": 3, "missing": 5, "wanted": 2}
     s.count(record_bytes(ANSWER_FIELDS, header).ljust(64, b"\0") + b"".join(pages))
     header = {"status": SelectStatus.REFUSED, "refusal": Refusal.PLAN}
     s.count(record_bytes(ANSWER_FIELDS, header).ljust(128, b"\0"))
@@ -154,7 +163,8 @@ def test_what_answers_say_is_left_for_cover_points(tmp_path, monkeypatch):
     [left] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert left["records"] == {
         **{"choices": 3, "raced": 0, "waited": 1, "gathered": 8, "together": 0, "missing": 1},
-        **{"refused.NONE": 1, "refused.PLAN": 1, "slot.HELD": 2, "slot.ABSENT": 1},
+        **{"refused.NONE": 1, "refused.PLAN": 1},
+        **{"slot.HELD": 2, "slot.ABSENT": 1, "slot.WANTED": 2},
     }
     assert left["bench"] == "kelp_verif.endpoint.audited_select"
 

@@ -24,7 +24,7 @@ class Choice(wiring.Component):
 
     With `wants` there are, between the best, items of pages that are `wanted`: pages that are not
     present and would be chosen, were all there; in that order, those that always are first, marked
-    `always`, the others with their masses.
+    `always`, the others with their masses. Each comes before all that are chosen and worse.
 
     Latency: `LATENCY` cycle from the last page to the best one at `o`. One page in each cycle
     (`INTERVAL`); the next list may begin when the item that is `none` is taken. With `wants` that

@@ -4,7 +4,7 @@ after another, and the answers, while the next SELECT is prepared."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Mux, Signal
 from amaranth.lib import data
 
 from kelp_spec.metadata import Op, Outcome
@@ -23,7 +23,6 @@ from .control_tables import learn
 __all__ = ["choose", "feed"]
 
 _CHOSEN = data.StructLayout(dict(CHOSEN_FIELDS))
-_ANSWER = data.StructLayout(dict(ANSWER_FIELDS))
 
 
 def feed(control, m, s):
@@ -174,14 +173,16 @@ def scored(m, engine, bank):
 
 
 def choose(control, m, s):
-    """The choice: its pages are held, one behind the other, and noted as M3 decides; then the
-    answer, or that to a SELECT that chooses nothing."""
+    """The choice: its pages are held, one behind the other, and noted as M3 decides, and those
+    that it wants named; then the answer, or that to a SELECT that chooses nothing."""
     c, p = control.config, control.parts
     engine, gather, window, of, page = p.engine, p.gather, p.window, p.engine.chosen, p.engine.o.p
     session = of.block >> window.map.group_bits
     count = range(c.select + 1)
     held, decided = Signal(count), Signal(count)  # pages that go to M3, and those that came back
     pages = Signal(data.ArrayLayout(_CHOSEN, 8 * (window.map.answer_lines - 1)))
+    named, entries = Signal(count) if c.select_estimates else None, list(pages)[: c.select]
+    lists = [held, decided, pages, *([] if named is None else [named])]
     result, op, told = control.i_result, s.hold.p, Signal()
     answered, records, state = Signal(), Signal(), Signal(SlotState)
     m.d.comb += [
@@ -213,10 +214,10 @@ def choose(control, m, s):
     with m.If(answered):
         m.d.sync += decided.eq(decided + 1)
         with m.Switch(decided):
-            for k in range(c.select):
+            for k, entry in enumerate(entries):
                 with m.Case(k):
-                    m.d.sync += pages[k].state.eq(state)
-    written = answer(control, m, s, pages, held, told)
+                    m.d.sync += entry.state.eq(state)
+    written = answer(control, m, s, pages, held, named, told)
     tables = learn(control, m, s, session) if c.select_tables else None
     learns = 1 if tables is None else tables.ready
     with m.FSM(name="choice") as fsm:
@@ -233,6 +234,7 @@ def choose(control, m, s):
             if c.select_estimates:
                 with m.Elif(page.wanted):
                     _want(m, s, engine, tables)
+                    _name(m, of, page, engine.o.ready, entries, held, named)
             with m.Elif(of.speculative):
                 m.d.comb += engine.o.ready.eq(learns)
                 if tables is not None:
@@ -244,9 +246,9 @@ def choose(control, m, s):
                 with m.If(s.hold.ready & learns):
                     m.d.sync += held.eq(held + 1)
                     with m.Switch(held):
-                        for k in range(c.select):
+                        for k, entry in enumerate(entries):
                             with m.Case(k):
-                                m.d.sync += _told(pages[k], of, page)
+                                m.d.sync += _told(entry, of, page)
         with m.State("RECORD"):
             m.d.comb += records.eq(1)
             record(control, m, s, of, session)
@@ -257,7 +259,7 @@ def choose(control, m, s):
         if c.select_estimates:
             with m.State("PARK"):
                 m.d.comb += [s.wait.parks.eq(1), engine.o.ready.eq(1)]
-                m.d.sync += [held.eq(0), decided.eq(0), pages.eq(0)]
+                m.d.sync += [each.eq(0) for each in lists]
                 m.next = "HOLD"
         if tables is not None:
             _learnt(m, s, tables, of.tables, s.ended(session))
@@ -266,14 +268,14 @@ def choose(control, m, s):
             m.d.sync += written.eq(written + 1)
             with m.If(written == window.map.answer_lines - 1):
                 m.d.comb += [s.told.eq(told), engine.o.ready.eq(~told)]
-                m.d.sync += [written.eq(0), held.eq(0), decided.eq(0), pages.eq(0)]
+                m.d.sync += [each.eq(0) for each in (written, *lists)]
                 m.next = "HOLD"
     quiet = 1 if tables is None else tables.idle
     m.d.comb += s.alone.eq(~engine.scores.any() & ~engine.chooses & fsm.ongoing("HOLD") & quiet)
 
 
 def _told(chosen, of, page):
-    """What the answer to a SELECT says of a page as it is chosen."""
+    """What the answer to a SELECT says of a page as it is chosen, or wanted."""
     tokens = Mux(page.id == of.newest, of.newest_tokens, of.used_tokens)
     return [chosen.page.eq(page.id), chosen.tokens.eq(tokens), chosen.mass.eq(page.mass)]
 
@@ -292,6 +294,23 @@ def _want(m, s, engine, tables):
     ]
     if tables is not None:
         m.d.comb += tables.marks.eq(goes)
+
+
+def _name(m, of, page, passes, entries, held, named):
+    """A page that is wanted takes the last place that no other wanted one has. It is free: those
+    chosen so far are better than it, and with it no more than places. A worse one that is chosen
+    later may take its place, so in the end there are those wanted first. The first and the newest
+    page are chosen anyhow, but by a guess."""
+    last = len(entries) - 1
+    with m.If(passes & (of.speculative | ~page.always)):
+        m.d.sync += [
+            named.eq(named + 1),
+            Assert(held + named <= last, "a page that is wanted has no place"),
+        ]
+        with m.Switch(named):
+            for k, entry in enumerate(entries):
+                with m.Case(last - k):
+                    m.d.sync += [*_told(entry, of, page), entry.state.eq(SlotState.WANTED)]
 
 
 def _learnt(m, s, tables, fetches, ended):
@@ -335,12 +354,15 @@ def record(control, m, s, of, session):
             ]
 
 
-def answer(control, m, s, pages, held, told):
+def answer(control, m, s, pages, held, named, told):
     """The answer's lines, the first one last: how many are written. `told`: of the SELECT at the
-    door, which chooses nothing."""
+    door, which chooses nothing, nor wants."""
     p, of = control.parts, control.parts.engine.chosen
     window, lines = p.window, p.window.map.answer_lines
-    written, header = Signal(range(lines)), Signal(_ANSWER)
+    fields = dict(ANSWER_FIELDS)
+    if named is None:
+        del fields["wanted"]
+    written, header = Signal(range(lines)), Signal(data.StructLayout(fields))
     refused = told & (s.refusal != Refusal.NONE)
     m.d.comb += [
         header.sequence.eq(Mux(told, s.bell.sequence, of.sequence)),
@@ -352,6 +374,7 @@ def answer(control, m, s, pages, held, told):
         header.missing.eq(
             Mux(told, 0, p.engine.o.p.missing) if control.config.select_estimates else 0
         ),
+        *(() if named is None else (header.wanted.eq(named),)),
         window.answer_block.eq(Mux(told, s.block, of.block)),
         window.answer_line.eq(lines - 1 - written),
     ]

@@ -90,6 +90,7 @@ class Room:
         self.named = []  # the queue and the page of each event
         self.losers = []  # whose each summary is that memory lost
         self.when = []  # the cycle of each op
+        self.told_lines = []  # of each answer that `compare` compared
         self.results, self.answers = deque(), deque()
         #: (squeue, page) whose key the host writes in each cycle: M3 hears of it where the message
         #: has passed, and no LOOK is decided
@@ -308,6 +309,7 @@ def compare(bells, *, around, offer=1.0, take=1.0, between=None, cycles=30_000):
         for n, bell in enumerate(bells):
             found, wanted = await room.select(region, {"sequence": n + 1} | bell, queries(n))
             assert found == wanted, (bell, record(ANSWER_FIELDS, found[0]))
+            room.told_lines.append(found)
             for _ in range(30):
                 await room.cycle()
             if between:

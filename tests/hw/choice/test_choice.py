@@ -100,9 +100,17 @@ def test_what_is_wanted_is_the_golden_one(most, target):
         present[0], present[-1] = n % 3 != 1, n % 4 != 3
     lists.append((lists[2][0], np.zeros(30, bool), lists[2][2]))
     at = {"target": target, "most": most, "wants": True}
-    got, _ = chosen(lists, **at, offer=0.7, take=0.6)
-    assert got == expected(lists, **at)
-    assert target <= 9 or not most or sum(item[4] for item in got) > 10
+    for take in (0.3, 0.6, 1.0):
+        got, seen = chosen(lists, **at, offer=0.7, take=take)
+        assert got == expected(lists, **at)
+        assert target <= 9 or not most or sum(item[4] for item in got) > 10
+        best, always = [], {named(page) for pages, _, _ in lists for page in (0, len(pages) - 1)}
+        for item in (t.item for t in seen["o"]):
+            if item.none:
+                best = []
+            elif not (item.always if item.wanted else item.id in always):
+                assert not item.wanted or min(best, default=item.mass) >= item.mass, "comes first"
+                best += [] if item.wanted else [item.mass]
 
 
 @pytest.mark.parametrize("absent", [0, 3])

@@ -2,6 +2,8 @@
 
 """SelectControl: slots that come and go, refusals, sessions that end, pages that are not there."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from select_room import (
@@ -118,6 +120,33 @@ def test_pages_that_go_and_frames_that_are_short():
     )
     answer = record(ANSWER_FIELDS, region.read(region.map.bell(0, 0), OWNER)[:13])
     assert answer["absent"] >= 1 and answer["status"] == SelectStatus.DONE
+
+
+@pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.7, 0.3)])
+def test_pages_that_are_wanted_are_named(offer, take):
+    """Whatever comes when: as many as have a place, one that a page chosen later took among them;
+    by a guess all, and of a SELECT behind them that wants nothing none."""
+    rng = np.random.default_rng(int(10 * take))
+
+    def between(room, makes, n):
+        gone = rng.choice(10, (0, 3, 4, 5, 8)[n % 5], replace=False)
+        for made in makes:
+            for page in range(10):
+                state = int(PageState.COLD if page in gone else PageState.RESIDENT)
+                made.tracker.words[page] = made.tracker.words[page]._replace(state=state)
+
+    kinds = {}, {"fetch": 1}, {"most": 3}, {"speculative": 1}, {"release": 1}, {"queue": 4}
+    bells = [{"most": 6} | kinds[rng.integers(len(kinds))] for _ in range(40)]
+    room, _ = compare(bells, around={}, between=between, offer=offer, take=take, cycles=200_000)
+    left, of_guesses = Counter(), []
+    for bell, lines in zip(bells, room.told_lines, strict=True):
+        header = record(ANSWER_FIELDS, lines[0])
+        if "speculative" in bell:
+            of_guesses.append(header["wanted"])
+        elif header["wanted"]:
+            assert header["count"], "nothing is wanted where nothing is chosen"
+            left[np.sign(CONFIG.select - header["count"] - header["wanted"])] += 1
+    assert set(left) == {-1, 0, 1} and max(of_guesses) > 5, (left, of_guesses)
 
 
 def test_time_is_over_and_sessions_end():

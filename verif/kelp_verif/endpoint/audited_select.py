@@ -117,7 +117,8 @@ class AuditedSelect(AuditedShadow):
         header = record(ANSWER_FIELDS, answer[:LINE_BYTES])
         self.seen[f"refused.{Refusal(header['refusal']).name}"] += 1
         self.seen["missing"] += header["missing"] > 0
-        for n in range(header["count"]):
+        named = self.region.map.named_places(header["count"], header["wanted"])
+        for n in (*range(header["count"]), *named):
             page = record(CHOSEN_FIELDS, answer[LINE_BYTES + 8 * n :][:8])
             self.seen[f"slot.{SlotState(page['state']).name}"] += 1
 

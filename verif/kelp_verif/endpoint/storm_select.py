@@ -342,10 +342,16 @@ class Choices:
             storm.silent.append(f"no answer to {bell.fields}: {header}")
             return
         rows = result.data[1:].tobytes()
-        pages = [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in range(header["count"])]
-        self._judge(tenant, bell, header, pages)
+        pages, wanted = (
+            [record(CHOSEN_FIELDS, rows[8 * n : 8 * n + 8]) for n in each]
+            for each in (
+                range(header["count"]),
+                self.map.named_places(header["count"], header["wanted"]),
+            )
+        )
+        self._judge(tenant, bell, header, pages, wanted)
 
-    def _judge(self, tenant, bell, header, pages):
+    def _judge(self, tenant, bell, header, pages, wanted):
         storm, fields = self.storm, bell.fields
         wrong = []
         if header["refusal"] not in bell.refusals:
@@ -357,6 +363,8 @@ class Choices:
         if header["status"] != (SelectStatus.REFUSED if header["refusal"] else SelectStatus.DONE):
             wrong.append("status")
         names = [page["page"] for page in pages]
+        if Refusal.BELL not in bell.refusals:
+            wrong += self._named(header, fields, names, wanted)
         if header["refusal"] or fields["release"] or fields["speculative"]:
             if pages or header["absent"] and not fields["speculative"] or header["generation"]:
                 wrong.append("pages of a SELECT that chooses none")
@@ -378,6 +386,19 @@ class Choices:
             if self._stays(tenant.session, fields["queue"]):
                 self.chosen[tenant.session, fields["queue"]] = header["generation"], pages
         storm.silent += [f"SELECT {fields} answers {header} {names}: {what}" for what in wrong]
+
+    def _named(self, header, fields, names, wanted) -> list[str]:
+        """What is wrong with the pages that an answer names as wanted."""
+        self.storm._count("named", len(wanted))
+        always = {0, fields["newest"]} if fields["speculative"] else set()
+        found, masses = [page["page"] for page in wanted], [page["mass"] for page in wanted]
+        best = [page["mass"] for page in wanted if page["page"] not in always]
+        ok = header["wanted"] <= header["absent"] and sum(masses) <= header["missing"]
+        ok &= {page["state"] for page in wanted} <= {SlotState.WANTED}
+        ok &= len({*found, *names}) == len(found) + len(names)
+        ok &= max(found, default=0) <= fields["newest"] and len(best) <= fields["most"]
+        ok &= best == sorted(best, reverse=True) and 0 not in best
+        return [] if ok else [f"wanted {wanted}"]
 
     def _slots(self, tenant, queue, generation, pages):
         """A read of every line of every slot, judged as its page's own; empty ones are refused."""
