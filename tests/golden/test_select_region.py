@@ -99,6 +99,7 @@ class Bench:
         pages, named = entries[:count], entries[count:][::-1]  # from the last place downwards
         named, rest = named[: header["wanted"]], named[header["wanted"] :]
         assert all(page["state"] == SlotState.WANTED for page in named)
+        assert not any(page["state"] == SlotState.WANTED for page in pages)
         assert not any(any(page.values()) for page in rest)
         self.wanted = [(page["page"], page["mass"]) for page in named]
         for page in (*pages, *named):
