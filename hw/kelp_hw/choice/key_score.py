@@ -166,11 +166,7 @@ class KeyScore(wiring.Component):
             m.d.comb += up.eq(exponent + query_exponent - (12 - ALIGNED_FRACTION))
             product = self._product(m, head, moves, query, element, begins)
             aligned = self._aligned(m, head, moves, product, up)
-            raw = Signal(
-                signed(ALIGNED_BITS + (self.lines - 1).bit_length()),
-                name=f"raw_{head}",
-                reset_less=True,
-            )
+            raw = Signal(self.layouts.token_sum, name=f"raw_{head}", reset_less=True)
             with m.If(moves & valid[7]):
                 m.d.sync += raw.eq(Mux(firsts[7], 0, raw) + aligned)
             self._scaled(m, moves, raw, factor, by, nones[10], out.score[head], head)
@@ -217,17 +213,16 @@ class KeyScore(wiring.Component):
     def _query(self, m, head, moves, line, bank, beat):
         """Elements that are multiplied, and the exponent, of the head's line, in stage 2."""
         put, width = self.i_query.p, 8 * ELEMENTS
-        line_bits = (self.lines - 1).bit_length()
-        depth = self.lines if self.banks == 1 else self.banks << line_bits
+        depth = self.lines if self.banks == 1 else self.banks << len(put.line)
         rows = memory.Memory(shape=width + BLOCK_EXPONENT_BITS, depth=depth, init=())
         m.submodules[f"query_{head}"] = rows
         write, read = rows.write_port(), rows.read_port()
         m.d.comb += [
             write.en.eq(self.i_query.valid & (put.head == head)),
-            write.addr.eq(Cat(put.line[:line_bits], self.put_bank)),
+            write.addr.eq(Cat(put.line, self.put_bank)),
             write.data.eq(Cat(put.element.as_value(), put.exponent)),
             read.en.eq(moves),
-            read.addr.eq(Cat(line.line[:line_bits], bank)),
+            read.addr.eq(Cat(line.line, bank)),
         ]
         beat2 = Const(0) if self._beats == 1 else self._later(m, moves, beat, f"beat_{head}_", 2)[2]
         part = _part(read.data[:width], beat2, self._beats)
@@ -262,9 +257,7 @@ class KeyScore(wiring.Component):
         """`up`, in stage 2, goes with the product; stages 5 and 6: the product shifted by it and
         clamped, in stage 7."""
         kept = Signal(signed(ALIGNED_BITS.bit_length() + 1), name=f"kept_{head}")
-        m.d.comb += kept.eq(
-            Mux(up > ALIGNED_BITS, ALIGNED_BITS, Mux(up < -ALIGNED_BITS, -ALIGNED_BITS, up))
-        )
+        m.d.comb += kept.eq(_clamped(up, -ALIGNED_BITS, ALIGNED_BITS))
         kept5 = self._later(m, moves, kept, f"kept_{head}_", 5, first=2)[5]
         left, right = Signal(range(ALIGNED_BITS + 1)), Signal(range(ALIGNED_BITS + 1))
         shifted = Signal(
@@ -274,7 +267,7 @@ class KeyScore(wiring.Component):
         m.d.comb += [left.eq(kept5), right.eq(-kept5)]
         with m.If(moves):
             m.d.sync += [
-                shifted.eq(Mux(kept5 < 0, whole >> right, whole << left)),
+                shifted.eq(Mux(kept5[-1], whole >> right, whole << left)),
                 aligned.eq(_clamped(shifted, -_ALIGNED_MOST, _ALIGNED_MOST)),
             ]
         return aligned
