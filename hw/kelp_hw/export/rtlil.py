@@ -11,6 +11,8 @@ from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from .quick_amaranth import quick_amaranth
+
 __all__ = ["component_ports", "to_rtlil"]
 
 
@@ -38,7 +40,7 @@ def to_rtlil(component: wiring.Component, *, name: str, sources: bool = False) -
         port: (value, PortDirection.Input if member.flow is wiring.In else PortDirection.Output)
         for port, (value, member) in component_ports(component).items()
     }
-    with _uncollected():
+    with _uncollected(), quick_amaranth():
         return rtlil.convert(component, name=name, ports=ports, emit_src=sources)
 
 

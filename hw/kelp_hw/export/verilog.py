@@ -84,5 +84,5 @@ def settle_constants(text: str) -> str:
 def macro_sources(text: str) -> list[Path]:
     """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) Verilog
     instantiates."""
-    models = {path.stem: path for path in _MACROS.glob("*.v")}
-    return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", text)))]
+    models = sorted(_MACROS.glob("*.v"), key=lambda path: path.stem)
+    return [path for path in models if re.search(rf"\b{path.stem}\b", text)]

@@ -59,6 +59,7 @@ def test_each_is_refined_as_the_top_is_and_kept_at_once(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == found and found["windows"]["critical_path"]["ns"] == 5.0
 
 
+@pytest.mark.slow  # synthesises and places two blocks
 def test_blocks_are_placed_alone_and_added_to_what_was_done(tmp_path):
     """The smallest block, with the tools; what an earlier run found stays."""
     path = tmp_path / "board" / "blocks.json"

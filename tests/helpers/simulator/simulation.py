@@ -3,15 +3,19 @@
 """A block in Amaranth's own simulator."""
 
 from amaranth.sim import Simulator
+from quick import settled_late
+
+from kelp_hw.export.quick_amaranth import quick_amaranth
 
 __all__ = ["cycles_until", "simulate"]
 
 
 def simulate(top, bench):
     """Run the testbench `bench` on `top`, clocked where it has a clock."""
-    sim = Simulator(top)
+    with quick_amaranth():
+        sim = Simulator(top)
     sim.add_clock(1e-6, if_exists=True)
-    sim.add_testbench(bench)
+    sim.add_testbench(settled_late(bench))
     sim.run()
 
 

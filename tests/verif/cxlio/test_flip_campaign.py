@@ -40,6 +40,7 @@ def met_as_said(result):
     return met
 
 
+@pytest.mark.slow  # the campaign whole; that it can fail is the next test's
 @pytest.mark.timeout(900)
 def test_one_flip_is_corrected_two_are_told(bench):
     result = campaign(each=4, seed=1, lives=2, bench=bench)

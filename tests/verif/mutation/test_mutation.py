@@ -445,6 +445,7 @@ INCREMENT = Bench(
 )
 
 
+@pytest.mark.slow  # a model with mutants in it; `make mutate` does the same for every block
 @pytest.mark.timeout(300)
 def test_a_bench_on_verilator_forks_for_each_mutant():
     figures = hunt(INCREMENT, count=12, seed=1, jobs=2)["Increment"]
