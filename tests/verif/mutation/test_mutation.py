@@ -204,6 +204,30 @@ class Helped(wiring.Component):
         return m
 
 
+def _width():
+    return 3 + 1
+
+
+def _half(i):
+    return i[1:] ^ 1
+
+
+def _rounded(i):
+    return _half(i + 1)
+
+
+class Outside(wiring.Component):
+    """`o` is half of `i`, rounded, and one bit of it is turned."""
+
+    def __init__(self):
+        super().__init__({"i": In(_width()), "o": Out(4)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.eq(_rounded(self.i))
+        return m
+
+
 class Excess(wiring.Component):
     """`o` is a − b, or 0."""
 
@@ -385,6 +409,21 @@ def test_a_mutant_may_be_in_a_property_or_a_static_method():
         with source.mutated(Helped, mutant):
             assert to_rtlil(Helped(), name="top") != before
         assert to_rtlil(Helped(), name="top") == before
+
+
+def test_a_mutant_may_be_in_a_function_beside_the_block():
+    """One that a function below its methods calls; not one that its constructor alone calls."""
+    before = to_rtlil(Outside(), name="top")
+    mutants = source.sites(Outside, count=100, seed=1)
+    assert {m.site.rpartition(": ")[2] for m in mutants} == {
+        "self.o.eq(_rounded(self.i))",
+        "i + 1",
+        "i[1:] ^ 1",
+    }
+    for mutant in mutants:
+        with source.mutated(Outside, mutant):
+            assert to_rtlil(Outside(), name="top") != before
+        assert to_rtlil(Outside(), name="top") == before
 
 
 def test_a_site_of_the_netlist_is_asleep_until_it_is_chosen():

@@ -36,7 +36,8 @@ _CHECKS = {"Assert", "Assume", "Cover"}
 
 @dataclass(frozen=True)
 class SourceMutant:
-    """`what` happens to the `n`-th node (in `ast.walk`'s order) of the class."""
+    """`what` happens to the `n`-th node (in `ast.walk`'s order) of the class and, one after
+    another, the functions of its module that it calls."""
 
     number: int
     block: str
@@ -45,9 +46,23 @@ class SourceMutant:
     site: str
 
 
-def _tree(block: type) -> tuple[ast.ClassDef, int]:
-    text = textwrap.dedent(inspect.getsource(block))
-    return ast.parse(text).body[0], inspect.getsourcelines(block)[1] - 1
+def _trees(block: type) -> list[ast.ClassDef | ast.FunctionDef]:
+    """The class, and the functions of its module that its methods name, or one of these."""
+    source, first = inspect.getsourcelines(block)
+    (tree,) = ast.parse(textwrap.dedent("".join(source))).body
+    ast.increment_lineno(tree, first - 1)
+    beside = {
+        part.name: part
+        for part in ast.parse(inspect.getsource(sys.modules[block.__module__])).body
+        if isinstance(part, ast.FunctionDef)
+    }
+    trees = [tree]
+    for part in trees:  # grows as it is walked
+        within = _methods(part).values() if part is tree else [part]
+        nodes = [node for each in within for node in ast.walk(each)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        trees += [beside.pop(name) for name in sorted(names & beside.keys())]
+    return trees
 
 
 def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -57,33 +72,33 @@ def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return defined
 
 
-def _of_hardware(tree: ast.ClassDef) -> set[int]:
-    """Positions of the nodes that are in methods that build hardware, without what is asserted, and
-    without names and messages."""
-    inside = {id(node) for method in _methods(tree).values() for node in ast.walk(method)}
-    for node in ast.walk(tree):
+def _of_hardware(block: type) -> list[tuple[int, ast.AST]]:
+    """The nodes, and their positions, that are in methods and functions that build hardware,
+    without what is asserted, and without names and messages."""
+    tree, *functions = trees = _trees(block)
+    building = [*_methods(tree).values(), *functions]
+    inside = {id(node) for part in building for node in ast.walk(part)}
+    nodes = [node for part in trees for node in ast.walk(part)]
+    for node in nodes:
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if isinstance(node, ast.JoinedStr) or (called and node.func.id in _CHECKS):
             inside -= {id(below) for below in ast.walk(node)}
-    return {n for n, node in enumerate(ast.walk(tree)) if id(node) in inside}
+    return [(n, node) for n, node in enumerate(nodes) if id(node) in inside]
 
 
 def sites(block: type, *, count: int, seed: int, first: int = 1) -> list[SourceMutant]:
     """Up to `count` mutants of `block`, drawn by `seed`."""
-    tree, line = _tree(block)
-    hardware, found = _of_hardware(tree), []
-    for n, node in enumerate(ast.walk(tree)):
-        if n in hardware:
-            found += [(n, what) for what in _kinds(node)]
+    nodes = dict(_of_hardware(block))
+    found = [(n, what) for n, node in nodes.items() for what in _kinds(node)]
     chosen = sorted(random.Random(seed).sample(found, min(count, len(found))))
-    nodes, name = list(ast.walk(tree)), Path(inspect.getfile(block)).name
+    name = Path(inspect.getfile(block)).name
     return [
         SourceMutant(
             first + k,
             block.__name__,
             n,
             what,
-            f"{what} at {name}:{line + nodes[n].lineno}: {ast.unparse(nodes[n])[:80]}",
+            f"{what} at {name}:{nodes[n].lineno}: {ast.unparse(nodes[n])[:80]}",
         )
         for k, (n, what) in enumerate(chosen)
     ]
@@ -125,29 +140,43 @@ def _change(node: ast.AST, what: str) -> ast.AST:
 
 def apply(block: type, mutant: SourceMutant) -> None:
     """Make `block`, in this process and for good, what `mutant` says."""
+    for owner, name, member in _changes(block, mutant):
+        setattr(owner, name, member)
+
+
+def _changes(block: type, mutant: SourceMutant):
+    """What stands where in a module or class of which `mutant` is true."""
     from amaranth.hdl import Value
 
-    tree, _ = _tree(block)
-    target = list(ast.walk(tree))[mutant.n]
+    trees, n = _trees(block), mutant.n
+    for tree in trees:
+        nodes = list(ast.walk(tree))
+        if n < len(nodes):
+            break
+        n -= len(nodes)
+    target = nodes[n]
 
     class Replace(ast.NodeTransformer):
         def visit(self, node):
             return _change(node, mutant.what) if node is target else self.generic_visit(node)
 
     changed = ast.fix_missing_locations(ast.Module([Replace().visit(tree)], []))
-    space = dict(vars(sys.modules[block.__module__])) | {"_value_of": Value.cast}
+    module = sys.modules[block.__module__]
+    space = dict(vars(module)) | {"_value_of": Value.cast}
     exec(compile(changed, f"{block.__name__}_mutant.py", "exec"), space)
-    for name in _methods(tree):
-        setattr(block, name, vars(space[block.__name__])[name])
+    if isinstance(tree, ast.FunctionDef):
+        return [(module, tree.name, space[tree.name])]
+    return [(block, name, vars(space[block.__name__])[name]) for name in _methods(tree)]
 
 
 @contextlib.contextmanager
 def mutated(block: type, mutant: SourceMutant):
     """`block` is what `mutant` says, for a while."""
-    before = {name: vars(block)[name] for name in _methods(_tree(block)[0])}
+    changes = _changes(block, mutant)
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     apply(block, mutant)
     try:
         yield
     finally:
-        for name, member in before.items():
-            setattr(block, name, member)
+        for owner, name, member in before:
+            setattr(owner, name, member)
