@@ -6,10 +6,15 @@ Amaranth's own evaluates the whole design after each ``ctx.set``, which is most 
 many ports costs; its expressions it walks anew at each call.
 """
 
+from typing import Any, NamedTuple
+
 from amaranth.hdl import Const, ShapeCastable, Signal, Value, ValueCastable
+from amaranth.hdl._ast import Slice
 from amaranth.sim._async import TestbenchContext
 
 __all__ = ["settled_late"]
+
+_MOST_PLACES = 10_000  #: that are remembered: benches that make expressions as they go have no end
 
 
 def settled_late(bench):
@@ -39,12 +44,20 @@ class _Steps:
             yield wait
 
 
+class _Place(NamedTuple):
+    """Where the bits of an expression are that is part of one signal."""
+
+    expr: Any  #: kept, so that no other comes to have its id
+    state: Any  #: of the signal; nothing where the expression is more than that
+    low: int = 0
+    mask: int = 0
+    shape: Any = None  #: what makes of the bits what a bench sees, if anything does
+
+
 class _Context(TestbenchContext):
     def __init__(self, ctx):
         super().__init__(ctx._design, ctx._engine, ctx._process)
-        self._changed = False
-        state = self._engine.state
-        self._slots, self._slot_of = state.slots, state.get_signal
+        self._changed, self._places = False, {}
 
     def settle(self):
         if self._changed:
@@ -54,14 +67,37 @@ class _Context(TestbenchContext):
     def get(self, expr):
         if self._changed:
             self.settle()
-        if type(expr) is Signal:
-            return self._slots[self._slot_of(expr)].curr
-        return super().get(expr)
+        _, state, low, mask, shape = self._places.get(id(expr)) or self._placed(expr)
+        if state is None:
+            return super().get(expr)
+        bits = state.curr >> low & mask
+        return bits if shape is None else shape.from_bits(bits)
 
     def set(self, expr, value):
-        if isinstance(expr, ValueCastable) and isinstance(shape := expr.shape(), ShapeCastable):
+        _, state, low, mask, shape = self._places.get(id(expr)) or self._placed(expr)
+        if state is None or state.is_comb:
+            return super().set(expr, value)
+        if shape is not None:
             value = shape.const(value)
         if type(value) is not int:
             value = Const.cast(value).value
-        self._engine.set_value(Value.cast(expr), value)
+        state.update(state.next & ~(mask << low) | (value & mask) << low)
         self._changed = True
+
+    def _placed(self, expr):
+        if len(self._places) > _MOST_PLACES:
+            self._places.clear()
+        place = self._places[id(expr)] = self._place(expr)
+        return place
+
+    def _place(self, expr):
+        value, low, shape = Value.cast(expr), 0, None
+        if isinstance(expr, ValueCastable) and isinstance(given := expr.shape(), ShapeCastable):
+            shape = given
+        mask = (1 << len(value)) - 1
+        while isinstance(value, Slice):
+            value, low = value.value, low + value.start
+        if not isinstance(value, Signal) or value.shape().signed:
+            return _Place(expr, None)
+        engine = self._engine.state
+        return _Place(expr, engine.slots[engine.get_signal(value)], low, mask, shape)

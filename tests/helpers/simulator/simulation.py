@@ -14,9 +14,9 @@ def simulate(top, bench):
     """Run the testbench `bench` on `top`, clocked where it has a clock."""
     with quick_amaranth():
         sim = Simulator(top)
-    sim.add_clock(1e-6, if_exists=True)
-    sim.add_testbench(settled_late(bench))
-    sim.run()
+        sim.add_clock(1e-6, if_exists=True)
+        sim.add_testbench(settled_late(bench))
+        sim.run()
 
 
 async def cycles_until(ctx, signal, limit=20):

@@ -10,11 +10,13 @@ import ctypes
 import functools
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from amaranth.hdl import Const, ShapeCastable, Value, ValueCastable
 from amaranth.hdl._ast import Operator, Slice
 from amaranth.lib.wiring import In
 
+from kelp_hw.export.quick_amaranth import quick_amaranth
 from kelp_hw.export.rtlil import component_ports
 from kelp_hw.export.verilog import to_verilog
 from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
@@ -22,6 +24,7 @@ from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 __all__ = ["simulate"]
 
 _DRIVER = Path(__file__).with_name("compiled.cpp")
+_MOST_PLACES = 10_000  #: that are remembered: benches that make expressions as they go have no end
 _WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
 
@@ -36,15 +39,32 @@ def simulate(component, bench, *, seed: int = 1) -> None:
     """
     context = _Context(_library(component), component, seed)
     try:
-        running = bench(context)
-        try:
-            while True:
-                running.send(None)
-                context.cycle()
-        except StopIteration:
-            context.settle()
+        with quick_amaranth():
+            _run(bench(context), context)
     finally:
         context.close()
+
+
+def _run(running, context):
+    try:
+        while True:
+            running.send(None)
+            context.cycle()
+    except StopIteration:
+        context.settle()
+
+
+class _Place(NamedTuple):
+    """Bits of a port that an expression is."""
+
+    expression: Any
+    cells: Any  #: of the port; nothing where it is a constant
+    size: int = 0  #: of it, in bytes
+    low: int = 0
+    mask: int = 0
+    shape: Any = None  #: what makes of them what a bench sees, if anything does
+    signed: bool = False
+    constant: int = 0
 
 
 class _Tick:
@@ -59,6 +79,7 @@ class _Context:
         at = (ctypes.c_void_p * len(ports))()
         library.block_ports(self._block, at)
         self._ports, self._changed = {}, True
+        self._places = {}
         self._words = {}  # of the ports that are unsigned numbers of at most 64 bits
         for (signal, member), address in zip(ports.values(), at, strict=True):
             size = _size(len(signal))
@@ -91,8 +112,21 @@ class _Context:
         if failed:
             raise AssertionError("an Assert of the block failed: see what Verilator printed")
 
-    def _place(self, value):
-        low, width = 0, len(value)
+    def _placed(self, expression):
+        """Where its bits are; remembered, with the expression, so that no other has its id."""
+        if len(self._places) > _MOST_PLACES:
+            self._places.clear()
+        place = self._places[id(expression)] = self._place(expression)
+        return place
+
+    def _place(self, expression):
+        value, low, shape = Value.cast(expression), 0, None
+        if isinstance(value, Const):  # the `ready` of a stream that is always taken
+            return _Place(expression, None, constant=value.value)
+        width, signed = len(value), value.shape().signed
+        if isinstance(expression, ValueCastable):
+            given = expression.shape()
+            shape = given if isinstance(given, ShapeCastable) else None
         while isinstance(value, Slice | Operator):
             if isinstance(value, Slice):
                 low, value = low + value.start, value.value
@@ -102,22 +136,20 @@ class _Context:
                 break
         if id(value) not in self._ports:
             raise ValueError(f"{value!r} is no port of the block, nor a field of one")
-        return *self._ports[id(value)][:2], low, (1 << width) - 1
+        cells, size, _ = self._ports[id(value)]
+        return _Place(expression, cells, size, low, (1 << width) - 1, shape, signed)
 
     def get(self, expression):
         self.settle()
         if word := self._words.get(id(expression)):
             return word[0].value
-        value = Value.cast(expression)
-        if isinstance(value, Const):  # the `ready` of a stream that is always taken
-            return value.value
-        cells, _, low, mask = self._place(value)
-        bits = int.from_bytes(cells.raw, "little") >> low & mask
-        if isinstance(expression, ValueCastable):
-            shape = expression.shape()
-            if isinstance(shape, ShapeCastable):
-                return shape.from_bits(bits)
-        return Const(bits, value.shape()).value
+        place = self._places.get(id(expression)) or self._placed(expression)
+        if place.cells is None:
+            return place.constant
+        bits = int.from_bytes(place.cells.raw, "little") >> place.low & place.mask
+        if place.shape is not None:
+            return place.shape.from_bits(bits)
+        return bits - (place.mask + 1) if place.signed and bits > place.mask >> 1 else bits
 
     def set(self, expression, value):
         if word := self._words.get(id(expression)):
@@ -126,12 +158,12 @@ class _Context:
             if cell.value != value:
                 cell.value, self._changed = value, True
             return
-        target = Value.cast(expression)
-        if isinstance(expression, ValueCastable) and isinstance(
-            shape := expression.shape(), ShapeCastable
-        ):
+        place = self._places.get(id(expression)) or self._placed(expression)
+        _, cells, size, low, mask, shape, *_ = place
+        if cells is None:
+            raise ValueError(f"{expression!r} is a constant")
+        if shape is not None:
             value = Const.cast(shape.const(value)).value
-        cells, size, low, mask = self._place(target)
         held = int.from_bytes(cells.raw, "little")
         cells.raw = (held & ~(mask << low) | (int(value) & mask) << low).to_bytes(size, "little")
         self._changed = True
