@@ -85,7 +85,7 @@ def test_what_the_block_drives_is_not_set():
     block = Block()
 
     async def bench(ctx):
-        ctx.set(block.sum, 1)
+        ctx.set(block.seen, 1)
 
     simulator = Simulator(block)
     simulator.add_clock(1e-6)
