@@ -41,7 +41,8 @@ def test_coherence_needs_a_cxlio_that_calls_lines_back():
 
 
 @pytest.mark.slow  # a second model of the device
-@pytest.mark.timeout(2400)
+# Begun first: it builds a model of its own, while another worker builds that of choices.
+@pytest.mark.timeout(2700)
 def test_the_whole_coherent_device():
     seen = run_cocotb(
         CxlDevice(config=named("unit_cxl_coherent")),

@@ -48,7 +48,8 @@ from cxl_kv.url import make_core
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import HostType
 
-pytestmark = pytest.mark.timeout(1800)
+# Begun before the files that wait for the model that it builds.
+pytestmark = pytest.mark.timeout(2100)
 
 TOKENS = 32
 FORMATS = ("raw16", "int8", "int4", "fp8_e4m3")
