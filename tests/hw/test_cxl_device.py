@@ -41,8 +41,7 @@ def test_coherence_needs_a_cxlio_that_calls_lines_back():
 
 
 @pytest.mark.slow  # a second model of the device
-# Begun first: it builds a model of its own, while another worker builds that of choices.
-@pytest.mark.timeout(2700)
+@pytest.mark.timeout(2400)
 def test_the_whole_coherent_device():
     seen = run_cocotb(
         CxlDevice(config=named("unit_cxl_coherent")),
@@ -54,7 +53,8 @@ def test_the_whole_coherent_device():
     assert seen["snooped"] >= 8
 
 
-@pytest.mark.timeout(2400)
+# Begun first: it builds a model of its own, while another worker builds that of choices.
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "bench",
     ["device_bench", "sanitize_bench", pytest.param("attack_bench", marks=pytest.mark.slow)],
