@@ -3,6 +3,7 @@
 """KELP's events as the mailbox makes records of them."""
 
 import pytest
+from flips import NO_FAULT, fields, flip, simulate_memory
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
@@ -29,7 +30,7 @@ def test_each_event_leaves_in_its_log(protect):
     given = [
         event(Event.POISON_RECEIVED, session=1, queue=1, page=3),
         event(Event.FETCH_FAILED, page=2),
-        event(Event.CLOSED_SESSION, ld_id=5, argument=0x1234, page=5),
+        event(Event.CLOSED_SESSION, session=1, queue=1, ld_id=5, argument=0x1234, page=5),
         event(Event.FATAL, argument=4),
         event(Event.CORRECTED, page=6),
         event(Event.WORD_LOST, argument=7),
@@ -49,7 +50,7 @@ def test_each_event_leaves_in_its_log(protect):
     assert seen[0]["dpa"] == addresses.encode(KvAddress(1, 1, 3, 0, 0))
     assert seen[1]["dpa"] == addresses.encode(KvAddress(0, 0, 2, 0, 0))
     assert (seen[2]["dpa"], seen[2]["word"], seen[2]["more"]) == (
-        5,
+        5 | given[2]["squeue"] << 32,
         Event.CLOSED_SESSION | 5 << 8,
         0x1234,
     )
@@ -95,6 +96,34 @@ def test_what_finds_no_room_is_lost_and_the_others_are_not():
     assert blocked["o"] == []
     seen = pump(dut, Ends(sends={"i": given}, takes=("o",)), cycles=80)["o"]
     assert [t.item["more"] for t in seen] == list(range(len(given)))
+
+
+@pytest.mark.parametrize(
+    ("bits", "told", "left"), [(1, "corrected", [1, 2, 3, 4]), (2, "poisoned", [1, 2, 4])]
+)
+def test_an_event_beyond_repair_is_dropped_and_told(bits, told, left):
+    dut, seen, faults = EventRecords(config=UNIT), [], []
+
+    async def bench(ctx, memory):
+        for argument in (1, 2, 3, 4):
+            ctx.set(dut.i.p.code, Event.HINT_GAP)
+            ctx.set(dut.i.p.argument, argument)
+            ctx.set(dut.i.valid, 1)
+            await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        await ctx.tick().repeat(3)
+        flip(ctx, memory, 2, *range(3, 3 + bits))
+        ctx.set(dut.o.ready, 1)
+        for _ in range(12):
+            if ctx.get(dut.o.valid):
+                seen.append(ctx.get(dut.o.p.more))
+            await ctx.tick()
+            if (fault := fields(ctx, dut.fault)) != NO_FAULT:
+                faults.append(fault)
+
+    simulate_memory(dut, bench)
+    assert seen == left
+    assert faults == [NO_FAULT | {told: 1}]
 
 
 def test_latency_and_interval():
