@@ -12,9 +12,9 @@ from amaranth.hdl import Const, ShapeCastable, Signal, Value, ValueCastable
 from amaranth.hdl._ast import Slice
 from amaranth.sim._async import TestbenchContext
 
-__all__ = ["settled_late"]
+from kelp_verif.harness.places import Places
 
-_MOST_PLACES = 10_000  #: that are remembered: benches that make expressions as they go have no end
+__all__ = ["settled_late"]
 
 
 def settled_late(bench):
@@ -47,7 +47,6 @@ class _Steps:
 class _Place(NamedTuple):
     """Where the bits of an expression are that is part of one signal."""
 
-    expr: Any  #: kept, so that no other comes to have its id
     state: Any  #: of the signal; nothing where the expression is more than that
     low: int = 0
     mask: int = 0
@@ -57,7 +56,7 @@ class _Place(NamedTuple):
 class _Context(TestbenchContext):
     def __init__(self, ctx):
         super().__init__(ctx._design, ctx._engine, ctx._process)
-        self._changed, self._places = False, {}
+        self._changed, self._places = False, Places(self._place)
 
     def settle(self):
         if self._changed:
@@ -67,14 +66,14 @@ class _Context(TestbenchContext):
     def get(self, expr):
         if self._changed:
             self.settle()
-        _, state, low, mask, shape = self._places.get(id(expr)) or self._placed(expr)
+        state, low, mask, shape = self._places[expr]
         if state is None:
             return super().get(expr)
         bits = state.curr >> low & mask
         return bits if shape is None else shape.from_bits(bits)
 
     def set(self, expr, value):
-        _, state, low, mask, shape = self._places.get(id(expr)) or self._placed(expr)
+        state, low, mask, shape = self._places[expr]
         if state is None or state.is_comb:
             return super().set(expr, value)
         if shape is not None:
@@ -84,12 +83,6 @@ class _Context(TestbenchContext):
         state.update(state.next & ~(mask << low) | (value & mask) << low)
         self._changed = True
 
-    def _placed(self, expr):
-        if len(self._places) > _MOST_PLACES:
-            self._places.clear()
-        place = self._places[id(expr)] = self._place(expr)
-        return place
-
     def _place(self, expr):
         value, low, shape = Value.cast(expr), 0, None
         if isinstance(expr, ValueCastable) and isinstance(given := expr.shape(), ShapeCastable):
@@ -98,6 +91,6 @@ class _Context(TestbenchContext):
         while isinstance(value, Slice):
             value, low = value.value, low + value.start
         if not isinstance(value, Signal) or value.shape().signed:
-            return _Place(expr, None)
+            return _Place(None)
         engine = self._engine.state
-        return _Place(expr, engine.slots[engine.get_signal(value)], low, mask, shape)
+        return _Place(engine.slots[engine.get_signal(value)], low, mask, shape)

@@ -31,3 +31,15 @@ def test_amaranth_is_its_own_again_afterwards():
         assert _nir.Value.__dict__["__new__"] is not before[0]["__new__"]
         Simulator(Tracker(config=named("unit")))
     assert (dict(_nir.Value.__dict__), _ast.Operator.shape) == before
+
+
+def test_the_last_of_several_puts_it_back():
+    """They need not end in the order in which they began: each may be a thread's."""
+    before = dict(_nir.Value.__dict__), _ast.Operator.shape
+    first, second = quick_amaranth(), quick_amaranth()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _ast.Operator.shape is not before[1]
+    second.__exit__(None, None, None)
+    assert (dict(_nir.Value.__dict__), _ast.Operator.shape) == before

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import simulation
-from amaranth.hdl import Assert, Module, Signal, signed
+from amaranth.hdl import Assert, Const, Module, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -83,3 +83,11 @@ def test_what_is_no_port_is_out_of_reach():
 
     with pytest.raises(ValueError, match=r"\(sig other\) is no port of the block"):
         compiled.simulate(dut, bench)
+
+
+def test_a_constant_is_not_set():
+    async def bench(ctx):
+        ctx.set(Const(1), 0)
+
+    with pytest.raises(ValueError, match="is a constant"):
+        compiled.simulate(Sum(), bench)

@@ -96,7 +96,7 @@ def test_what_the_block_drives_is_not_set():
 
 def test_expressions_without_end_are_forgotten(monkeypatch):
     """One that is made in each cycle has the id of another before it."""
-    monkeypatch.setattr("quick._MOST_PLACES", 20)
+    monkeypatch.setattr("kelp_verif.harness.places._MOST", 20)
     block, seen = Block(), []
 
     async def bench(ctx):

@@ -21,10 +21,11 @@ from kelp_hw.export.rtlil import component_ports
 from kelp_hw.export.verilog import to_verilog
 from kelp_rtl.verilator import QUICK_OPT, Cpp, verilate_model
 
+from .places import Places
+
 __all__ = ["simulate"]
 
 _DRIVER = Path(__file__).with_name("compiled.cpp")
-_MOST_PLACES = 10_000  #: that are remembered: benches that make expressions as they go have no end
 _WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
 
@@ -57,7 +58,6 @@ def _run(running, context):
 class _Place(NamedTuple):
     """Bits of a port that an expression is."""
 
-    expression: Any
     cells: Any  #: of the port; nothing where it is a constant
     size: int = 0  #: of it, in bytes
     low: int = 0
@@ -79,7 +79,7 @@ class _Context:
         at = (ctypes.c_void_p * len(ports))()
         library.block_ports(self._block, at)
         self._ports, self._changed = {}, True
-        self._places = {}
+        self._places = Places(self._place)
         self._words = {}  # of the ports that are unsigned numbers of at most 64 bits
         for (signal, member), address in zip(ports.values(), at, strict=True):
             size = _size(len(signal))
@@ -112,17 +112,10 @@ class _Context:
         if failed:
             raise AssertionError("an Assert of the block failed: see what Verilator printed")
 
-    def _placed(self, expression):
-        """Where its bits are; remembered, with the expression, so that no other has its id."""
-        if len(self._places) > _MOST_PLACES:
-            self._places.clear()
-        place = self._places[id(expression)] = self._place(expression)
-        return place
-
     def _place(self, expression):
         value, low, shape = Value.cast(expression), 0, None
         if isinstance(value, Const):  # the `ready` of a stream that is always taken
-            return _Place(expression, None, constant=value.value)
+            return _Place(None, constant=value.value)
         width, signed = len(value), value.shape().signed
         if isinstance(expression, ValueCastable):
             given = expression.shape()
@@ -137,13 +130,13 @@ class _Context:
         if id(value) not in self._ports:
             raise ValueError(f"{value!r} is no port of the block, nor a field of one")
         cells, size, _ = self._ports[id(value)]
-        return _Place(expression, cells, size, low, (1 << width) - 1, shape, signed)
+        return _Place(cells, size, low, (1 << width) - 1, shape, signed)
 
     def get(self, expression):
         self.settle()
         if word := self._words.get(id(expression)):
             return word[0].value
-        place = self._places.get(id(expression)) or self._placed(expression)
+        place = self._places[expression]
         if place.cells is None:
             return place.constant
         bits = int.from_bytes(place.cells.raw, "little") >> place.low & place.mask
@@ -158,8 +151,8 @@ class _Context:
             if cell.value != value:
                 cell.value, self._changed = value, True
             return
-        place = self._places.get(id(expression)) or self._placed(expression)
-        _, cells, size, low, mask, shape, *_ = place
+        place = self._places[expression]
+        cells, size, low, mask, shape, *_ = place
         if cells is None:
             raise ValueError(f"{expression!r} is a constant")
         if shape is not None:
