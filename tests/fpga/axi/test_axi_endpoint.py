@@ -75,8 +75,9 @@ PACKAGES = "\n".join(
 def test_the_whole_top():
     """AxiMaster → the top, configuration `unit` → AxiRam and flash: what is written comes back,
     through eviction and fetch, hits at a line a cycle. A write's slot is taken for 27 cycles, so
-    the 16 that `unit` has are 0.6 lines a cycle; here are 64."""
-    config = UNIT.with_(write_slots=64)
+    the 16 that `unit` has are 0.6 lines a cycle; here are 64. And twice its frames for raw16, so
+    that three pages of a queue stay while another page is fetched."""
+    config = UNIT.with_(write_slots=64, frames=(2 * UNIT.frames[0], *UNIT.frames[1:]))
     result = run_cocotb(
         AxiEndpoint(config=config),
         bench="kelp_verif.fpga.axi_endpoint_bench",

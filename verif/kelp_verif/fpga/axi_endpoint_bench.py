@@ -394,8 +394,9 @@ async def a_miss_holds_up_answers_not_requests(dut):
     await tb.open(0)
     await tb.fill()
     per_page, held = tb.config.page_lines, []
-    # more than the endpoint keeps slots for: most are read from memory
-    hits = 3 * per_page
+    # more than the endpoint keeps slots for: the others are read from memory
+    kept = tb.config.line_slots
+    hits = kept + per_page
     hot = tb.lines - hits
     for cold in range(0, hot, per_page):
         for first in range(hot, tb.lines, per_page):  # resident, and the newest
@@ -414,7 +415,7 @@ async def a_miss_holds_up_answers_not_requests(dut):
             continue
         (miss, first, seen), (hit, second, _) = times
         assert (first, second) == (1, 2), "a hit was answered before the miss that it is behind"
-        assert seen - reads > hits // 4, (
+        assert seen - reads > (hits - kept) // 2, (
             f"{seen - reads} reads of the memory before the miss was answered: the hits waited"
         )
         assert hit - miss <= hits + 8, (
@@ -429,7 +430,8 @@ async def a_miss_holds_up_answers_not_requests(dut):
 @cocotb.test(timeout_time=3, timeout_unit="ms")
 async def hits_at_full_rate(dut):
     """Bursts to resident pages, 32 of them one behind the other: a line a cycle, reads alone,
-    writes alone; both together share the endpoint's cycle."""
+    writes alone; both together, which take turns, share the endpoint's cycle. There each kind
+    keeps slots of lines: 16 suffice for 0.8 lines a cycle (32 for 0.9; 2026-11-30)."""
     tb = await started(dut, 1.0)
     await tb.open(0)
     lines, rounds, rates = 2 * tb.config.page_lines, 32, {}
@@ -454,4 +456,4 @@ async def hits_at_full_rate(dut):
     await tb.check(0, 2 * lines)
     await tb.rest()
     assert not tb.count(ColdOp.READ), "a page was not resident"
-    assert min(rates.values()) > 0.9, rates
+    assert rates["reads"] > 0.9 and rates["writes"] > 0.9 and rates["both"] > 0.78, rates
