@@ -46,7 +46,7 @@ class Device:
     timing: Timing = RTL
 
     def begin(self, prefix: Prefix) -> Host:
-        """Its host, by the clock of :mod:`.timing`."""
+        """Its host, by the clock of :mod:`kelp_sim.select.timing`."""
         return _Host(self, prefix)
 
 
