@@ -9,29 +9,33 @@ import pytest
 from kelp_cli.bench.crowd import ATTACKERS, measure
 
 
-def judge(**size):
-    """The others' p99 with and without attackers, within the bar; where it is not, once more: the
+MOST = 3  #: times the others' p99 without attackers
+
+
+def measured(**size):
+    """The others' p99 with and without attackers; where that is beyond the bar, once more: the
     machine may have had something else to do."""
     found = measure(**size)
-    if found["ratio"] > 3:
-        found = measure(**size)
-    assert found["ratio"] <= 3, found
+    return found if found["ratio"] <= MOST else measure(**size)
 
 
 @pytest.mark.timeout(300)
 def test_thirty_clients_beside_one_of_each_attacker():
-    judge(clients=30, rounds=3, seconds=2.0, think=0.5)
+    found = measured(clients=30, rounds=3, seconds=2.0, think=0.5)
+    assert found["ratio"] <= MOST, found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("think", [0.2, 2.0], ids=["saturated", "half idle"])
 def test_two_hundred_clients_beside_one_of_each_attacker(think):
-    judge(think=think)
+    found = measured(think=think)
+    assert found["ratio"] <= MOST, found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("attacker", ATTACKERS)
 def test_two_hundred_clients_beside_one_attacker(attacker):
-    judge(names=[attacker], seconds=2.0, think=1.0)
+    found = measured(names=[attacker], seconds=2.0, think=1.0)
+    assert found["ratio"] <= MOST, found

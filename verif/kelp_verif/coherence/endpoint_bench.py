@@ -375,7 +375,8 @@ class CachingDriver(Driver):
         try:
             super().close_session(session)
         except DriverError:
-            if self.read_fields(f"s{session}_state")["open"]:
+            state = self.read_fields(f"s{session}_state")
+            if state["open"] or state["busy"]:
                 raise
 
     def _quiet(self, session):
