@@ -8,7 +8,6 @@ import pytest
 
 from kelp_cli.bench.crowd import ATTACKERS, measure
 
-
 MOST = 3  #: times the others' p99 without attackers
 
 
