@@ -25,10 +25,15 @@ __all__ = ["PARTS", "register", "runs_markdown"]
 
 #: `make slow` by rooms, each of them hours; together they are all of tests/.
 _ENDPOINT = "tests/hw/test_*.py"
+_COHERENT = "tests/verif/coherence"
 _SLOW = {
     "slow-blocks": (f"tests/hw --ignore-glob='{_ENDPOINT}'", "blocks: every format, planted bugs"),
     "slow-endpoint": (_ENDPOINT, "the endpoint: storms, flips, faults, every format"),
-    "slow-verif": ("tests/verif", "hosts that cache, simulated boards, netlists"),
+    "slow-coherent": (_COHERENT, "hosts that cache: weathers, strangers, resets"),
+    "slow-verif": (
+        f"tests/verif --ignore={_COHERENT}",
+        "harnesses: simulated boards, netlists, flips",
+    ),
     "slow-rest": ("tests --ignore=tests/hw --ignore=tests/verif", "recordings, library, boards"),
 }
 
