@@ -52,7 +52,10 @@ class Model {
         context_.randSeed(static_cast<int>(seed % 0x7fffffff) + 1);
         top_ = std::make_unique<Vtop>(&context_);
     }
+    ~Model() { enter(); }
     Vtop &top() { return *top_; }
+    // Verilator's runtime finds the context through the thread, also as a model ends: there it is the model built last,
+    // which may be gone.
     void enter() { Verilated::threadContextp(&context_); }
 
     void cycle() {

@@ -2,6 +2,8 @@
 
 """CXL.io as a whole: recordings of Linux, what a driver relies on, random accesses."""
 
+from dataclasses import replace
+
 import pytest
 from paths import ROOT
 from timing import changes
@@ -26,8 +28,9 @@ TIMES = (658, 741, 824)
 
 
 def run(bench, config, test=None, **params):
+    named = named_cxlio(config)
     return run_cocotb(
-        made(CxlIo, config=named_cxlio(config)),
+        made(CxlIo, config=replace(named, capacity=params.get("capacity", named.capacity))),
         bench=bench,
         test=test,
         params={"config": config, **params},
@@ -79,7 +82,7 @@ def test_what_a_driver_relies_on(config, test):
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_random_accesses(config):
-    seen = run("kelp_verif.cxlio.access_bench", config, steps=800, pause=0.1)
+    seen = run("kelp_verif.cxlio.access_bench", config, "random_accesses", steps=800, pause=0.1)
     counts = seen["seen"]
     wanted = ("refused", "allowed", "signalled", "silent", "error", "event", "command")
     wanted += tuple(f"{kind} of {size}" for kind in ("read", "write") for size in (1, 2, 4, 8))
@@ -87,6 +90,15 @@ def test_random_accesses(config):
         wanted += ("sanitized", "reset")
     assert {name: counts.get(name, 0) for name in wanted if not counts.get(name)} == {}
     assert seen["messages"] >= 4 and seen["requests"] > 2
+
+
+def test_every_bit_that_a_host_may_write():
+    """Of a device of two GiB, so that both decoders have memory in every interleaving."""
+    seen = run("kelp_verif.cxlio.access_bench", "joined", "every_bit", pause=0.1, capacity=8)
+    counts = seen["seen"]
+    assert counts["both"] >= 10 and counts["none"] >= 5, counts
+    assert min(counts["inside"], counts["outside"]) >= 50, counts
+    assert len(counts) > 40
 
 
 def test_latency_and_interval():

@@ -58,3 +58,12 @@ def test_a_child_lets_its_parents_simulation_be(model):
     model.write("configuration", 4, 2, 6)
     assert ends_in_a_child(model.close)
     assert model.command(Opcode.IDENTIFY)[0] == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_simulation_ends_after_one_that_was_built_later(model):
+    """Verilator's scopes leave the context of the thread, which is gone with the other."""
+    other = RegisterModel(model.config)
+    other.close()
+    assert model.command(Opcode.IDENTIFY)[0] == 0
+    model.close()

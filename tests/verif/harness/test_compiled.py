@@ -75,6 +75,24 @@ def test_an_assert_of_the_block_is_an_error():
         compiled.simulate(dut, bench)
 
 
+def test_an_assert_is_told_of_the_block_that_it_is_in():
+    """Also where another block was built since, and is gone."""
+    dut = Sum()
+
+    async def nothing(ctx):
+        await ctx.tick()
+
+    async def bench(ctx):
+        compiled.simulate(Sum(), nothing)
+        ctx.set(dut.i.p.large, 999)
+        ctx.set(dut.i.valid, 1)
+        for _ in range(3):
+            await ctx.tick()
+
+    with pytest.raises(AssertionError, match="an Assert of the block failed"):
+        compiled.simulate(dut, bench)
+
+
 def test_what_is_no_port_is_out_of_reach():
     dut, other = Sum(), Signal(name="other")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Accesses of every size and alignment, commands, events, errors in random order: each read and
-each message is what the golden model says."""
+"""Accesses of every size and alignment, commands, events, errors in random order, and each bit that
+a host may write: each read and each message is what the golden model says."""
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
@@ -10,6 +10,7 @@ from kelp_golden.cxlio.device import Device
 from kelp_spec.cxlio.commands import COMMANDS, Opcode
 from kelp_spec.cxlio.component import component_registers
 from kelp_spec.cxlio.device import device_registers
+from kelp_spec.cxlio.fields import Access
 from kelp_spec.cxlio.pci import MSIX_PENDING, MSIX_TABLE, configuration_space
 from kelp_spec.cxlio.pmu import pmu_registers
 
@@ -24,11 +25,8 @@ UNTOLD = Opcode.SET_TIMESTAMP
 class Random(TB):
     def __init__(self, dut):
         super().__init__(dut)
-        self.golden = golden = Device(self.config)
-        golden.mailbox.ask = lambda kind, line, data: self.verdict(line)
-        golden.mailbox.condition = (1, 2, 3, 4, 300, 1 << 20)
+        self.renew()
         self.decide = lambda r: None if r["kind"] == SANITIZE else self.verdict(r["line"])
-        self.knobs = list(golden.mailbox.knobs)  #: of the data path, with `config.wired`
         self.seen, self.signalled = {}, set()
         c = self.config
         self.places = {
@@ -45,6 +43,13 @@ class Random(TB):
             self.places["pmu"] = [
                 r.offset for r in pmu_registers(c).registers if any(k in r.name for k in kept)
             ]
+
+    def renew(self):
+        """The golden model as after power-up."""
+        self.golden = golden = Device(self.config)
+        golden.mailbox.ask = lambda kind, line, data: self.verdict(line)
+        golden.mailbox.condition = (1, 2, 3, 4, 300, 1 << 20)
+        self.knobs = list(golden.mailbox.knobs)  #: of the data path, with `config.wired`
 
     @staticmethod
     def verdict(line):
@@ -277,3 +282,139 @@ async def random_accesses(dut):
     for _ in range(bench_params()["steps"]):
         await tb.step()
     record(seen=tb.seen, messages=len(tb.messages), requests=len(tb.requests))
+
+
+#: What a host may set, and see.
+WRITABLE = (Access.RW, Access.W1C, Access.W1S, Access.SHARED)
+
+
+class Bits(Random):
+    """Each register's bits, each interleaving of two decoders, what locks hold, and a reset."""
+
+    def __init__(self, dut):
+        super().__init__(dut)
+        self.blocks = {
+            "configuration": configuration_space(self.config).registers,
+            "component": component_registers(self.config).registers,
+        }
+
+    async def checked(self, space, register):
+        at, size = register.offset, register.size
+        got, wanted = await self.read(space, at, size), self.golden.read(space, at, size)
+        assert got == wanted, f"{space} {register.name}: {got[0]:#x}, not {wanted[0]:#x}"
+
+    async def all_of(self, names=lambda name: True):
+        """Each register reads as the golden model's."""
+        for space, registers in self.blocks.items():
+            for register in registers:
+                if names(register.name):
+                    await self.checked(space, register)
+
+    async def enabled_again(self):
+        await self.both("configuration", 4, 2, 6)
+
+    async def written(self):
+        """Ones, zeros and any bits into each register but those that hold others, or start
+        something."""
+        for space, registers in self.blocks.items():
+            for register in registers:
+                name = register.name
+                if name.startswith(("doe_", "cxl_lock")) or name.endswith("_control_commit"):
+                    continue
+                if not any(field.access in WRITABLE for field in register.fields):
+                    continue
+                ones = (1 << 8 * register.size) - 1
+                if name.startswith("decoder") and name.endswith("_control"):
+                    ones &= ~0x200  # no commit
+                for value in (ones, 0, ones & self.rng.getrandbits(64), ones, 0):
+                    await self.both(space, register.offset, register.size, value)
+                    await self.enabled_again()
+                    await self.checked(space, register)
+                    self.count(name)
+
+    async def committed(self, i, base, size, *, skip=0, ways=0, granularity=0, more=0):
+        """Whether decoder `i` is committed, as in the golden model."""
+        at = 0x1120 + 0x20 * i
+        kind = 0x2000 if self.config.coherent else 0x1000
+        words = (base, size, kind | more | ways << 4 | granularity | 0x200, skip)
+        for offset, value in (
+            *((0 + 4 * k, words[0] >> 32 * k) for k in range(2)),
+            *((8 + 4 * k, words[1] >> 32 * k) for k in range(2)),
+            *((0x14 + 4 * k, words[3] >> 32 * k) for k in range(2)),
+            (0x10, words[2]),
+        ):
+            await self.both("component", at + offset, 4, value & 0xFFFFFFFF)
+        got = await self.read("component", at + 0x10, 4)
+        assert got == self.golden.read("component", at + 0x10, 4)
+        return got[0] >> 10 & 1
+
+    async def freed(self, *decoders):
+        for i in decoders:
+            await self.both("component", 0x1120 + 0x20 * i + 0x10, 4, 0)
+
+    async def interleaved(self):
+        """Lines of two decoders' windows and beside them, in every interleaving."""
+        unit, rng = 1 << 28, self.rng
+        await self.both("component", 0x1114, 4, 2)
+        for granularity in range(8):
+            for ways in range(5):
+                how = {"ways": ways, "granularity": granularity}
+                first = rng.randrange(1 << 8) * unit
+                sizes = [unit * rng.randint(1, 2) << min(ways, 3) for _ in range(2)]
+                gap, skip = rng.randrange(3) * unit, rng.randrange(2) * unit
+                if await self.committed(0, first, sizes[0], **how):
+                    base = first + sizes[0] + gap
+                    done = await self.committed(1, base, sizes[1], skip=skip, **how)
+                    self.count("both" if done else "one")
+                else:
+                    self.count("none")
+                ends = (first, first + sizes[0], first + sizes[0] + gap, first + sum(sizes) + gap)
+                near = [end + 64 * rng.randint(-3, 2) for end in ends]
+                for address in (*near, *(rng.randrange(*ends[::3]) & ~63 for _ in range(6))):
+                    address = max(0, address)
+                    wanted = self.golden.decoders.decode(address)
+                    assert await self.decoded(address) == wanted, hex(address)
+                    self.count("outside" if wanted is None else "inside")
+                await self.freed(1, 0)
+
+    async def locked(self):
+        """What is locked stays as it is whatever is written, until a reset."""
+        unit = 1 << 28
+        assert await self.committed(0, 0, unit, more=0x100)
+        assert await self.committed(1, unit, unit, more=0x100)
+        await self.freed(0, 1)
+        (lock,) = (r for r in self.blocks["configuration"] if r.name == "cxl_lock")
+        await self.both("configuration", lock.offset, lock.size, 1)
+        await self.written()
+        await self.both("configuration", lock.offset, lock.size, 0)
+        await self.all_of()
+        await self.both("component", 0x1114, 4, 2)
+        for address in (0, unit, 2 * unit - 64, 2 * unit):
+            assert await self.decoded(address) == self.golden.decoders.decode(address)
+
+    async def reset(self):
+        self.dut.rst.value, self.dut.memory_ready.value = 1, 0
+        await self.idle(3)
+        self.dut.rst.value, self.dut.memory_ready.value = 0, 1
+        self.renew()
+        await self.boot()
+        await self.enabled_again()
+        await self.all_of(lambda name: not name.startswith("doe_"))
+        assert await self.decoded(0) is None
+
+
+@cocotb.test(timeout_time=100, timeout_unit="ms")
+async def every_bit(dut):
+    tb = Bits(dut)
+    await tb.start()
+    await tb.boot()
+    await tb.enabled_again()
+    await tb.written()
+    await tb.interleaved()
+    for number in range(17):
+        await tb.report(uncorrectable=1 << number, correctable=1 << number % 7, header=number)
+        tb.golden.report(uncorrectable=1 << number, correctable=1 << number % 7, header=number)
+    await tb.all_of()
+    await tb.locked()
+    await tb.reset()
+    record(seen=tb.seen)

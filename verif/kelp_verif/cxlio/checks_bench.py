@@ -127,33 +127,16 @@ async def committed(tb, decoder, base, size, skip=0, control=0x1200):
     return value >> 10 & 3
 
 
-async def decoded(tb, address):
-    """The device address of a host address, or None."""
-    dut = tb.dut
-    dut.host_line__payload.value, dut.host_line__valid.value = address >> 6, 1
-    dut.device_line__ready.value = 1
-    await RisingEdge(dut.clk)
-    dut.host_line__valid.value = 0
-    while True:
-        await ReadOnly()
-        if int(dut.device_line__valid.value):
-            payload = int(dut.device_line__payload.value)
-            await RisingEdge(dut.clk)
-            bits = len(dut.device_line__payload) - 1
-            return (payload & (1 << bits) - 1) << 6 if payload >> bits else None
-        await RisingEdge(dut.clk)
-
-
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def decoders(dut):
     tb = await started(dut)
     unit, done, error = 1 << 28, 1, 2
     base = 14 * unit
-    assert await decoded(tb, 0) is None
+    assert await tb.decoded(0) is None
     await tb.write("configuration", 0x10C, 2, 6)
-    assert await decoded(tb, 0) == 0 and await decoded(tb, unit) is None
+    assert await tb.decoded(0) == 0 and await tb.decoded(unit) is None
     await tb.write("component", 0x1114, 4, 2)
-    assert await decoded(tb, 0) is None
+    assert await tb.decoded(0) is None
     # Out of order; sizes that are none; ways, types, memory that there are not; then legal.
     assert await committed(tb, 1, base, unit) == error
     for arguments in (
@@ -170,21 +153,21 @@ async def decoders(dut):
     ):
         assert await committed(tb, *arguments) == error, arguments
     assert await committed(tb, 0, base, unit) == done
-    assert await decoded(tb, base - 64) is None and await decoded(tb, base) == 0
-    assert await decoded(tb, base + unit - 64) == unit - 64
-    assert await decoded(tb, base + unit) is None
+    assert await tb.decoded(base - 64) is None and await tb.decoded(base) == 0
+    assert await tb.decoded(base + unit - 64) == unit - 64
+    assert await tb.decoded(base + unit) is None
     # What is committed does not move, nor does a second decoder overlap it.
     await tb.write("component", 0x1120, 4, 0)
     assert (await tb.read("component", 0x1120, 4))[0] == base & 0xFFFFFFFF
     assert await committed(tb, 1, base, unit) == error
     await tb.write("component", 0x1130, 4, 0x1400)
     assert (await tb.read("component", 0x1130, 4))[0] == 0x1000
-    assert await decoded(tb, base) is None
+    assert await tb.decoded(base) is None
     assert await committed(tb, 0, 3 * unit, unit, 0, 0x1300) == done
     # Locked: nothing but a reset undoes it.
     await tb.write("component", 0x1130, 4, 0)
     assert (await tb.read("component", 0x1130, 4))[0] == 0x1700
-    assert await decoded(tb, 3 * unit) == 0
+    assert await tb.decoded(3 * unit) == 0
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

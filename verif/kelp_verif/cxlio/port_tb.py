@@ -6,6 +6,7 @@ random."""
 
 import random
 from collections import defaultdict, deque
+from dataclasses import replace
 
 import cocotb
 from cocotb.triggers import Lock, ReadOnly, RisingEdge
@@ -43,7 +44,8 @@ class TB:
 
     def __init__(self, dut, name=None):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = named_cxlio(name or bench_params()["config"])
+        config = named_cxlio(name or bench_params()["config"])
+        self.config = replace(config, capacity=bench_params().get("capacity", config.capacity))
         self.pause = bench_params().get("pause", 0.3)
         self.event, self.message = Packing(event_layout()), Packing(message_layout())
         self.request, self.answer = Packing(request_layout()), Packing(answer_layout())
@@ -152,6 +154,13 @@ class TB:
         self.dut.counted.value = sum(value << 36 * i for i, value in enumerate(each))
         await self.idle(cycles)
         self.dut.counted.value = 0
+
+    async def decoded(self, address):
+        """The device address of a host address, or None."""
+        await self._offer("host_line", address >> 6)
+        payload = await self._take("device_line")
+        bits = len(self.dut.device_line__payload) - 1
+        return (payload & (1 << bits) - 1) << 6 if payload >> bits else None
 
     async def report(self, **errors):
         """Errors for RAS, in one cycle."""

@@ -37,6 +37,12 @@ struct Board {
         top->rst = 0;
     }
 
+    ~Board() { enter(); }
+
+    // An Assert that fails, and a board that ends, find the context through the thread: there it is
+    // the board built last, which may be gone.
+    void enter() { Verilated::threadContextp(&context); }
+
     void cycle() {
         top->clk = 1;
         top->eval();
@@ -91,6 +97,7 @@ void board_free(Board* board) { delete board; }
 
 // Runs until `cycles` have passed or `out` holds `room` bytes; returns the bytes in `out`, −1 after a failed RTL Assert.
 int board_run(Board* board, int64_t cycles, const uint8_t* in, int count, uint8_t* out, int room) {
+    board->enter();
     board->to_board.insert(board->to_board.end(), in, in + count);
     for (int64_t n = 0; n < cycles; n++) {
         board->wires();

@@ -25,6 +25,11 @@ struct Block {
         top.clk = top.rst = 0;
 #endif
     }
+    ~Block() { enter(); }
+
+    // An Assert that fails, and a block that ends, find the context through the thread: there it is
+    // the block built last, which may be gone.
+    void enter() { Verilated::threadContextp(&context); }
 };
 
 }  // namespace
@@ -51,12 +56,14 @@ void block_ports(void* block, void** at) {
 // What is combinational follows the inputs. Whether an Assert has failed.
 int block_settle(void* block) {
     auto& b = *static_cast<Block*>(block);
+    b.enter();
     b.top.eval();
     return b.context.gotError();
 }
 
 int block_tick(void* block) {
     auto& b = *static_cast<Block*>(block);
+    b.enter();
     b.context.timeInc(1);
 #if CLOCK
     b.top.clk = 1;
