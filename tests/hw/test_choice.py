@@ -36,7 +36,7 @@ from kelp_spec.select import (
     record,
     record_bytes,
 )
-from kelp_verif.harness.runner import leave_figures
+from kelp_verif.harness.covered import leave_figures
 from kelp_verif.select.hits import hits_beside_choice
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model

@@ -16,6 +16,8 @@ VERILOG = """module top(clk);
     if (\\$auto$verilog_backend.cc:1:dump_module$1 ) begin end
     if (go) begin
   assign \\$3  = pick ? a : b;
+      if (!\\$7 )
+        $write("never");
 """
 
 
@@ -34,6 +36,7 @@ def folder(tmp_path):
         point("v_branch", 3, "else", 0),
         point("v_branch", 5, "cond_else", 0),
         point("v_branch", 5, "cond_else", 0, module="top.stream_rule"),
+        point("v_branch", 6, "if", 0),
         point("v_toggle", 2, "state:0->1", 4),
         point("v_toggle", 2, "state:1->0", 0),
         point("v_toggle", 2, "__0243:0->1", 0),

@@ -34,7 +34,7 @@ from kelp_spec.coherence import (
 from kelp_spec.config import Config, named
 from kelp_spec.messages import M2SReq
 from kelp_verif.endpoint.inventory import memory_name
-from kelp_verif.harness.runner import leave_figures
+from kelp_verif.harness.covered import leave_figures
 
 __all__ = [
     "ROUGH",

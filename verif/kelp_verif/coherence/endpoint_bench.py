@@ -33,7 +33,7 @@ from kelp_spec.address import AddressMap
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import ColdOp, Event, PrefetchSource, ScoreSource
-from kelp_verif.harness.runner import leave_figures
+from kelp_verif.harness.covered import leave_figures
 
 __all__ = [
     "FAILING",

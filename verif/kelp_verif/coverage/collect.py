@@ -41,7 +41,6 @@ _MORE = {
 def _tests(only: list[str]) -> list[str]:
     """Test files of the benches that leave something."""
     rooms = {bench.name: bench.tests for bench in BENCHES if bench.level == "netlist"} | _MORE
-    del rooms["datapath"]  # compiled
     if unknown := [name for name in only if name not in rooms]:
         raise SystemExit(f"{unknown[0]!r} is no room with benches; legal: {', '.join(rooms)}")
     return [test for name in only or rooms for test in rooms[name]]

@@ -6,7 +6,7 @@ benches record.
 A *line* is a branch of the emitted Verilog: each side of an `If`, a `Switch`, an FSM state or a
 multiplexer of the source. A *control signal* has one bit and a name in the source; its rise and its
 fall are a point each. Modules of the stream rule's checks are no part of a design, nor are branches
-that Yosys and the harness add.
+that Yosys and the harness add, and what an `Assert` says when it fails.
 """
 
 import json
@@ -47,6 +47,12 @@ def _source(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8").splitlines()
 
 
+def _lines(path: str, number: int) -> tuple[str, str]:
+    """A line, by its number from 1 on, and the one that follows."""
+    source = _source(path)
+    return source[number - 1].strip(), "".join(source[number : number + 1]).strip()
+
+
 def _named(run: dict) -> Iterator[tuple[str, str, int]]:
     """(kind, what, count) of one run's points: of a line its module and text, with a number where a
     module has equal ones, of an edge of a signal its module and name."""
@@ -61,9 +67,9 @@ def _named(run: dict) -> Iterator[tuple[str, str, int]]:
             if _GENERATED in what:
                 continue
         else:
-            text = _source(run["verilog"])[int(fields["l"]) - 1].strip()
+            text, then = _lines(run["verilog"], int(fields["l"]))
             # A block is a register's initial value or a process as a whole.
-            if fields["o"] == "block" or _ADDED.search(text):
+            if fields["o"] == "block" or _ADDED.search(text) or then.startswith("$write("):
                 continue
             what = f"{text} ({fields['o']})"
         place = f"{module}: {what}"

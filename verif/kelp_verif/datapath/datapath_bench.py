@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from kelp_spec.formats import FORMAT_BITS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
 from kelp_verif.endpoint.inventory import inventory
+
+from ..harness.covered import COVERAGE_ARGS, COVERAGE_OPT, Reached, covering
 
 __all__ = [
     "ROUGH",
@@ -541,18 +544,22 @@ def build(config: Config, waves: bool = False):
     the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
     verilog = to_verilog(DataPath(config=config), checked=True)
+    counts = covering()
     library = verilate_model(
         reachable(verilog),
         Cpp(
             sources=[driver],
             headers={"datapath_ports.h": _ports(config)},
+            flags=["-DVM_COVERAGE=1"] if counts else (),
         ),
         name=f"datapath-{config.name}",
         sources=[Path(kelp_rtl.__file__).with_name("cpp") / "arrays.vlt"],
-        opt=QUICK_OPT,
+        opt=COVERAGE_OPT if counts else QUICK_OPT,
         waves=waves,
+        verilator_args=COVERAGE_ARGS if counts else (),
     )
-    function = ctypes.CDLL(str(library)).datapath_run
+    compiled = ctypes.CDLL(str(library))
+    function = compiled.datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
     function.argtypes = [
         np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"),
@@ -561,7 +568,17 @@ def build(config: Config, waves: bool = False):
         *[array] * 9,
         ctypes.POINTER(_Figures),
     ]
-    return function
+    if not counts:
+        return function
+    reached = Reached("DataPath", __name__, library.parent / "top.v")
+    compiled.datapath_coverage(os.fsencode(reached.data))
+
+    def counted(*arguments):
+        code = function(*arguments)
+        reached.add()
+        return code
+
+    return counted
 
 
 def run(

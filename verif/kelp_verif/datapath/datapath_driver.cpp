@@ -22,6 +22,11 @@
 #if VM_TRACE
 #include "verilated_vcd_c.h"
 #endif
+#if VM_COVERAGE
+#include <string>
+
+#include "verilated_cov.h"
+#endif
 
 // Verilator's: all that follows from registers and memories. A row that is changed from here is seen by part of the logic alone before.
 void Vtop___024root___eval_settle(Vtop___024root *);
@@ -108,9 +113,23 @@ void flip(Rows &rows, unsigned count, unsigned only, Random &random) {
     }
 }
 
+#if VM_COVERAGE
+std::string coverage_file;
+
+// Leaves there what of the model a run has reached.
+struct Reached {
+    VerilatedContext &context;
+    ~Reached() { context.coveragep()->write(coverage_file.c_str()); }
+};
+#endif
+
 }  // namespace
 
 extern "C" {
+
+#if VM_COVERAGE
+void datapath_coverage(const char *file) { coverage_file = file; }
+#endif
 
 enum { STEP_OP = 0, STEP_WAIT_FLUSHED = 1, STEP_WRITE_MEMORY = 2, STEP_READ_MEMORY = 3, STEP_PAUSE = 4, STEP_WAIT_ANSWERED = 5, STEP_WAIT_IDLE = 6, STEP_ERRORS = 7 };
 
@@ -151,6 +170,9 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     context->randReset(2);
     context->randSeed(static_cast<int>(o.seed & 0x7fffffff) | 1);
     auto top = std::make_unique<Vtop>(context.get());
+#if VM_COVERAGE
+    const Reached reached{*context};
+#endif
 #if VM_TRACE
     context->traceEverOn(true);
     VerilatedVcdC trace;

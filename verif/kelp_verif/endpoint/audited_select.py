@@ -24,7 +24,7 @@ from kelp_spec.select import (
     record_bytes,
 )
 
-from ..harness.runner import leave_figures
+from ..harness.covered import leave_figures
 from .audited_shadow import AuditedShadow
 from .some_plan import no_plan, some_plan
 

@@ -28,7 +28,7 @@ from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import ColdOp, PrefetchSource
 from kelp_spec.registers import SessionCommand
 
-from ..harness.runner import leave_figures
+from ..harness.covered import leave_figures
 from .drawn import drawn
 from .endpoint_model import ZEROS, stored
 from .storm_select import Choices

@@ -38,11 +38,12 @@ from kelp_rtl.verilator import (
     tail,
 )
 
+from .covered import COVERAGE_ARGS, COVERAGE_OPT, covering, leave_coverage, leave_figures
+
 __all__ = [
     "BenchResult",
     "Model",
     "bench_params",
-    "leave_figures",
     "made",
     "record",
     "run_cocotb",
@@ -52,14 +53,7 @@ _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
 # What a run leaves in its directory.
 _RESULTS, _LOG = "results.xml", "sim.log"
-#: A folder: benches leave their coverage in it (kelp_verif.coverage).
-_COVERAGE = "KELP_COVERAGE"
-#: Where it is set, too, they leave figures alone: models are those of other runs.
-_POINTS_ALONE = "KELP_COVER_POINTS_ALONE"
-# Toggles of what has one bit.
-_COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
 _COVERAGE_SLOWS = 8  #: times, at most
-_COVERAGE_OPT = "-O0"  #: counters make large code, which runs once
 _SMALL_OPT = "-O0"
 
 
@@ -149,10 +143,10 @@ def run_cocotb(
     name = model.name or (
         bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
     )
-    covered = os.environ.get(_COVERAGE) and not os.environ.get(_POINTS_ALONE)
+    covered = covering()
     if covered:
         timeout_s *= _COVERAGE_SLOWS
-    build_dir = _built(name, verilog, model, covered=bool(covered), waves=waves)
+    build_dir = _built(name, verilog, model, covered=covered, waves=waves)
     if seed is None:
         seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
@@ -180,7 +174,8 @@ def run_cocotb(
         records=_records(run_dir),
     )
     if covered:
-        _leave_coverage(Path(os.environ[_COVERAGE]), name, bench, result)
+        data = run_dir / "coverage.dat"
+        leave_coverage(name, bench, build_dir / "top.v", data, result.records)
     else:
         leave_figures(bench, result.records)
     if not waves:
@@ -198,11 +193,11 @@ def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool)
     control = "`verilator_config\n" + "".join(
         f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
     )
-    args = [*VERILATOR_ARGS, *model.build_args, *(_COVERAGE_ARGS if covered else ())]
+    args = [*VERILATOR_ARGS, *model.build_args, *(COVERAGE_ARGS if covered else ())]
     split = split_args(verilog)
     opt = model.opt or (_SMALL_OPT if split else QUICK_OPT)
     if covered:
-        opt = _COVERAGE_OPT
+        opt = COVERAGE_OPT
     key = tools.digest(
         verilog,
         control,
@@ -222,26 +217,6 @@ def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool)
             _build_bench(build_dir, [build_dir / "top.v", *files], args, split, opt, waves)
             tools.write_if_changed(stamp, key)
     return build_dir
-
-
-def _leave_coverage(folder: Path, name: str, bench: str, result: BenchResult) -> None:
-    left = folder / f"{name}-{result.run_dir.name}"
-    shutil.copy(result.run_dir / "coverage.dat", left.with_name(f"{left.name}.dat"))
-    said = {
-        "component": name,
-        "bench": bench,
-        "verilog": str(result.build_dir / "top.v"),
-        "records": result.records,
-    }
-    left.with_name(f"{left.name}.json").write_text(json.dumps(said), encoding="utf-8")
-
-
-def leave_figures(bench: str, figures: Mapping[str, object]) -> None:
-    """What a run of the module `bench` met, for the cover points that name it; nothing is left but
-    for ``make coverage``. A cocotb bench calls :func:`record` instead."""
-    if folder := os.environ.get(_COVERAGE):
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as handle:
-            json.dump({"bench": bench, "records": dict(figures)}, handle, default=int)
 
 
 def _names(test) -> list[str]:
