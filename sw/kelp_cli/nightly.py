@@ -25,10 +25,16 @@ __all__ = ["PARTS", "register", "runs_markdown"]
 
 #: `make slow` by rooms, each of them hours; together they are all of tests/.
 _ENDPOINT = "tests/hw/test_*.py"
+_TRAFFIC = tuple(f"tests/hw/test_{name}.py" for name in ("endpoint", "progress", "storms"))
 _COHERENT = "tests/verif/coherence"
 _SLOW = {
     "slow-blocks": (f"tests/hw --ignore-glob='{_ENDPOINT}'", "blocks: every format, planted bugs"),
-    "slow-endpoint": (_ENDPOINT, "the endpoint: storms, flips, faults, every format"),
+    "slow-traffic": (" ".join(_TRAFFIC), "the endpoint under traffic: storms, soaks, progress"),
+    "slow-faults": (
+        "tests/hw --ignore-glob='tests/hw/*/*' "
+        + " ".join(f"--ignore={path}" for path in _TRAFFIC),
+        "the endpoint: flips, faults, isolation, CXL.io",
+    ),
     "slow-coherent": (_COHERENT, "hosts that cache: weathers, strangers, resets"),
     "slow-verif": (
         f"tests/verif --ignore={_COHERENT}",

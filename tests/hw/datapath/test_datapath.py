@@ -491,7 +491,10 @@ def test_an_op_waits_for_the_fills_of_its_own_slots(config):
     the other one's fill is often there first, and is no answer."""
     t = Traffic(config, 1)
     slots = min(config.line_slots, config.scale_slots)
-    pages = [t.page(n, Format.INT8) for n in range(2 * slots)]
+    # An INT8 page fits the frames of the pools raw16 and int8, whatever the others'.
+    frames = [config.pool_first_frame[p] + n for p in (0, 2) for n in range(config.frames[p])]
+    pages = [t.page(n, Format.INT8) for n in frames[: 2 * slots]]
+    assert len(pages) == 2 * slots
     for page in pages:
         t.load(page)
     for _ in range(12):
