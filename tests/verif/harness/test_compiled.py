@@ -62,14 +62,19 @@ def test_it_sees_what_amaranths_simulator_shows():
     assert seen(compiled.simulate) == seen(simulation.simulate)
 
 
+async def fails(ctx, dut):
+    """The sum becomes 999."""
+    ctx.set(dut.i.p.large, 999)
+    ctx.set(dut.i.valid, 1)
+    for _ in range(3):
+        await ctx.tick()
+
+
 def test_an_assert_of_the_block_is_an_error():
     dut = Sum()
 
     async def bench(ctx):
-        ctx.set(dut.i.p.large, 999)
-        ctx.set(dut.i.valid, 1)
-        for _ in range(3):
-            await ctx.tick()
+        await fails(ctx, dut)
 
     with pytest.raises(AssertionError, match="an Assert of the block failed"):
         compiled.simulate(dut, bench)
@@ -84,10 +89,7 @@ def test_an_assert_is_told_of_the_block_that_it_is_in():
 
     async def bench(ctx):
         compiled.simulate(Sum(), nothing)
-        ctx.set(dut.i.p.large, 999)
-        ctx.set(dut.i.valid, 1)
-        for _ in range(3):
-            await ctx.tick()
+        await fails(ctx, dut)
 
     with pytest.raises(AssertionError, match="an Assert of the block failed"):
         compiled.simulate(dut, bench)

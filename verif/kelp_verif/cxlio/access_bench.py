@@ -319,7 +319,7 @@ class Bits(Random):
         for space, registers in self.blocks.items():
             for register in registers:
                 name = register.name
-                if name.startswith(("doe_", "cxl_lock")) or name.endswith("_control_commit"):
+                if name.startswith(("doe_", "cxl_lock")):
                     continue
                 if not any(field.access in WRITABLE for field in register.fields):
                     continue
@@ -336,14 +336,11 @@ class Bits(Random):
         """Whether decoder `i` is committed, as in the golden model."""
         at = 0x1120 + 0x20 * i
         kind = 0x2000 if self.config.coherent else 0x1000
-        words = (base, size, kind | more | ways << 4 | granularity | 0x200, skip)
-        for offset, value in (
-            *((0 + 4 * k, words[0] >> 32 * k) for k in range(2)),
-            *((8 + 4 * k, words[1] >> 32 * k) for k in range(2)),
-            *((0x14 + 4 * k, words[3] >> 32 * k) for k in range(2)),
-            (0x10, words[2]),
-        ):
+        for offset, value in ((0, base), (8, size), (0x14, skip)):
             await self.both("component", at + offset, 4, value & 0xFFFFFFFF)
+            await self.both("component", at + offset + 4, 4, value >> 32)
+        control = kind | more | ways << 4 | granularity | 0x200
+        await self.both("component", at + 0x10, 4, control)
         got = await self.read("component", at + 0x10, 4)
         assert got == self.golden.read("component", at + 0x10, 4)
         return got[0] >> 10 & 1
