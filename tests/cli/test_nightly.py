@@ -39,7 +39,10 @@ def test_goes_on_after_a_failure_and_records_each_part(tmp_path, monkeypatch):
     assert runs["bench"]["said"] == "3 rows measured"
     assert (tmp_path / "build" / "nightly" / "slow-verif.log").read_text().startswith("a\n")
     table = runs_markdown(runs.values())
-    assert '| `make slow ARGS="tests/verif --ignore=tests/verif/coherence"` |' in table
+    assert (
+        '| `make slow KELP_SEED="fresh" ARGS="tests/verif --ignore=tests/verif/coherence"` |'
+        in table
+    )
     assert table.count("| `make ") == len(PARTS)
     assert table.count("never") == len(PARTS) - len(runs)
 

@@ -24,6 +24,7 @@ from kelp_spec.select import (
 )
 from kelp_verif.endpoint.audited_select import AuditedSelect
 from kelp_verif.endpoint.audited_selects import AuditedSelects
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
@@ -39,7 +40,7 @@ def agreed(s):
 
 
 def run(formats, seed, count=4):
-    print("seed", seed)
+    seed = reseeded(seed)
     s = AuditedSelect(named("unit_select"), formats, seed=seed, pressure=0.3)
     s.device.write_registers({"reserve": 2})
     s.audit.endpoint.tracker.reserve = 2
@@ -89,7 +90,7 @@ def test_the_audit_sees_a_summary_that_does_not_hold(monkeypatch):
 def run_all(formats, seed, count, waits=False):
     """Batches of SELECTs of every group of two sessions, in traffic on all of their pages, or on
     the keys of those that are asked for."""
-    print("seed", seed)
+    seed = reseeded(seed)
     s = AuditedSelects(named("unit_select"), formats, seed=seed, pressure=0.3)
     s.device.write_registers({"reserve": 2})
     if waits:

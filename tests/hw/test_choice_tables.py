@@ -12,6 +12,7 @@ from kelp_spec.metadata import PrefetchSource
 from kelp_spec.policy import Policy
 from kelp_verif.endpoint.audited_select import AuditedSelect
 from kelp_verif.endpoint.flip_model import memories
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
@@ -22,7 +23,7 @@ FORMATS = Format.RAW16, Format.RAW16
 def run(seed, *, turns, tables=True, guess=0.3):
     """SELECTs of queues in turn, some of them guesses first, in step after step; each at rest, then
     traffic on all pages, which have fewer frames."""
-    print("seed", seed)
+    seed = reseeded(seed)
     s = AuditedSelect(
         named("unit_select"), FORMATS, seed=seed, pressure=0.3, policy=Policy.KELP, tables=tables
     )

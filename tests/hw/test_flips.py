@@ -14,6 +14,7 @@ from protection import judge, matches, memory_rows
 from kelp_hw.endpoint import Endpoint
 from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, hidden
 from kelp_verif.endpoint.inventory import inventory
+from kelp_verif.harness.seeds import reseeded
 
 
 def rows():
@@ -42,7 +43,7 @@ def test_each_memory_is_in_the_table_once():
 
 @pytest.fixture(scope="module")
 def bench():
-    return Bench(seed=11)
+    return Bench(seed=reseeded(11))
 
 
 def protected():
@@ -100,4 +101,4 @@ def test_what_no_check_bits_tell_is_seen_to_be_silent(bench):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_flips_in_every_memory():
-    judge(campaign(each=12, seed=12, states=6), checked)
+    judge(campaign(each=12, seed=reseeded(12), states=6), checked)

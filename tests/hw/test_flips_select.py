@@ -20,6 +20,7 @@ from kelp_verif.endpoint.flip_model import FlipDriver, memories
 from kelp_verif.endpoint.flip_select import SelectHost
 from kelp_verif.endpoint.flip_traffic import ready_device
 from kelp_verif.endpoint.inventory import inventory
+from kelp_verif.harness.seeds import reseeded
 
 
 @functools.cache
@@ -99,5 +100,6 @@ def test_a_choice_is_heard_beside_a_coherent_front():
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_flips_in_every_memory_of_a_choice():
-    bench = Bench(12, SelectHost(12))
+    seed = reseeded(12)
+    bench = Bench(seed, SelectHost(seed))
     judge(campaign(each=12, only=list(design()), states=6, bench=bench), checked)

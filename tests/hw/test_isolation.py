@@ -18,6 +18,7 @@ from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.metadata import Event
 from kelp_spec.registers import Scope, SessionCommand
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -34,6 +35,7 @@ class Tenants:
     `intruder`. A round has `own` requests of the one and fewer than `others` of the other."""
 
     def __init__(self, seed, foreign, intruder=OTHER, own=(20, MOST), others=3 * MOST):
+        seed, foreign = reseeded(seed), reseeded(foreign)
         self.intruder, self.own, self.others = intruder, own, others
         self.mine, self.theirs = np.random.default_rng(seed), np.random.default_rng(foreign)
         self.device = d = Driver(

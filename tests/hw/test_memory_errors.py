@@ -16,6 +16,7 @@ from kelp_verif.endpoint.audited_shadow import AuditedShadow
 from kelp_verif.endpoint.audited_tenants import AuditedTenants
 from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.endpoint.memory_shadow import MEMORY_EVENTS, MemoryShadow
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -133,7 +134,7 @@ QUICK = {(1, INT4), (2, INT8), (3, RAW)}
 )
 def test_random_errors_are_never_silent(formats, seed, chances):
     """Few frames, so that pages come and go while their writes fail; then memory is well again."""
-    s = MemoryShadow(UNIT, formats, seed=seed, pressure=0.3)
+    s = MemoryShadow(UNIT, formats, seed=reseeded(seed), pressure=0.3)
     addresses = s.addresses()
     for pages in (2, UNIT.pages, UNIT.pages):
         s.errors(*chances)
@@ -214,7 +215,7 @@ def test_a_partial_write_of_no_byte_changes_nothing(formats):
 def test_every_decision_over_a_failing_memory_is_the_golden_models(formats, policy):
     """The audit replays the commit stream: outcomes, words, frames, victims, sweeps, scores, and
     every answer but poison of lines in whose frames memory erred."""
-    s = AuditedShadow(UNIT, formats, seed=11, pressure=0.3, policy=policy)
+    s = AuditedShadow(UNIT, formats, seed=reseeded(11), pressure=0.3, policy=policy)
     s.write(*reversed(s.addresses(4)))
     assert not s.audit.count and not s.audit.spared
     for reads, writes in ((0.02, 0.0), (0.0, 0.02), (0.03, 0.03), (0.0, 0.0)):
@@ -241,7 +242,7 @@ def test_the_audit_over_a_failing_memory_sees_a_line_that_is_wrong(monkeypatch):
 def comings_and_goings(seed, errors=(0.0, 0.0), failing=0.0, chapters=6, config=UNIT):
     """Chapters of traffic, in every other one of which a tenant leaves; then all is well. Pages
     were evicted, and poison was spared where memory erred."""
-    s = AuditedTenants(config, seed=seed, pressure=0.3)
+    s = AuditedTenants(config, seed=reseeded(seed), pressure=0.3)
     for n in range(chapters):
         s.errors(*errors)
         s.tier(failing)

@@ -15,6 +15,7 @@ from kelp_spec.formats import Format
 from kelp_spec.metadata import PrefetchSource, ScoreSource
 from kelp_spec.policy import Policy
 from kelp_verif.endpoint.storm import wide
+from kelp_verif.harness.seeds import reseeded
 from kelp_verif.measure.endpoint import dirty_pressure
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -40,6 +41,7 @@ def tiny_pool(seed, fmt, *, policy, sources, steps):
     """Decoding and random traffic of one or two sessions over pages of one pool of four to eight
     frames, with back-pressure on every port. Returns the device's counters; a run in which nothing
     moves for 10 000 cycles has failed."""
+    seed = reseeded(seed)
     rng = np.random.default_rng(seed)
     driver = Driver(
         UNIT,

@@ -21,6 +21,7 @@ from kelp_spec.metadata import Op, Outcome, PrefetchSource, ScoreSource
 from kelp_spec.registers import SessionCommand
 from kelp_spec.select import BELL_FIELDS, SelectMap, record_bytes
 from kelp_verif.endpoint.some_plan import some_plan
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -325,14 +326,14 @@ def _equal(name, after, fresh):
 def test_a_reset_device_is_a_new_one(weather, config):
     """One device lives through several resets, each in the midst of what it did so far and of a
     program; its twins are new each time."""
-    old = Twin(1, config)
-    old.begin(99, weather)
+    old = Twin(reseeded(1), config)
+    old.begin(reseeded(99), weather)
     old.set_up()
     for seed in range(2):
         old.device.run(old.traffic(600), max_cycles=900 + 400 * seed, partial=True)
-        new = Twin(2 + seed, config)
+        new = Twin(reseeded(2 + seed), config)
         for twin in (old, new):
-            twin.begin(seed, weather)
+            twin.begin(reseeded(seed), weather)
             twin.set_up()
             twin.work(2, 400)
         for (name, *after), (same, *fresh) in zip(old.seen, new.seen, strict=True):

@@ -11,12 +11,14 @@ from kelp_spec.config import Config, ConfigError, named
 from kelp_spec.formats import LINE_BYTES
 from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.endpoint.storm import WEATHERS, Ask, Storm, Tenant, Times, now, wide
+from kelp_verif.harness.seeds import reseeded
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
 
 def sound(config, seed, weather, **options):
     """A storm in which nothing was silent, and much happened."""
+    seed = reseeded(seed)
     storm = Storm(config, seed, WEATHERS[weather]).run(**options)
     where, seen = f"seed {seed}, {weather}", storm.seen
     assert not storm.silent, f"{where}: {storm.silent[:3]}"

@@ -19,6 +19,7 @@ from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, HEADER_BITS, HintKind, HintLine, pack
 from kelp_spec.metadata import Event, Op, ScoreEvent
 from kelp_spec.registers import EVENT_RECORDS, Scope, SessionCommand
+from kelp_verif.harness.seeds import reseeded
 
 NEIGHBOUR, SESSION = 0, 1
 #: LD-IDs: the neighbour session's, the former owner's, the next owner's
@@ -33,6 +34,7 @@ class Bench:
     """A device with a session beside the one under test, and what its hosts do."""
 
     def __init__(self, seed):
+        seed = reseeded(seed)
         self.device = Driver(UNIT, flash=FlashTiming(latency=100, write_latency=100), seed=seed)
         self.device.open_session(NEIGHBOUR, Descriptor(layers=1, kv_heads=2), owner=BESIDE)
         self.rng = np.random.default_rng(seed)

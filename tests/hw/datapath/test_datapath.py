@@ -27,6 +27,7 @@ from kelp_verif.datapath.datapath_bench import (
     random_lines,
     run,
 )
+from kelp_verif.harness.seeds import reseeded
 
 #: Eight codec lanes: a line takes the codec four cycles, and the model a third of the time.
 NARROW = named("unit").with_(
@@ -103,7 +104,7 @@ def scattered(t, formats, count, host_types=(HostType.FP16,)):
 def mixture(config, seed, formats, *, count=2500, pages=9, hot=8):
     """Everything the frame stage may send, on few lines of each page, anywhere in it, so that each
     op meets the ones before it."""
-    t = Traffic(config, seed)
+    t = Traffic(config, reseeded(seed))
     rng = t.rng
     frames = scattered(t, formats, pages, list(HostType))
     for page in frames:
@@ -659,7 +660,7 @@ def test_nonsense_is_refused(call):
 def erring(config, seed, formats, *, reads, writes, pages=5, hot=99, count=1500):
     """Everything at random while memory errs; then, when it is well again, every line is rewritten
     and is as it should be, also in memory."""
-    t = Traffic(config, seed)
+    t = Traffic(config, reseeded(seed))
     rng = t.rng
     frames = scattered(t, formats, pages)
     for page in frames:

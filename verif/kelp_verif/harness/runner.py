@@ -16,7 +16,6 @@ import contextlib
 import functools
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -39,6 +38,7 @@ from kelp_rtl.verilator import (
 )
 
 from .covered import COVERAGE_ARGS, COVERAGE_OPT, covering, leave_coverage, leave_figures
+from .seeds import wanted
 
 __all__ = [
     "BenchResult",
@@ -233,11 +233,8 @@ def _said(bench, test, params) -> dict[str, str]:
 
 
 def _default_seed(bench, test, params) -> int:
-    wanted = os.environ.get("KELP_SEED")
-    if wanted == "fresh":
-        return random.SystemRandom().randrange(1, 2**31)
-    if wanted is not None:
-        return int(wanted)
+    if (seed := wanted()) is not None:
+        return seed
     return 1 + int(
         tools.digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16
     )
