@@ -45,6 +45,7 @@ __all__ = [
     "State",
     "Writer",
     "program",
+    "queue_formats",
 ]
 
 #: What a host reads of lines that it wrote, uint16[n, 32], in a session of that type and a queue of
@@ -78,7 +79,7 @@ _QUEUES = (
 _PATTERNS = 16
 
 
-def _queues(config: Config) -> tuple[tuple[Format, Format], ...]:
+def queue_formats(config: Config) -> tuple[tuple[Format, Format], ...]:
     """Formats of K and V of the queues that are used."""
     return _QUEUES if config.codecs else ((Format.RAW16, Format.RAW16),)
 
@@ -316,7 +317,7 @@ def program(config: Config, round_trip: RoundTrip) -> Program:
             w.register("s0_command", command=SessionCommand.CLOSE)
             _open(w, host_type)
             w.check(f"session of {host_type.name.lower()}")
-        for queue, formats in enumerate(_queues(config)):
+        for queue, formats in enumerate(queue_formats(config)):
             for kv, fmt in enumerate(formats):
                 stored = round_trip(lines, host_type, fmt).astype("<u2").tobytes()
                 for page in range(pages):
@@ -354,7 +355,7 @@ def program(config: Config, round_trip: RoundTrip) -> Program:
 
 
 def _open(w: Writer, host_type: HostType) -> None:
-    c, queues = w.config, _queues(w.config)
+    c, queues = w.config, queue_formats(w.config)
     w.register(
         "s0_shape",
         layers=len(queues),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..output import UserError
+from .endpoint_registers import read_registers, write_register
 
 __all__ = ["ENOUGH", "BoardReplay", "crop", "enough", "replay", "write_register"]
 
@@ -119,35 +120,6 @@ class _Golden:
         return poison, np.ascontiguousarray(data).view(np.uint8).reshape(-1, 64)
 
 
-def write_register(host, config, name: str, value: int) -> None:
-    """One of the endpoint's registers, through its window."""
-    from kelp_spec.address import AddressMap
-    from kelp_spec.registers import RegisterMap
-
-    offset = RegisterMap(config).by_name[name].offset
-    line = np.zeros(8, "<u8")
-    line[offset % 64 // 8] = value
-    host.write(
-        [AddressMap(config).register_base + offset // 64 * 64],
-        [line.tobytes()],
-        [0xFF << offset % 64],
-        ordered=True,
-    )
-
-
-def _registers(host, config, names) -> list[int]:
-    from kelp_spec.address import AddressMap
-    from kelp_spec.registers import RegisterMap
-
-    offsets = [RegisterMap(config).by_name[name].offset for name in names]
-    lines = sorted({offset // 64 for offset in offsets})
-    data, _, nxm = host.read([AddressMap(config).register_base + 64 * line for line in lines])
-    if nxm.any():
-        raise UserError("the board refuses to show its registers")
-    words = dict(zip(lines, data.view("<u8"), strict=True))
-    return [int(words[offset // 64][offset % 64 // 8]) for offset in offsets]
-
-
 class _Clock:
     """Cycles that a board has counted since this was made, up to the latest look. Its register
     begins again every 2³² of them, which is a minute: looks are closer to one another."""
@@ -178,7 +150,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
     golden = _Golden(plan)
     host.reset(lockstep=lockstep)
     for name, value in setup.registers():
-        write_register(host, config, name, value)
+        write_register(host, name, value)
     requests, step = plan.requests, plan.step
     address = (
         (
@@ -200,11 +172,11 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
     began, clock = time.monotonic(), _Clock(host)
     for end in ends[ends <= last].tolist():
         if first == history:
-            before = dict(zip(names, _registers(host, config, names), strict=True))
+            before = dict(zip(names, read_registers(host, names), strict=True))
             pages = host.board(BoardRegister.FETCHES), host.board(BoardRegister.STORES)
             began, clock = time.monotonic(), _Clock(host)
         if step[first] >= 0:
-            write_register(host, config, *setup.advance())
+            write_register(host, *setup.advance())
         # A step's layers one after another: reads and writes of one layer go together, which never
         # name the same line.
         layer = requests["queue"][first:end] // setup.kv_heads
@@ -246,7 +218,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
         ]
         first = end
     seconds = time.monotonic() - began
-    after = dict(zip(names, _registers(host, config, names), strict=True))
+    after = dict(zip(names, read_registers(host, names), strict=True))
     wrong = {}
     if lockstep:
         wrong = {

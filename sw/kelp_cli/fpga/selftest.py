@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from ..output import UserError
+from .page_words import wrong_page_word
 
 __all__ = ["selftest"]
 
 
 def selftest(host, first: int, lines: int | None) -> dict:
-    """The bridge by its host, then the board by itself; what became of each part. The endpoint is
-    as after a reset."""
+    """The bridge by its host, then the board by itself, and page words by the host again; what
+    became of each part. The endpoint is as after a reset."""
     from kelp_fpga.board_registers import BoardRegister
     from kelp_fpga.selftest.self_test_program import PART_NAMES, Part, State, program
     from kelp_golden.codec import round_trip
@@ -46,13 +47,19 @@ def selftest(host, first: int, lines: int | None) -> dict:
         parts[part] = f"wrong: {what}"
     parts |= dict.fromkeys(set(Part) - made.parts, "not on this bitstream")
     host.wait("ready", 60)
+    words = "not on this bitstream"
+    if Part.ECC in made.parts:
+        wrong = wrong_page_word(host)
+        words = f"wrong: {wrong}" if wrong else "passed"
+        host.reset()
     return {
-        "passed": bridge and passed,
+        "passed": bridge and passed and not words.startswith("wrong"),
         "config": host.config.name,
         "clock_hz": host.board(BoardRegister.CLOCK),
         "memory_lines": count,
         "bridge": "passed" if bridge else "wrong",
         **{PART_NAMES[part]: state for part, state in parts.items()},
+        "page words": words,
         "frames_bad": host.link.bad,
         "frames_resent": host.link.resent,
         "polls": host.link.polls,

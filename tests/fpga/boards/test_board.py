@@ -72,10 +72,11 @@ def test_first_light(simulated, host):
         "--patience",
         "60",
     )
-    parts = ("bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC")
+    parts = "bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC"
+    parts += ("page words",)
     assert (
         result["passed"]
-        and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 3
+        and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 4
     )
     assert (
         replayed.returncode == 1

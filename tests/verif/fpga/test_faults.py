@@ -19,7 +19,7 @@ from kelp_verif.fpga.sim_top import BoardWithChip
 PARTS = {
     "data_path.writes.quantiser": "codec signature",
     "data_path.head.dequantiser": "codec signature",
-    "tracker.words": "metadata ECC",
+    "tracker.words": "page words",
 }
 EACH = 16
 
