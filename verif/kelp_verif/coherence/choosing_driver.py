@@ -54,12 +54,14 @@ class ChoosingDriver(CachingDriver):
         #: (session, queue, page, K or V) → (line of the half, its number in the host)
         self._known: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
         self._choosing = [None] * config.sessions
+        self._favoured: dict[int, list[int]] = {}  # of each session, its slots' lines
         for name, result, types in (
             ("put", None, [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_char_p]),
             ("ask", ctypes.c_uint32, [ctypes.c_uint64, ctypes.c_uint32]),
             ("take", ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p]),
             ("gather", ctypes.c_int, [ctypes.c_uint32, ctypes.c_uint64]),
             ("gathering", ctypes.c_uint64, [ctypes.c_uint32]),
+            ("favour", None, [ctypes.c_char_p, ctypes.c_uint64]),
         ):
             function = getattr(self._call, f"caching_{name}")
             function.restype, function.argtypes = result, [ctypes.c_void_p, *types]
@@ -72,6 +74,7 @@ class ChoosingDriver(CachingDriver):
     def phase(self, session: int, phase: int, ld_id: int = 0) -> None:
         super().phase(session, phase, ld_id)
         self._choosing[session] = self._tenant(session, ld_id) if phase == OPEN else None
+        self._favour(session, [])
 
     def play(self, transactions: int) -> None:
         goal = self.figures().transactions + transactions
@@ -110,9 +113,13 @@ class ChoosingDriver(CachingDriver):
                 continue
             self.counted["selects"] += 1
             generation, pages = answer
-            for _ in range(_ROUNDS):
-                self._gather(session, fields["queue"], generation, pages)
+            lines = list(self._lines(session, fields["queue"], pages))
+            self._favour(session, lines)
+            for n in range(_ROUNDS):
+                if n % 3 == 2:
+                    self._gather(session, fields["queue"], generation, lines)
                 yield
+            self._favour(session, [])
             if self.rng.random() < 0.8:  # else some are under way when slots are given back
                 while self._call.caching_gathering(self.host, session):
                     yield
@@ -166,18 +173,29 @@ class ChoosingDriver(CachingDriver):
         self.counted["held"] += sum(page["state"] == SlotState.HELD for page in pages)
         return header["generation"], pages
 
-    def _gather(self, session, queue, generation, pages) -> None:
-        """Lines of the slots, as many as the host may ask for now."""
+    def _lines(self, session, queue, pages):
+        """Of each line that the slots show (its K or V, slot, line), and its number in the host."""
         for slot, page in enumerate(pages):
-            if page["state"] != SlotState.HELD:
-                continue
-            for kv in range(2):
-                for line, number in self._known[session, queue, page["page"], kv]:
-                    at = self.addresses.gather(session, queue, generation, kv, slot, line)
-                    if self.rng.random() < 0.5:
-                        self.counted["gathers"] += self._call.caching_gather(
-                            self.host, number, at // LINE_BYTES
-                        )
+            if page["state"] == SlotState.HELD:
+                for kv in range(2):
+                    for line, number in self._known[session, queue, page["page"], kv]:
+                        yield (kv, slot, line), number
+
+    def _favour(self, session, lines) -> None:
+        """What its agents mostly load and store from now on, beside other tenants' lines: few lines
+        of all are in slots, and fewer would be dirty when they are asked for."""
+        self._favoured[session] = [number for _, number in lines]
+        every = np.array(sum(self._favoured.values(), []), np.uint32)
+        self._call.caching_favour(self.host, every.tobytes(), every.size)
+
+    def _gather(self, session, queue, generation, lines) -> None:
+        """Lines of the slots, as many as the host may ask for now."""
+        for where, number in lines:
+            at = self.addresses.gather(session, queue, generation, *where)
+            if self.rng.random() < 0.5:
+                self.counted["gathers"] += self._call.caching_gather(
+                    self.host, number, at // LINE_BYTES
+                )
 
 
 def choosing_weather(name: str, *, driver=ChoosingDriver, **options) -> dict:

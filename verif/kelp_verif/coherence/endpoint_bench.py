@@ -375,6 +375,8 @@ class CachingDriver(Driver):
         try:
             super().close_session(session)
         except DriverError:
+            if self._broken:  # that is no refusal, and nothing can be read any more
+                raise
             state = self.read_fields(f"s{session}_state")
             if state["open"] or state["busy"]:
                 raise

@@ -140,6 +140,7 @@ class CachingHost final : public OtherHost {
     Options o;
     Figures f{};
     bool acting = false;
+    std::vector<uint32_t> favoured;  // lines that every other act is on
     std::string notes;
     uint32_t stream = 0;  // 1: each line is read for ownership once, in order; 2: shared; 3: looked at; 4: stored to, where it is owned; 5: looked at by strangers; 6: written whole
 
@@ -605,7 +606,8 @@ class CachingHost final : public OtherHost {
         Aside &a = aside_[tag];
         a.since = now_, a.reads = true, a.ld_id = sessions_[l.session].ld_id, a.line = n, a.wants_cmp = kind > 0, a.was_dirty = l.state == M || l.raw;
         const uint32_t field = kind == 2 ? META0 : META_NO_OP, value = kind == 2 ? random_.below(2) ? ANY : SHARED : 0;
-        reqs_.push_back({codes::MEM_RD, kind == 0 ? SNP_NONE : kind == 1 ? SNP_CUR : SNP_INV, field, value, tag, a.ld_id, address, 0, {}});
+        // Ahead of what waits but for the one that may stand at the port: behind it, most lines have been called back for other reasons.
+        reqs_.insert(reqs_.begin() + (reqs_.empty() ? 0 : 1), {codes::MEM_RD, kind == 0 ? SNP_NONE : kind == 1 ? SNP_CUR : SNP_INV, field, value, tag, a.ld_id, address, 0, {}});
         gathering_[n]++;
         return true;
     }
@@ -698,7 +700,8 @@ class CachingHost final : public OtherHost {
             const uint64_t count = lines_.size(), span = o.dwell ? std::min(count, o.dwell) : count;
             // More often than not it goes on to a line's neighbour, so that blocks are held as a whole.
             const bool runs = chance(o.runs);
-            const auto n = static_cast<uint32_t>((runs ? last_ + 1 : random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
+            auto n = static_cast<uint32_t>((runs ? last_ + 1 : random_.below(static_cast<uint32_t>(span)) + (o.dwell ? now_ / 8192 * span / 2 : 0)) % count);
+            if (!favoured.empty() && chance(128)) n = favoured[random_.below(static_cast<uint32_t>(favoured.size()))];
             last_ = n;
             Line &l = lines_[n];
             if (l.out || l.snoop || l.kept_until || gathering_.count(n) || phase_of(l) != OPEN || reqs_.size() > 12 || rwds_.size() > 12) continue;
@@ -1043,6 +1046,7 @@ void caching_put(CachingHost *h, uint64_t address, uint32_t ld_id, const uint8_t
 uint32_t caching_ask(CachingHost *h, uint64_t address, uint32_t ld_id) { return h->ask_line(address, ld_id); }
 int caching_take(CachingHost *h, uint32_t tag, uint8_t *data) { return h->take_line(tag, data); }
 int caching_gather(CachingHost *h, uint32_t line, uint64_t address) { return h->gather(line, address); }
+void caching_favour(CachingHost *h, const uint32_t *lines, uint64_t count) { h->favoured.assign(lines, lines + count); }
 // Every event so far, with its time, and every line that was given up: its page and where it is there. How many there are; written, where there is room.
 uint64_t caching_told(CachingHost *h, uint64_t *to, uint64_t room) {
     if (room >= h->told.size()) std::memcpy(to, h->told.data(), sizeof(kelp::Told) * h->told.size());
