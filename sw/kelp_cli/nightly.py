@@ -143,7 +143,8 @@ def _recorded(output: Path) -> list[dict]:
 def _run(part: str) -> dict:
     """How `make part` ends; what it says goes to a log below build/nightly/."""
     target, variables, _ = PARTS[part]
-    command = ["make", "--no-print-directory", target, *variables]
+    # The ARGS of `make nightly ARGS="prove bench"` reach every make below it: they are no part's.
+    command = ["make", "--no-print-directory", target, "ARGS=", *variables]
     state = {"date": date.today().isoformat(), "commit": commit()}
     record = {"part": part, "command": _line(target, variables), **state}
     asked = subprocess.run(["make", "-n", *command[1:]], capture_output=True, text=True)

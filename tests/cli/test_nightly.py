@@ -47,6 +47,16 @@ def test_goes_on_after_a_failure_and_records_each_part(tmp_path, monkeypatch):
     assert table.count("never") == len(PARTS) - len(runs)
 
 
+def test_a_part_is_not_given_what_chose_it(tmp_path, monkeypatch):
+    """`make nightly ARGS="prove"`: below it every make has these ARGS, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Makefile").write_text("prove slow:\n\t@echo '[$(ARGS)]'\n")
+    given = {"MAKEFLAGS": "-- ARGS=prove", "KELP_BUILD": str(tmp_path / "build")}
+    assert kelp("nightly", "prove", "slow-coherent", **given).returncode == 0
+    said = [run["said"] for run in json.loads((tmp_path / "build" / "nightly.json").read_text())]
+    assert said == ["[tests/verif/coherence]", "[]"]
+
+
 def test_complains_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "in a checkout" in kelp("nightly").stderr
