@@ -171,6 +171,8 @@ class EvictionSlotsContract(wiring.Component):
             Assume(Cat(fact for slot in slots for fact in slot.kept(s)).all()),
             Assume(~claims | ~again),
             Assume(lawful),
+            # The frame table tells either, and asserts it.
+            Assume(~(s.i_claim.valid & s.i_error.valid)),
         ]
         for slot in slots:
             m.d.comb += [Assert(fact, what) for fact, what in slot.promised(s)]
