@@ -141,7 +141,7 @@ class EvictorEnds(wiring.Component):
         a, kelp, at = self.block, self.block._kelp, self._at
         phase, sweeps = register(kelp, "phase"), register(kelp, "sweeps")
         looked = a._looked
-        policies = (Phase.OFFERED, Phase.FAILED, Phase.GIVEN)
+        policies = (Phase.OFFERED, Phase.ASKED, Phase.FAILED, Phase.GIVEN)
         m.d.comb += [
             Assert(~at("SETTLE", "FOUND") | (a._wait <= a.SETTLE)),
             Assert(ongoing(kelp, *kelp._machine.encoding)),
