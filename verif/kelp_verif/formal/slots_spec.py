@@ -171,7 +171,7 @@ class EvictionSlotsContract(wiring.Component):
             Assume(Cat(fact for slot in slots for fact in slot.kept(s)).all()),
             Assume(~claims | ~again),
             Assume(lawful),
-            # The frame table tells either, and asserts it.
+            # The frame table takes an op or an error in a cycle, which it asserts.
             Assume(~(s.i_claim.valid & s.i_error.valid)),
         ]
         for slot in slots:
