@@ -54,7 +54,8 @@ def selftest(host, first: int, lines: int | None) -> dict:
             wrong = wrong_page_word(host)
             words = f"wrong: {wrong}" if wrong else "passed"
             host.reset()
-        except (BoardError, UserError) as error:  # what the other parts came to is told all the same
+        except (BoardError, UserError) as error:
+            # What the other parts came to is told all the same.
             words = f"silent: {error}"
     return {
         "passed": bridge and passed and words in ("passed", "not on this bitstream"),
