@@ -194,7 +194,8 @@ class MediaPort(wiring.Component):
             waited, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
             tried = waited == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
             begins = [waited.eq(0), tries.eq(0)]
-        # An op between two blocks shows in neither's rest for a cycle or two.
+        # An op between two blocks shows in neither's rest for a cycle or two. Nothing is held in
+        # the first cycle, so that a rest begins anew.
         with m.State("DRAIN"):
             m.d.sync += still.eq(Mux(held.all() & self.answered, still + 1, 0))
             with m.If(still == 7):
@@ -205,11 +206,11 @@ class MediaPort(wiring.Component):
                 with m.If(request.kind == _SET):
                     m.next = "WRITE"
             with m.Elif(late):
-                m.d.sync += [code.eq(_AGAIN), still.eq(0), *(begins if coherent else [])]
+                m.d.sync += [code.eq(_AGAIN), *(begins if coherent else [])]
                 m.next = "ANSWER"
             if coherent:
                 with m.Elif(tried):
-                    m.d.sync += [busy.eq(0), held.eq(0), still.eq(0), waited.eq(0)]
+                    m.d.sync += [busy.eq(0), held.eq(0), waited.eq(0)]
                     m.d.sync += tries.eq(tries + ~tries.all())
                     m.next = "BREAK"
                 with m.Else():

@@ -17,7 +17,7 @@ from kelp_spec.coherence import sizes_of
 from kelp_spec.config import named
 from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.knobs import KNOBS
-from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.messages import FIELDS, S2MDRS, M2SReq, M2SRwD
 from kelp_spec.metadata import Op, Outcome
 from kelp_spec.registers import RegisterMap
 
@@ -30,6 +30,8 @@ OUTSIDE = LINES + 5
 
 class Bench:
     """Line → (data, poison); answers come after some cycles, in order."""
+
+    HOSTS = range(8, 15)  #: lines that the host reads; it writes one more
 
     def __init__(self, seed):
         self.rng, self.dut = random.Random(seed), MediaPort(config=UNIT)
@@ -58,6 +60,10 @@ class Bench:
             line, tag = ctx.get(port.p.address), ctx.get(port.p.tag)
             due = self.cycle + rng.randrange(3, 30)
             if name == "o_rwd":
+                of_host = line == 15
+                if not of_host:
+                    self.own(ctx, port, "address", "opcode", "poison", "bep", "byte_enable", "data")
+                    assert ctx.get(dut.injecting) == ctx.get(port.p.poison)
                 partial = ctx.get(port.p.opcode) == M2SRwD.MEM_WR_PTL
                 assert partial or ctx.get(port.p.opcode) == M2SRwD.MEM_WR
                 if line in self.registers:
@@ -67,14 +73,20 @@ class Bench:
                     kept = self.registers[line] & ~mask
                     self.registers[line] = kept | data & mask
                 elif line in self.lines:
-                    of_host = line == 15
                     assert of_host or ctx.get(port.p.byte_enable) == (1 << 64) - 1
                     self.lines[line] = ctx.get(port.p.data), ctx.get(port.p.poison)
                     self.writes.append(line)
                 self.pending.append((due, "ndr", tag, None))
             else:
                 assert ctx.get(port.p.opcode) == M2SReq.MEM_RD
+                if line not in self.HOSTS:
+                    self.own(ctx, port, "address", "opcode")
                 self.pending.append((due, "drs", tag, line))
+
+    def own(self, ctx, port, *used):
+        """A request of the port's own is LD-ID 0's, whatever the host offers behind it."""
+        for name, _ in FIELDS["M2SRwD" if port is self.dut.o_rwd else "M2SReq"]:
+            assert name in used or ctx.get(getattr(port.p, name)) == 0, name
 
     async def run(self, ctx, requests, cycles=6000):
         """Requests (kind, line, data) one after another, beside a host that reads and writes."""
@@ -93,7 +105,12 @@ class Bench:
                         {
                             "opcode": M2SRwD.MEM_WR if write else M2SReq.MEM_RD,
                             "tag": tag,
-                            "address": 15 if write else rng.randrange(8, 15),
+                            "address": 15 if write else rng.choice(self.HOSTS),
+                            "ld_id": rng.randrange(1, 16),
+                            "snp_type": rng.randrange(1, 4),
+                            "meta_field": rng.randrange(1, 4),
+                            "meta_value": rng.randrange(1, 4),
+                            "tc": rng.randrange(1, 4),
                             **({"data": 15} if write else {}),
                         },
                     )
@@ -120,6 +137,10 @@ class Bench:
             if self.pending and self.pending[0][3] == ABSENT and not due:
                 ctx.set(dut.result.valid, 1)
                 ctx.set(dut.result.p.op.kind, Op.READ)
+                ctx.set(dut.result.p.outcome, Outcome.ZERO)
+            elif rng.random() < 0.3:  # what is absent to another op says nothing of the line
+                ctx.set(dut.result.valid, 1)
+                ctx.set(dut.result.p.op.kind, rng.choice([Op.PEEK, Op.PREFETCH, Op.LOOK]))
                 ctx.set(dut.result.p.outcome, Outcome.ZERO)
             if requests and not waiting and rng.random() < 0.05:
                 kind, line, data = requests[0]
@@ -173,12 +194,13 @@ def test_lines_are_poisoned_and_cleared_beside_traffic(seed):
         (INJECT, CLOSED, 0),
         (CLEAR, OUTSIDE, 2),
         (SANITIZE, 0, 0),
+        (INJECT, 6, 0),  # what went before says nothing of it
     ]
     bench = play(requests, seed)
-    assert bench.answers == [0, 0, 0, 0, 1, 1, 1, 1, 3]
-    # Poisoned, then written; poisoned; left alone, for it was not poisoned.
-    assert [bench.lines[i] for i in (3, 4, 5)] == [(0x55, 0), (0, 1), (5, 0)]
-    assert [line for line in bench.writes if line != 15] == [3, 3, 4]
+    assert bench.answers == [0, 0, 0, 0, 1, 1, 1, 1, 3, 0]
+    # Poisoned, then written; poisoned; left alone, for it was not poisoned; poisoned.
+    assert [bench.lines[i] for i in (3, 4, 5, 6)] == [(0x55, 0), (0, 1), (5, 0), (0, 1)]
+    assert [line for line in bench.writes if line != 15] == [3, 3, 4, 6]
     # The host got every answer to what was its own, and no other.
     assert len(bench.host["got"]) > 500
     assert set(bench.host["got"]) <= set(bench.host["tags"])
@@ -264,6 +286,31 @@ def test_a_line_that_is_read_too_late_is_left_alone(late, patience):
 
     simulate(dut, bench)
     assert seen == ({"writes": 0, "codes": [2]} if late else {"writes": 1, "codes": [0]})
+
+
+def test_an_endpoint_that_does_not_rest_is_asked_again(patience):
+    """The answer is to try again, as late as the endpoint may rest; the next request waits for as
+    long a rest as any, however long the last one had lasted when time was up."""
+    dut, codes, reads = MediaPort(config=UNIT), [], []
+
+    async def bench(ctx):
+        for port in (dut.o_req.ready, dut.o_rwd.ready, dut.requests.valid):
+            ctx.set(port, 1)
+        ctx.set(dut.requests.p, {"kind": INJECT, "line": 3})
+        rested = 0
+        for cycle in range(patience // 2 + 40):
+            # Some cycles of rest before time is up, and from then on.
+            ctx.set(dut.answered, cycle > patience // 2 - 5)
+            rested = rested + 1 if ctx.get(dut.answered) and codes else 0
+            if ctx.get(dut.o_req.valid):
+                reads.append(rested)
+            if ctx.get(dut.answers.valid):
+                codes.append(ctx.get(dut.answers.p.code))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert codes == [2]
+    assert reads[0] >= 10
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
