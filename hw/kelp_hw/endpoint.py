@@ -211,7 +211,7 @@ class Endpoint(wiring.Component):
         s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (
             Skid(op, registered=()) for _ in range(4)
         )
-        s.spec, s.hinted = Skid(page), Skid(page)
+        s.spec, s.hinted = Skid(Layouts(c).spec_read), Skid(page)
         if c.protect:
             s.faults = FaultMonitor(config=c)
         if c.coherence:

@@ -177,6 +177,8 @@ class Layouts:
         S = data.StructLayout
 
         self.page = S({"squeue": c.squeue_bits, "page": c.page_bits})
+        #: A MemSpecRd, and whose it is.
+        self.spec_read = S({"page": self.page, "ld_id": LD_ID_BITS})
         self.page_word = S(dict(page_word_fields(c)))
         self.frame_entry = S(dict(frame_entry_fields(c)))
         #: A flush's token says whose it was: 0 … write_backs − 1 are evictions, above them those

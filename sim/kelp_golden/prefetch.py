@@ -70,7 +70,7 @@ class Prefetcher:
     ----------
     config : Config
     sessions : sequence
-        Live objects with the session registers as attributes: open, closing, used_queues,
+        Live objects with the session registers as attributes: open, closing, ld_id, used_queues,
         used_pages, kv_heads.
     enable : iterable of PrefetchSource
         Sources that are switched on; may be changed between triggers.
@@ -132,11 +132,21 @@ class Prefetcher:
 
     def hint(self, pages: Iterable[tuple[int, int]]) -> list[Candidate]:
         """The (squeue, page) entries of a PREFETCH hint line, each page once."""
-        return self._asked(PrefetchSource.HINT, pages)
+        self.settle()
+        return [
+            candidate
+            for squeue, page in pages
+            for candidate in self._pass(
+                squeue // self.config.queues, [(PrefetchSource.HINT, squeue, page)]
+            )
+        ]
 
-    def spec_read(self, squeue: int, page: int) -> list[Candidate]:
-        """A MemSpecRd."""
-        return self._asked(PrefetchSource.SPEC_READ, [(squeue, page)])
+    def spec_read(self, squeue: int, page: int, ld_id: int) -> list[Candidate]:
+        """A MemSpecRd of an LD-ID: of a session of another's it is OUTSIDE."""
+        self.settle()
+        session = squeue // self.config.queues
+        found = [(PrefetchSource.SPEC_READ, squeue, page)]
+        return self._pass(session, found, mine=self.sessions[session].ld_id == ld_id)
 
     def closed(self, session: int) -> None:
         """The session is closing: what it accessed is forgotten."""
@@ -164,15 +174,6 @@ class Prefetcher:
         self.late[source] += 1
 
     # ----------------------------------------------------------------------------------------------
-    def _asked(self, source, pages):
-        by_session = [(squeue // self.config.queues, squeue, page) for squeue, page in pages]
-        self.settle()
-        return [
-            c
-            for session, squeue, page in by_session
-            for c in self._pass(session, [(source, squeue, page)])
-        ]
-
     def _judge(self, session, found):
         self.settle()
         return self._pass(session, found)
@@ -183,9 +184,9 @@ class Prefetcher:
         for throttle in self.throttles.values():
             throttle.settle()
 
-    def _pass(self, session, found):
+    def _pass(self, session, found, mine=True):
         regs = self.sessions[session]
-        live = regs.open and not regs.closing
+        live = regs.open and not regs.closing and mine
         last_squeue = session * self.config.queues + regs.used_queues
         passed = []
         for source, squeue, page in found:

@@ -25,7 +25,7 @@ from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program, R
 from kelp_spec.formats import Format, HostType
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.messages import M2SReq, M2SRwD
-from kelp_spec.metadata import ColdOp, Event, Op, PageState, ScoreSource
+from kelp_spec.metadata import ColdOp, Event, Op, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import SessionCommand
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -575,6 +575,25 @@ def test_a_flood_of_hints_and_spec_reads():
     counters = d.counters()
     assert counters["prefetch_dropped_hint"] > 0 and counters["prefetch_dropped_spec_read"] > 0
     assert (d.run(Program.reads(addresses), settle=True).data == data).all() and not codes(d)
+
+
+def test_a_foreign_spec_read_fetches_nothing():
+    """A page is brought for its owner alone, not even for LD-ID 0."""
+    d = endpoint()
+    d.open_session(1, WHOLE, OBSERVED, owner=5)
+    addresses = page_addresses(d, PAGES, session=1)
+    d.run(Program.writes(addresses, random_lines(len(addresses)), ld_id=5), settle=True)
+    d.write64("prefetch_enable", 1 << PrefetchSource.SPEC_READ - 1)
+    cold = [(q, p) for q, p in PAGES if d.page_word(1, q, p)["state"] == PageState.COLD]
+    asked = page_addresses(d, cold[:1], session=1, lines=[0])[:1]
+    for ld_id in (0, 4, 13, 1, 7):
+        d.run(Program(opcode=[SPEC_READ], address=asked, ld_id=ld_id), settle=True)
+        assert d.page_word(1, *cold[0])["state"] == PageState.COLD, ld_id
+    counters = d.counters()
+    assert counters["prefetch_dropped_spec_read"] == 5
+    d.run(Program(opcode=[SPEC_READ], address=asked, ld_id=5), settle=True)
+    assert d.counters()["prefetch_issued_spec_read"] == 1 and quiet(d)
+    assert d.page_word(1, *cold[0])["state"] != PageState.COLD
 
 
 # - steps ------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Ingress(wiring.Component):
         Data of the RwD message that is offered, into the free slot. They count when the message's
         request has `has_write`.
     o_window : stream of `Layouts.window_access`
-    o_spec : stream of pages
+    o_spec : stream of spec_read
     spec_dropped : out
         Pulse: a MemSpecRd was dropped.
     idle : out
@@ -104,7 +104,7 @@ class Ingress(wiring.Component):
                 "o_ahead": Out(layouts.ahead),
                 "o_write": Out(stream.Signature(layouts.write_data, always_ready=True)),
                 "o_window": Out(stream.Signature(layouts.window_access)),
-                "o_spec": Out(stream.Signature(layouts.page)),
+                "o_spec": Out(stream.Signature(layouts.spec_read)),
                 "spec_dropped": Out(1),
                 "idle": Out(1),
             }
@@ -396,7 +396,11 @@ class Ingress(wiring.Component):
                 m.d.sync += self.o_spec.valid.eq(1)
         # The payload of any message. Critical path: `to_spec`, which reaches `valid` alone.
         with m.If(spec_free):
-            m.d.sync += [self.o_spec.p.squeue.eq(of_req.squeue), self.o_spec.p.page.eq(of_req.page)]
+            m.d.sync += [
+                self.o_spec.p.page.squeue.eq(of_req.squeue),
+                self.o_spec.p.page.page.eq(of_req.page),
+                self.o_spec.p.ld_id.eq(req.ld_id),
+            ]
 
     def _idle(self, m: Module, s: SimpleNamespace) -> None:
         """`idle`, and what holds of each message."""

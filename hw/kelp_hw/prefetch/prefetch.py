@@ -12,6 +12,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
 from ..layouts import DroppedPages, DropReason, Layouts, code_shape
@@ -35,12 +36,12 @@ class Prefetcher(wiring.Component):
     depends on the number of queues.
 
     Sources, by priority: MemSpecRd and hint lists (in turn), accesses (window, layer ahead), the
-    previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), be of
-    an enabled source (DISABLED), and within the source's credit (THROTTLED); what passes goes into
-    the prefetch FIFO. That takes one candidate a cycle, always. While it has no room, accesses and
-    the previous step wait, and a hinted page waits `HINT_PATIENCE` cycles at most. Only MemSpecRd
-    and hints that have waited so long displace what is in it. The previous step's walk begins when
-    nothing else is under way.
+    previous step. One candidate a cycle is judged: it must lie in an open session, of MemSpecRd in
+    one of its own LD-ID's (OUTSIDE), be of an enabled source (DISABLED), and within the source's
+    credit (THROTTLED); what passes goes into the prefetch FIFO. That takes one candidate a cycle,
+    always. While it has no room, accesses and the previous step wait, and a hinted page waits
+    `HINT_PATIENCE` cycles at most. Only MemSpecRd and hints that have waited so long displace what
+    is in it. The previous step's walk begins when nothing else is under way.
 
     M3 decides whether a page is resident or being fetched already: its result says MISSED (taken)
     or DROPPED (REFUSED here). Each candidate is counted as issued or as dropped, once. Candidates
@@ -65,7 +66,7 @@ class Prefetcher(wiring.Component):
         What became of a prefetched page, from the frame stage.
     i_late : in, always-ready stream of source code
         Source of a prefetch that a demand met while the page was being fetched.
-    i_hint, i_spec : in, streams of page
+    i_hint, i_spec : in, streams of page and of spec_read
     sessions : in
         Session registers as M3 has them.
     enable : in
@@ -105,7 +106,7 @@ class Prefetcher(wiring.Component):
                 "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
                 "i_late": In(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "i_hint": In(stream.Signature(layouts.page)),
-                "i_spec": In(stream.Signature(layouts.page)),
+                "i_spec": In(stream.Signature(layouts.spec_read)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "enable": In(SOURCES - 1),
                 "window_squeue": Out(config.squeue_bits),
@@ -205,6 +206,7 @@ class Prefetcher(wiring.Component):
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
+        asker = Signal(LD_ID_BITS)  # of the page of a MemSpecRd
         # Registered, and as if a candidate were picked in this cycle: a slot may stay free, but the
         # FIFO never lacks one.
         m.d.sync += room.eq(fifo.count + judged_valid + picked_valid + 1 < fifo.slots)
@@ -228,12 +230,12 @@ class Prefetcher(wiring.Component):
         asked = Signal(self.layouts.page)  # by MemSpecRd or hint: the session is not named
         asked_session = Signal(c.session_bits)
         m.d.comb += asked.eq(
-            Mux(self.i_spec.valid & self.i_spec.ready, self.i_spec.p, self.i_hint.p)
+            Mux(self.i_spec.valid & self.i_spec.ready, self.i_spec.p.page, self.i_hint.p)
         )
         for k in range(1, c.sessions):
             with m.If(asked.squeue >= k * c.queues):
                 m.d.comb += asked_session.eq(k)
-        m.d.sync += picked_valid.eq(0)
+        m.d.sync += [picked_valid.eq(0), asker.eq(self.i_spec.p.ld_id)]
         with m.If(
             (self.i_spec.valid & self.i_spec.ready) | (self.i_hint.valid & self.i_hint.ready)
         ):
@@ -255,7 +257,7 @@ class Prefetcher(wiring.Component):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_access.o.p)]
         with m.Elif(from_previous.o.valid & from_previous.o.ready):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_previous.o.p)]
-        s.picked, s.picked_valid, s.judged = picked, picked_valid, judged
+        s.picked, s.picked_valid, s.judged, s.asker = picked, picked_valid, judged, asker
         s.judged_valid = judged_valid
 
     def _judge(self, m: Module, s: SimpleNamespace) -> None:
@@ -263,7 +265,7 @@ class Prefetcher(wiring.Component):
         c = self.config
         picked, judged, judged_valid = s.picked, s.judged, s.judged_valid
         picked_valid, live, throttle, enabled = s.picked_valid, s.live, s.throttle, s.enabled
-        fifo = s.fifo
+        fifo, asker = s.fifo, s.asker
         session = Signal(self.layouts.session)
         inside = Signal()
         reason = Signal(DropReason)
@@ -276,6 +278,7 @@ class Prefetcher(wiring.Component):
                 live.bit_select(picked.session, 1)
                 & (picked.page < session.used_pages)
                 & (picked.squeue < picked.session * c.queues + session.used_queues)
+                & ((picked.source != PrefetchSource.SPEC_READ) | (asker == session.ld_id))
             ),
         ]
         m.d.comb += [

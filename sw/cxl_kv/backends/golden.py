@@ -331,7 +331,7 @@ class GoldenCore(Core):
         region, _, session, queue, page, _ = self._decode(addresses)
         for r, s, q, p in zip(region, session, queue, page, strict=True):
             if r == Region.KV and q < self.config.queues and s < self.config.sessions:
-                self.engine.spec_read(int(s) * self.config.queues + int(q), int(p))
+                self.engine.spec_read(int(s) * self.config.queues + int(q), int(p), ld_id)
 
     # - one request --------------------------------------------------------------------------------
     def _request(self, op: TrackerOp):

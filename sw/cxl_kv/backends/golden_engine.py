@@ -118,9 +118,9 @@ class Engine(LockStep):
         self.log_event(Event.STARVED, squeue=squeue, page=page)
         super()._give_up(kind, op, pool, where, lost)
 
-    def spec_read(self, squeue: int, page: int) -> None:
+    def spec_read(self, squeue: int, page: int, ld_id: int) -> None:
         """A MemSpecRd of a page."""
-        self._prefetch(self.prefetcher.spec_read(squeue, page))
+        self._prefetch(self.prefetcher.spec_read(squeue, page, ld_id))
         self._evict_to_target()
 
     def fetch(self, pages: list[tuple[int, int]]) -> None:

@@ -48,7 +48,7 @@ def reads(opcode, addresses):
     [
         ("LATENCY", shown("o_request", "origin.tag"), reads(M2SReq.MEM_RD, PAGES)),
         ("LATENCY", shown("o_window", "tag"), reads(M2SReq.MEM_RD, [MAP.hint_base] * 3)),
-        ("LATENCY", shown("o_spec", "page"), reads(M2SReq.MEM_SPEC_RD, PAGES)),
+        ("LATENCY", shown("o_spec", "page.page"), reads(M2SReq.MEM_SPEC_RD, PAGES)),
         ("WRITE_LATENCY", shown("o_write", "data"), offers(stream="m2s_rwd", field="data")),
         ("AHEAD_LATENCY", "o_ahead.candidates.0.page", reads(M2SReq.MEM_RD, PAGES)),
     ],

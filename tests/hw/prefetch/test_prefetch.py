@@ -33,9 +33,9 @@ ACCESS = {
 OP = {"prepare": OPEN | {"enable": (1 << SOURCES - 1) - 1, "o_op.ready": 1}}
 
 
-@pytest.mark.parametrize("stream", ["i_hint", "i_spec"])
-def test_latency_and_interval(stream):
-    stimuli = offers(stream=stream, field="page")
+@pytest.mark.parametrize(("stream", "field"), [("i_hint", "page"), ("i_spec", "page.page")])
+def test_latency_and_interval(stream, field):
+    stimuli = offers(stream=stream, field=field)
     check_pace(Prefetcher(config=UNIT), "ASKED_LATENCY", shown("o_op", "page"), stimuli, **OP)
 
 
@@ -75,7 +75,7 @@ def test_lockstep_order_equals_golden():
     )
     seen = result.records
     assert seen["ops"] > 1500 and min(seen["throttled"].values()) > 10, seen
-    assert seen["previous_lost"] > 20, seen
+    assert seen["previous_lost"] > 20 and seen["strangers"] > 20, seen
 
 
 @pytest.mark.parametrize("config", ["unit", "unit_select"])

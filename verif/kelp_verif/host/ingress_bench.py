@@ -53,11 +53,14 @@ class Model:
         full = m["byte_enable"] if is_write and opcode == M2SRwD.MEM_WR_PTL else FULL
         kv = region == Region.KV
         if not is_write and opcode == M2SReq.MEM_SPEC_RD:
-            return (
-                ("spec", {"squeue": where.session * c.queues + where.queue, "page": where.page})
-                if kv
-                else (None, {})
-            )
+            if not kv:
+                return None, {}
+            squeue = where.session * c.queues + where.queue
+            return "spec", {
+                "page.squeue": squeue,
+                "page.page": where.page,
+                "ld_id": m["ld_id"],
+            }
         moves = opcode in (WRITES if is_write else READS)
         if moves and region in (Region.HINT, Region.REGISTER):
             want = {
@@ -111,7 +114,7 @@ class TB:
         self.out = {
             "request": Packing(layouts.request),
             "window": Packing(layouts.window_access),
-            "spec": Packing(layouts.page),
+            "spec": Packing(layouts.spec_read),
         }
         self.seen, self.cycles, self.now, self.tag = Counter(), 0, self.rng.getrandbits(32), 0
         self.p_req = self.p_rwd = self.p_slot = 0.5

@@ -10,6 +10,7 @@ import cocotb
 from kelp_golden.prefetch import Prefetcher
 from kelp_hw.layouts import DropReason
 from kelp_spec.config import named
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import PrefetchSource
 
 from ..harness.runner import bench_params, record
@@ -47,6 +48,24 @@ def _kind(rng, n):
     return rng.choices(["access", "step", "hint", "spec", "other"], [20, 2, 2, 8, 2])[0]
 
 
+def _hinted(tb, golden, session):
+    """A hint line; what is asked for by it."""
+    c, rng = tb.config, tb.rng
+    squeue = session * c.queues + rng.randrange(c.queues)
+    pages = rng.sample(range(c.pages), min(c.pages, rng.randint(1, 26)))
+    tb.hints.extend(tb.hint(squeue, page) for page in pages)
+    return golden.hint([(squeue, page) for page in pages])
+
+
+def _spec_read(tb, golden, squeue, foreign):
+    """A MemSpecRd of the session's owner, or of one whose LD-ID differs in a bit; what is asked for
+    by it."""
+    ld_id, page = tb.sessions[squeue // tb.config.queues].ld_id, tb.rng.randrange(tb.config.pages)
+    ld_id ^= 1 << tb.rng.randrange(LD_ID_BITS) if foreign else 0
+    tb.specs.append(tb.spec(squeue, page, ld_id))
+    return golden.spec_read(squeue, page, ld_id)
+
+
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def lockstep(dut):
     """One trigger at a time: the same ops in the same order as the golden model, the same counts,
@@ -61,7 +80,7 @@ async def lockstep(dut):
     triggers = Counter()
     accessed = [set() for _ in range(config.sessions)]
     ring = bench_params()["previous"] // config.sessions
-    remembered, overwritten = [0] * config.sessions, 0
+    remembered, overwritten, strangers = [0] * config.sessions, 0, 0
     for n in range(bench_params()["triggers"]):
         if n % 50 == 0:
             tb.p_ready, tb.p_taken = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.8, 1.0])
@@ -101,16 +120,11 @@ async def lockstep(dut):
             tb.results.append(tb.step_result(session))
             want = golden.step(session)
         elif kind == "hint":
-            queue = rng.randrange(config.queues)
-            pages = [
-                (session * config.queues + queue, p)
-                for p in rng.sample(range(config.pages), min(config.pages, rng.randint(1, 26)))
-            ]
-            tb.hints.extend(tb.page.pack(squeue=q, page=p) for q, p in pages)
-            want = golden.hint(pages)
+            want = _hinted(tb, golden, session)
         elif kind == "spec":
-            tb.specs.append(tb.page.pack(squeue=squeue, page=(page := rng.randrange(config.pages))))
-            want = golden.spec_read(squeue, page)
+            foreign = rng.random() < 0.2 and n >= _FALLS["spec"]
+            want = _spec_read(tb, golden, squeue, foreign)
+            strangers += foreign
         else:
             tb.results.append(tb.other_result())
             want = []
@@ -147,6 +161,7 @@ async def lockstep(dut):
         credits=credits,
         throttled={s.name: count for s, count in throttled.items()},
         previous_lost=overwritten,
+        strangers=strangers,
     )
 
 
@@ -187,12 +202,10 @@ async def free_running(dut):
                 tb.windows[squeue], page
             )
             sizes.append(size)
-        for waiting in (tb.hints, tb.specs):
+        for waiting, packed in ((tb.hints, tb.hint), (tb.specs, tb.spec)):
             if rng.random() < p_asked and len(waiting) < 8:
                 waiting.append(
-                    tb.page.pack(
-                        squeue=rng.randrange(config.squeues), page=rng.randrange(config.pages)
-                    )
+                    packed(rng.randrange(config.squeues), page=rng.randrange(config.pages))
                 )
         before_results, before_lost = len(tb.results), tb.counts["access_lost"]
         await tb.cycle()
@@ -250,7 +263,7 @@ async def tells_whose_it_drops(dut):
     ):
         tb.enable(sources)
         tb.p_ready = 0.0
-        tb.hints.extend(tb.page.pack(squeue=q, page=p) for q, p in pages)
+        tb.hints.extend(tb.hint(q, p) for q, p in pages)
         while tb.hints:
             await tb.cycle()
         for _ in range(8):
@@ -325,7 +338,7 @@ async def full_rate(dut):
     tb.p_ready = tb.p_spec = 1.0
     cycles = bench_params()["cycles"]
     asked = [(n * 7 % config.squeues, n // config.squeues) for n in range(cycles + 64)]
-    tb.specs.extend(tb.page.pack(squeue=squeue, page=page) for squeue, page in asked)
+    tb.specs.extend(tb.spec(squeue, page) for squeue, page in asked)
     for _ in range(32):
         await tb.cycle()
     accepted, left = tb.counts["accepted"], len(tb.ops)
@@ -351,16 +364,13 @@ async def never_stalls_spec_reads(dut):
     cycles = 2000
     rng = tb.rng
     tb.specs.extend(
-        tb.page.pack(
-            squeue=rng.randrange(tb.sessions[0].used_queues),
-            page=rng.randrange(tb.sessions[0].used_pages),
-        )
+        tb.spec(rng.randrange(tb.sessions[0].used_queues), rng.randrange(tb.sessions[0].used_pages))
         for _ in range(cycles)
     )
     while tb.specs:
         await tb.cycle()
     assert tb.cycles <= cycles + 2
-    tb.hints.extend(tb.page.pack(squeue=0, page=p) for p in range(4))
+    tb.hints.extend(tb.hint(0, p) for p in range(4))
     began = tb.cycles
     while tb.hints:
         await tb.cycle()

@@ -29,7 +29,7 @@ class TB:
         self.result, self.usage, self.page, self.op = (
             Packing(x) for x in (layouts.result, layouts.usage, layouts.page, layouts.op)
         )
-        self.pulses = Packing(layouts.prefetch_pulses)
+        self.pulses, self.spec_read = Packing(layouts.prefetch_pulses), Packing(layouts.spec_read)
         rng = self.rng
         self.sessions = [
             Session(
@@ -131,13 +131,23 @@ class TB:
     def step_result(self, session):
         return self.result.pack(**{"op.kind": Op.STEP, "op.session": session, "op.delta": 1})
 
+    def hint(self, squeue, page):
+        """A page of a hint line."""
+        return self.page.pack(squeue=squeue, page=page)
+
+    def spec(self, squeue, page, ld_id=None):
+        """A MemSpecRd; of its session's owner, if nothing else is said."""
+        owner = self.sessions[squeue // self.config.queues].ld_id
+        fields = {"page.squeue": squeue, "page.page": page}
+        return self.spec_read.pack(ld_id=owner if ld_id is None else ld_id, **fields)
+
     def _offer(self, name, waiting, chance):
         """Drives one input stream; a payload once offered stays."""
         valid, payload = getattr(self.dut, f"{name}__valid"), getattr(self.dut, f"{name}__payload")
         if name not in self.shown and waiting and self.rng.random() < chance:
             self.shown[name] = waiting[0]
         valid.value = int(name in self.shown)
-        payload.value = self.shown.get(name, self.rng.getrandbits(self.page.width))
+        payload.value = self.shown.get(name, self.rng.getrandbits(len(payload)))
 
     async def cycle(self):
         dut, rng = self.dut, self.rng
