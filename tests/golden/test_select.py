@@ -268,6 +268,18 @@ def test_estimates_are_exact_in_plain_integers(exponent):
         assert got == max(SCORE_LEAST, min(SCORE_MOST, max(each) * M >> SH))
 
 
+@pytest.mark.parametrize("up", [-23, -24, -25, -40, -200])
+def test_a_product_is_shifted_by_24_places_at_most(up):
+    """What is left of a code of 0 tells: of the largest that there is, and of one bit nothing."""
+    how = plan((-100, {k: (-128, 7, 7) for k in range(ELEMENTS)}))
+    q = np.array([127, -127])[:, None, None] + np.zeros((2, 1, ELEMENTS), int)
+    query = select.Blocks(q, np.full((2, 1), up + 7 + 100), np.zeros((2, 1), bool))
+    base = [x * ELEMENTS * (-8 * 128 + 2**7 - 2**14) for x in (127, -127)]
+    found = select.token_sums(query, np.zeros((1, 1, 1), np.uint32), how)[:, 0, 0]
+    assert found.tolist() == [each >> min(-up, 24) for each in base]
+    assert found.tolist() == [-5, 4] or up > -24
+
+
 def test_estimates_saturate():
     how = plan((130, {k: (127, 7, 1) for k in range(ELEMENTS)}))
     q = np.full((2, 1, ELEMENTS), 127)

@@ -10,7 +10,8 @@ from streams import Ends, pump
 
 from kelp_golden import select
 from kelp_hw.choice.code_weights import CodeWeights
-from kelp_spec.select import ALIGNED_BITS, CODE_BITS, SCORE_BITS
+from kelp_spec.formats import ELEMENTS
+from kelp_spec.select import ALIGNED_BITS, CODE_BITS, PLAN_FIELDS, SCORE_BITS, record_bytes
 
 #: of a line, either way; of a score
 LINE_MOST, SCORE_END = (1 << ALIGNED_BITS - 1) - 1, 1 << SCORE_BITS - 1
@@ -60,6 +61,23 @@ def test_each_bit_and_no_bit(lines, most, late, seed, wild):
     weight, base, cycles = weighed(group, lines=most, late=late)
     assert cycles <= lines * CodeWeights.LATENCY
     check(group, weight, base, most)
+
+
+@pytest.mark.parametrize("exponent", [-24, -25, -26, -60, -200])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_left_where_exponents_leave_nothing(exponent, sign):
+    """The largest code of 0 that there is, shifted by 24 places and no more (docs/select.md)."""
+    group = Group(1, heads=1, lines=1, pages=1)
+    fields = {"exponent": -100, "planned": 1}
+    for k in range(ELEMENTS):
+        fields |= {f"mean_{k}": -128, f"step_{k}": 7, f"count_{k}": 7}
+    group.plan_rows = np.frombuffer(record_bytes(PLAN_FIELDS, fields, 64), np.uint8)[None]
+    group.plan = select.plan_of(group.plan_rows)
+    x, e = np.full((1, 1, ELEMENTS), 127 * sign), np.full((1, 1), exponent + 7 + 100)
+    group.query = group.query._replace(x=x, e=e)
+    weight, base, _ = weighed(group, lines=1)
+    check(group, weight, base, 1)
+    assert base == [[{1: -5, -1: 4}[sign]]]
 
 
 @pytest.mark.parametrize(("seed", "wild", "bits"), [(64, False, 32), (75, True, 0)])

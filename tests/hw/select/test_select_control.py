@@ -149,6 +149,38 @@ def test_pages_that_are_wanted_are_named(offer, take):
     assert set(left) == {-1, 0, 1} and max(of_guesses) > 5, (left, of_guesses)
 
 
+def test_of_several_reasons_the_first_is_named():
+    """In the order of the codes, but lines before tokens; of a release none is looked at."""
+    wrong = {"queue": 4}, {"newest": 32}, {"lines": 3}, {"tokens": 0}, {"most": 255}
+    bells = [dict(item for each in wrong[n:] for item in each.items()) for n in range(5)]
+    bells += [{}, *({"release": 1} | each for each in wrong), bells[0] | {"release": 1}]
+    room, _ = compare(bells, around={}, cycles=60_000)
+    assert [code for _, code in room.events] == [
+        *(Refusal.QUEUE, Refusal.PAGE, Refusal.LINES, Refusal.TOKENS, Refusal.COUNT)
+    ]
+
+
+@pytest.mark.parametrize(("hold", "log"), [(0, 24), (1, 1), (25, 24)])
+def test_how_long_slots_are_held(hold, log):
+    """2^hold cycles from the answer on; 0, and more than 24, are 24."""
+    made = device()
+    room, region = Room(made), SelectRegion(device())
+
+    async def host(room):
+        await room.select(region, {"sequence": 1, "hold": hold}, queries())
+        if log > 1:
+            room.ctx.set(room.dut.now, (1 << log) - 1)
+            for _ in range(40):
+                await room.cycle()
+            assert len(pins(made)) == 6
+        room.ctx.set(room.dut.now, 1 << log)
+        for _ in range(60):
+            await room.cycle()
+        assert not pins(made)
+
+    room.run(host)
+
+
 def test_time_is_over_and_sessions_end():
     """Slots are given back 2^hold cycles after the answer, and with their session; nothing of it is
     read by the next owner."""
