@@ -42,6 +42,13 @@ ROWS = {
     "RECOVER": "ORPHAN RETRY",
 }
 
+#: What can become of the ops of a choice.
+CHOICES = [
+    *(("LOOK", outcome) for outcome in ("DONE", "VOID")),
+    *(("HOLD", outcome) for outcome in ("DONE", "REFUSED", "VOID")),
+    *(("UNHOLD", outcome) for outcome in ("DONE", "VOID")),
+]
+
 
 def random_ops(seed=None, changes=None, patched=False, **params):
     config = named("unit").with_(**(changes or {}))
@@ -78,6 +85,21 @@ def test_reads_for_ownership_allocate_as_golden_says():
     met = set(random_ops(seed=1, changes=changes, phases=24)["outcomes"])
     met |= set(random_ops(seed=2, changes=changes, phases=24, flips=0.03)["outcomes"])
     assert {"READ ALLOCATED", "READ ZERO", "READ POISON", "READ HIT", "READ PARKED"} <= met
+
+
+def test_ops_of_a_choice_agree_with_golden():
+    """Slots among pins, page words that are lost, sessions that close and pages that go."""
+    changes = {"parked": 64, "pages": 64, "select": 4, "select_groups": 1}
+    wanted = {f"{kind} {outcome}" for kind, outcome in CHOICES}
+    met, faults = set(), [0, 0, 0]
+    for seed, (flips, narrow) in enumerate(((0, 24), (0.03, 2), (0.1, 24)) * 2, 1):
+        records = random_ops(seed=seed, changes=changes, phases=40, flips=flips, narrow=narrow)
+        met |= set(records["outcomes"])
+        faults = [a + b for a, b in zip(faults, records["faults"], strict=True)]
+        if wanted <= met and min(faults):
+            break
+    assert wanted <= met, wanted - met
+    assert min(faults) > 0
 
 
 @pytest.mark.parametrize("narrow", [1, 2])

@@ -51,7 +51,7 @@ async def random_ops(dut):
     )
     engines = Engines(tb)
     if params.get("narrow"):
-        # One or two pages: every op meets others on its page in the pipeline.
+        # Of one or two pages every op meets others on its page in the pipeline.
         engines.places = rng.sample(engines.places, params["narrow"])
         engines.focus = [rng.choice(engines.places)] * 2
     for s in range(config.sessions):

@@ -189,10 +189,13 @@ class Engines:
         if not self.wants("hint"):
             return None
         squeue, page = self.page()
-        kind = rng.choice((K.MASS, K.PIN, K.PIN, K.UNPIN, K.STEP if rng.random() < 0.1 else K.MASS))
-        return self.op(
-            kind, squeue, page, mass=rng.getrandbits(16), delta=1 if kind == K.STEP else 0
-        )
+        kinds = K.MASS, K.PIN, K.PIN, K.UNPIN, K.STEP if rng.random() < 0.1 else K.MASS
+        if self.config.select:  # ops of a choice come in the same stream
+            kinds += K.HOLD, K.HOLD, K.UNHOLD, K.LOOK
+        kind = rng.choice(kinds)
+        line = rng.randrange(self.config.half_lines) if kind == K.LOOK else 0
+        delta = 1 if kind == K.STEP else 0
+        return self.op(kind, squeue, page, kv_line=line, mass=rng.getrandbits(16), delta=delta)
 
     def prefetch(self):
         if not self.wants("prefetch"):

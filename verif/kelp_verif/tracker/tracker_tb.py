@@ -43,6 +43,7 @@ FRAME_OPS = (
     K.FLIP,
     K.PEEK,
     K.RECOVER,
+    K.LOOK,
 )
 #: What an op needs downstream beside a place in the event log (docs/design.md §3).
 NEEDS = {
@@ -51,6 +52,7 @@ NEEDS = {
     K.FREE: ("data",),
     K.RECOVER: ("data",),
     K.PEEK: ("data",),
+    K.LOOK: ("data",),
     K.FLIP: ("data", "queue"),
     K.CLAIM: ("data", "queue"),
     K.RELEASE: ("data", "queue"),
@@ -495,6 +497,9 @@ class TB:
             want["slot"] = op.slot
         if op.kind == K.FILL:
             want["miss"] = op.miss
+        if op.kind == K.LOOK and r.use:
+            want |= {name: getattr(r, name) for name in ("format_k", "format_v")}
+            want |= {"kv_line": op.kv_line, "host_type": session.host_type}
         if demand:
             want |= {"write_slot": op.write_slot} | self.origin(op)
             if r.use:
