@@ -27,6 +27,7 @@ from cxl_kv.session import Session
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 from kelp_golden import select_region
+from kelp_spec.address import AddressMap
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
 
@@ -471,6 +472,36 @@ def test_another_sessions_choice_is_not_gathered():
         other.select(0, q, tokens=TOKENS)
         with pytest.raises(ValueError, match="another session's choice"):
             other.gather(chosen)
+
+
+def test_a_slot_is_read_by_its_owner_and_at_its_generation_alone():
+    """Another LD-ID, another generation, an empty slot, a slot of a session that closed."""
+    device, session, k, _ = filled()
+    with device:
+        q = queries(np.random.default_rng(6))
+        chosen = session.select(0, q, tokens=TOKENS, pages=3)
+        core, places = device.transport.core, AddressMap(device.transport.core.config)
+        number, owner, now = session.number, device.ld_id, chosen.generations[0]
+
+        def read(slot=1, generation=now, queue=0, ld_id=owner):
+            address = places.gather(number, queue, generation, 0, slot, 0)
+            found = core.load(np.array([address], np.uint64), ld_id)
+            return found.lines[0], Status(found.status[0])
+
+        line, status = read()
+        newest = (TOKENS - 1) // session.page_tokens * session.page_tokens
+        assert status == Status.DATA and line.tobytes() == k[0, 0, newest, :32].tobytes()
+        many = 1 << places.config.generation_bits
+        assert read(generation=now + many)[1] == Status.DATA, "modulo its bits"
+        device.events()
+        wrong = {"ld_id": owner + 1}, {"generation": now + 1}, {"slot": len(chosen.pages[0])}
+        for how in (*wrong, {"queue": LAYERS * HEADS}):
+            line, status = read(**how)
+            assert status == Status.NOT_MAPPED and not line.any(), how
+        codes = [event["code"] for event in device.events()]
+        assert codes == ["FOREIGN_LD"] + 3 * ["OUT_OF_MAP"]
+        session.close()
+        assert read()[1] == Status.NOT_MAPPED
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.125, 0.1767, 1.0, 37.0])
