@@ -12,6 +12,7 @@ from streams import Ends, pump
 from kelp_golden import select
 from kelp_hw.choice.code_weights import CodeWeights
 from kelp_hw.choice.select_engine import KeySizes, SelectEngine
+from kelp_spec.formats import SCALE_NAN, HostType
 from kelp_spec.select import CODED_LINES
 
 PAGES = 64
@@ -143,6 +144,20 @@ def test_choices_are_the_golden_ones(heads, lines, products):
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
     seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500, products=products)
     assert given(seen) == golden(group, asked)
+
+
+def test_pages_of_which_nothing_is_there_share_the_mass():
+    """Without estimates, all tokens having the least score; beside a page that is there none has
+    any (docs/select.md, "Absent pages")."""
+    group = Group(17, heads=2, lines=1, pages=24, tokens=2)
+    for first, many in ((group.scale[0].copy(), 6), (SCALE_NAN, 14)):
+        group.scale[:] = SCALE_NAN
+        group.scale[0] = first
+        group.keys = select.of_stored(group.payload, group.scale, HostType.FP16, group.fmt)
+        asked = requests(group, [9, 1, 20], target=2 << 16)
+        seen, _ = run(group, asked)
+        assert given(seen) == golden(group, asked)
+        assert sum(not none for _, _, none in given(seen)) == many
 
 
 def test_names_wait_for_pages_that_are_not_looked_at_yet():
