@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kelp_golden.eviction import worth
 from kelp_golden.tables import Tables
 from kelp_sim.select import memory
 from kelp_spec import policy2
@@ -187,6 +188,30 @@ def test_a_session_that_is_opened_is_new_and_the_other_is_not_touched():
     assert not tables.value[QUEUES:].any() and tables.credit(1) == 0
     assert tables.credit(0) == policy2.CREDIT_MOST
     assert tables.likely(QUEUES, 1) == 0
+
+
+def test_marks_count_once_a_queue_has_had_a_turn_or_a_guess():
+    tables = Tables(CONFIG, frames=8)
+    tables.mark(0, [1, 5])
+    assert worth(tables, 0, 1) is None
+    tables.guessed(0, {}, 3)
+    assert [worth(tables, 0, page) == 65533 for page in (0, 1, 5)] == [False, True, True]
+    tables.turn_over(0, {1}, 3, 1)
+    assert [worth(tables, 0, page) == 65533 for page in (0, 1, 5)] == [False, False, True]
+    tables.opened(0)
+    assert worth(tables, 0, 5) is None
+
+
+def test_a_page_beyond_a_newest_that_went_back_may_be_taken_for_one_of_a_younger_cohort():
+    """docs/select.md: its entry is the step modulo 256, and no turn that ends before it empties
+    it."""
+    for skipped, credit in ((255, 3), (256, 0), (257, 3)):
+        tables = Tables(CONFIG, frames=8)
+        tables.turn_over(0, {0, 2}, 2, 1)
+        tables.turn_over(0, {0}, 1, 1 + skipped)
+        before = tables.credit(0)
+        tables.turn_over(0, {2}, 2, 2 + skipped)
+        assert tables.credit(0) - before == credit
 
 
 def test_credit_ends_at_16_bits():
