@@ -316,18 +316,23 @@ class DaxCore(Core):
         whole = byte_enable is None or (byte_enable[which] == ALL_BYTES).all()
         fresh = self._empty_first(number[which], offset[which] if whole else None)
         data = np.ascontiguousarray(lines if len(which) == len(lines) else lines[which])
-        if not whole:
-            old = np.zeros_like(data)
-            self._reach(offset[which], self._move(offset[which], old, write=False))
-            keep = ~np.unpackbits(
-                np.ascontiguousarray(byte_enable[which]).view(np.uint8).reshape(-1, 8),
-                axis=1,
-                bitorder="little",
-            ).astype(bool)
-            data = np.where(keep, old, data)
-        self._reach(offset[which], self._move(offset[which], data, write=True))
+        if whole:
+            self._reach(offset[which], self._move(offset[which], data, write=True))
+        else:
+            self._merge(offset[which], data, byte_enable[which])
         self.header.mark_written(fresh)
         self._check(session[which])
+
+    def _merge(self, offsets, lines, enables):
+        """The enabled bytes of lines into what lies there."""
+        enabled = np.unpackbits(
+            np.ascontiguousarray(enables).view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
+        ).astype(bool)
+        for part in _rounds(offsets):
+            there = np.zeros((len(part), LINE_BYTES), np.uint8)
+            self._reach(offsets[part], self._move(offsets[part], there, write=False))
+            there = np.where(enabled[part], lines[part], there)
+            self._reach(offsets[part], self._move(offsets[part], there, write=True))
 
     def _refuse(self, region, offset, session, allowed, ld_id):
         """An error for the first line of a store that goes nowhere: no event would tell."""
@@ -464,6 +469,16 @@ class DaxCore(Core):
         self.header.close()
         # The mapping goes with the last array that looks at it.
         self._bytes = None
+
+
+def _rounds(offsets: np.ndarray) -> list[np.ndarray]:
+    """Of at least one line: which are moved together, none twice, in the order of the store."""
+    order = np.argsort(offsets, kind="stable")
+    count, ordered = np.arange(len(offsets)), offsets[order]
+    first = np.append(True, ordered[1:] != ordered[:-1])
+    turn = np.empty(len(offsets), np.int64)
+    turn[order] = count - np.maximum.accumulate(np.where(first, count, 0))
+    return [np.flatnonzero(turn == i) for i in range(int(turn.max()) + 1)]
 
 
 def _is_at(path: str, file: int) -> bool:

@@ -65,6 +65,26 @@ def test_what_was_written_is_read_and_seen_without_a_copy(path):
             session.hints.push_mass(0, 0, [0.5])
 
 
+@pytest.mark.parametrize("way", ["dax", "golden"])
+def test_parts_of_a_line_in_one_store_are_stored_in_their_order(path, way):
+    with opened(path) if way == "dax" else cxl_kv.open("golden:unit") as device:
+        session, rng = device.open_session(SHAPE), np.random.default_rng(2)
+        addresses = session.layout.addresses(slice(0, 2), slice(0, 2), np.arange(3)).reshape(-1)
+        model = np.zeros((len(addresses), 64), np.uint8)
+        for _ in range(20):
+            which = rng.integers(0, len(addresses), 30)  # 24 lines, so some more than once
+            lines = rng.integers(0, 256, (30, 64), np.uint8)
+            enabled = rng.random((30, 64)) < rng.choice([0.0, 0.5, 1.0], (30, 1))
+            device.transport.store(
+                addresses[which],
+                lines,
+                np.packbits(enabled, axis=1, bitorder="little").view(np.uint64)[:, 0],
+            )
+            for line, data, enable in zip(which, lines, enabled, strict=True):
+                model[line, enable] = data[enable]
+            assert (device.transport.load(addresses).lines == model).all()
+
+
 def test_a_session_begins_empty_whatever_lies_there(path):
     with opened(path) as device:
         session = device.open_session(SHAPE)
