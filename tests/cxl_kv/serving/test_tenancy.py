@@ -179,6 +179,30 @@ def test_a_tenant_sees_its_own_refusals_that_concern_no_session(tmp_path):
             assert theirs.events() == [] == mine.events()
 
 
+def test_speculative_reads_fetch_no_other_tenants_pages(tmp_path):
+    """A page is brought for its own tenant, in whatever connection of its."""
+    known = tenants(tmp_path, "alice", "bob")
+    with Server(make_core("golden:unit"), tokens=known) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        alice, bob = (f"{url}?token_file={tmp_path}/{name}.token" for name in ("alice", "bob"))
+        with cxl_kv.open(f"{url}?admin=1") as admin:
+            admin.configure(prefetch=["spec_read"], low_water=0, high_water=1)
+        with cxl_kv.open(alice) as device, cxl_kv.open(alice) as mate, cxl_kv.open(bob) as other:
+            session = device.open_session(SHAPE)
+            session.write([0, 1], *tensors(1))
+            cold = next(p for p in range(8) if session.page_state(0, 0, p)["state"].name == "COLD")
+            token = np.array([cold * session.page_tokens])
+            line = session.layout.addresses([0], [0], token).reshape(-1)[:1]
+            before, outside = session.telemetry(), np.array([1 << 45, (1 << 64) - 64], np.uint64)
+            theirs = other.open_session(SHAPE)
+            other.transport.spec_read(np.append(line, outside))
+            after = session.telemetry()
+            assert not {name for name, x in before.items() if (x != after[name]).any()}
+            theirs.close()
+            mate.transport.spec_read(np.append(outside, line))
+            assert session.telemetry()["prefetch_issued"][0, 0] == 1
+
+
 def test_every_tenant_is_told_of_a_fatal_error(tmp_path):
     """Nothing that any of them wrote can be read from then on."""
     with Server(make_core("golden:unit")) as server:
