@@ -172,6 +172,7 @@ class Connection(Stream):
         self.transport: LocalTransport | None = None
         self.locked = False
         self._lock_left = 0.0  # seconds for which it may still keep the server waiting
+        self._hurried = False  # and, since somebody waits for its lock, at work
         self._waits_since: float | None = None
         self._inbox = Inbox(MOST_HELLO)
         self._request = None  # generator of the request under way
@@ -181,6 +182,14 @@ class Connection(Stream):
     # - steps --------------------------------------------------------------------------------------
     def step(self) -> Next:
         """Hangup when the connection ends here."""
+        started = time.monotonic()
+        try:
+            return self._step()
+        finally:
+            if self._hurried:
+                self._lock_left -= time.monotonic() - started
+
+    def _step(self) -> Next:
         if self._request is None:
             if not self.flush():
                 return Next.WRITE
@@ -226,6 +235,8 @@ class Connection(Stream):
             self._expect()
             return False
         self._lock_time()
+        if self.locked and self._lock_left < 0:
+            raise Hangup("kept the lock")
         self._awaited = None
         self._op, self._reply_number, payload = got
         self._since = time.perf_counter()
@@ -276,10 +287,12 @@ class Connection(Stream):
 
     def granted(self, seconds: float) -> None:
         """It has the lock, and may keep the server waiting for so long."""
-        self.locked, self._lock_left = True, seconds
+        self.locked, self._lock_left, self._hurried = True, seconds, False
 
     def hurry(self, seconds: float) -> None:
-        """Somebody waits for the lock: from now on it may keep the server waiting for so long."""
+        """Somebody waits for the lock: from now on it may keep the server waiting or at work for so
+        long, and no longer by asking without a pause."""
+        self._hurried = True
         waited = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
         self._lock_left = min(self._lock_left, waited + seconds)
 

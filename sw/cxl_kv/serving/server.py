@@ -56,7 +56,7 @@ class Limits:
     reply : until a reply has been read.
     lock, admin_lock : in all, between the requests of a client that holds its tenant's lock, and
         of one that holds that of LD-ID 0.
-    hurry : of that, once LD-ID 0 wants its lock.
+    hurry : of that, and of the server's work for it, once LD-ID 0 wants its lock.
     idle : between two requests, for clients without a token.
     unknown : connections that have not said HELLO.
     clients : connections in all; fewer where the process may not open so many files.

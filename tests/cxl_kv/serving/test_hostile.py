@@ -415,6 +415,47 @@ def test_a_lock_is_not_kept_from_ld_id_0(tmp_path, caplog):
         holder.close()
 
 
+def test_a_holder_that_never_pauses_does_not_keep_the_lock_from_ld_id_0(tmp_path, caplog):
+    """Nor from all other tenants, who get none while LD-ID 0 waits for it."""
+    limits = Limits(lock_seconds=60, hurry_seconds=2)
+    known = tenants(tmp_path, "alice", "bob")
+    with Server(make_core("golden:unit?sessions=4"), tokens=known, limits=limits) as server:
+        served = Served(server, server.listen(f"unix:{tmp_path}/kelp.sock"), tmp_path, caplog)
+        holder, over = greeted(served.tenant("alice")), threading.Event()
+        ask(holder, wire.Op.LOCK)
+        frame = b"".join(wire.frame(wire.Op.LOAD, 1, np.zeros(4000, np.uint64)))
+
+        def flood():
+            with contextlib.suppress(OSError):
+                while not over.is_set():
+                    holder.sendall(frame)
+
+        def read_on():
+            with contextlib.suppress(OSError):
+                while holder.recv(1 << 20):
+                    pass
+
+        threads = [threading.Thread(target=work) for work in (flood, read_on)]
+        for thread in threads:
+            thread.start()
+        stop = threading.Timer(20, over.set)  # else a server that never hangs up is never done
+        stop.start()
+        try:
+            with cxl_kv.open(served.url + "?admin=1") as admin:
+                with admin.transport.exclusive():
+                    assert "kept the lock" in served.hung_up() and not over.is_set()
+                with cxl_kv.open(served.tenant("bob")) as device:
+                    device.open_session(SHAPE).telemetry()
+        finally:
+            stop.cancel()
+            over.set()
+            with contextlib.suppress(OSError):
+                holder.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(20)
+            holder.close()
+
+
 def test_the_lock_of_ld_id_0_excludes_everybody_and_waits_for_tenants(served):
     with (
         cxl_kv.open(served.tenant("alice")) as tenant,
