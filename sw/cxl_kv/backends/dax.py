@@ -35,7 +35,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..registers import unpack
-from .dax_header import Header, header_bytes, is_layout_or_empty, size_of
+from .dax_header import Header, header_bytes, size_of
 from .guarded import move, read_spans
 from .mapping import ALIGNMENT, mapped
 from .window import RegisterWindow, session_command
@@ -113,12 +113,10 @@ class DaxCore(Core):
             raise TransportError(f"{self.path} was removed while it was opened; open it again")
         has = size_of(file)
         makes = create and stat.S_ISREG(os.fstat(file).st_mode)
-        if makes and not is_layout_or_empty(file):
-            raise TransportError(
-                f"{self.path} holds something else than a KELP layout, and is left alone; name "
-                + "another file, or remove it"
-            )
-        if has < size and makes:
+        if makes:
+            self.header.check_ours(whole=has >= size)
+        cut = has < size
+        if cut and makes:
             self._make_room(size)
             has = size
         if has < size:
@@ -129,7 +127,7 @@ class DaxCore(Core):
         self._bytes = mapped(file, size)
         self._kv = header_bytes(self.config)
         self._aperture = self._bytes.ctypes.data + self._kv
-        self.header.map(self._bytes, create=create)
+        self.header.map(self._bytes, create=create, cut=cut)
 
     def _make_room(self, size):
         """All of the file's memory at once: a hole that finds no room later would be a SIGBUS."""

@@ -29,7 +29,7 @@ from . import file_lock
 from .guarded import reader
 from .mapping import ALIGNMENT
 
-__all__ = ["Header", "header_bytes", "is_layout_or_empty", "size_of"]
+__all__ = ["Header", "header_bytes", "size_of"]
 
 _MAGIC = int.from_bytes(b"KELPDAX2", "little")
 _HEAD = 64  #: bytes before the table: magic, digest
@@ -54,8 +54,12 @@ assert _SESSION.itemsize == LINE_BYTES and sys.byteorder == "little"
 
 def header_bytes(config: Config) -> int:
     """Bytes before the aperture, in whole 2 MiB."""
-    bits = -(-config.page_words // 8)
-    return -(-(_HEAD + config.sessions * _SESSION.itemsize + bits) // ALIGNMENT) * ALIGNMENT
+    return -(-_unused(config) // ALIGNMENT) * ALIGNMENT
+
+
+def _unused(config: Config) -> int:
+    """Where the header ends; the bytes from there to the aperture are zeros."""
+    return _HEAD + config.sessions * _SESSION.itemsize + -(-config.page_words // 8)
 
 
 class Header:
@@ -91,9 +95,10 @@ class Header:
         self._last = weakref.finalize(self, _close_ours, self._home, file, self._file_is)
         self._last.atexit = False
 
-    def map(self, memory: np.ndarray, *, create: bool) -> None:
+    def map(self, memory: np.ndarray, *, create: bool, cut: bool) -> None:
         """Take the mapping; the header's lock is held. TransportError where there is no layout of
-        this configuration; `create` makes one where there is none."""
+        this configuration; `create` makes one where there is none. Of a layout that was `cut` short
+        and is whole again, what any session held may read as zeros: all of them are lost."""
         c = self.config
         base, last_of_header = memory.ctypes.data, header_bytes(c) - LINE_BYTES
         self._head = memory[:_HEAD].view("<u8")
@@ -106,7 +111,6 @@ class Header:
             lines = np.empty((2, LINE_BYTES), np.uint8)
             offsets = np.array([_HEAD + session * LINE_BYTES, last_of_header], np.uint64)
             self._entries.append((lines[0].view(_SESSION), reader(base, offsets, lines)))
-        digest = int(c.digest, 16)
         if int(self._head[0]) != _MAGIC:
             if not create:
                 raise TransportError(
@@ -121,14 +125,37 @@ class Header:
             # So that no process takes a session of this layout for one of a former layout.
             self._table["generation"] = [secrets.randbits(62) for _ in range(c.sessions)]
             self._written[:] = 0
-            self._head[1], self._head[0] = digest, _MAGIC
-        elif int(self._head[1]) != digest:
-            raise TransportError(
-                f"{self.path} was laid out under another configuration than "
-                + f"{c.name!r}; name that one, or remove the file"
-            )
+            self._head[1], self._head[0] = int(c.digest, 16), _MAGIC
+        else:
+            self._check_digest(int(self._head[1]))
         for session in range(c.sessions):
             self._same_node(self._table[session])
+        if cut:
+            self._table["open"] = 0
+            for entry in self._table:
+                entry["generation"] = _next(entry)
+            self._written[:] = 0
+
+    def check_ours(self, *, whole: bool) -> None:
+        """TransportError where a regular file is not this configuration's to lay out or to make
+        longer: it begins as another layout, or holds something where no layout has anything.
+        `whole`: it is as long as a layout."""
+        c, start = self.config, os.pread(self.file, header_bytes(self.config), 0)
+        if int.from_bytes(start[:8], "little") == _MAGIC:
+            self._check_digest(int.from_bytes(start[8:16], "little"))
+        # Of a layout whose first bytes were cleared, so that it is laid out anew, the table stays.
+        elif start[:8].strip(b"\0") or start[_unused(c) if whole else 8 :].strip(b"\0"):
+            raise TransportError(
+                f"{self.path} holds something else than a KELP layout, and is left alone; name "
+                + "another file, or remove it"
+            )
+
+    def _check_digest(self, digest: int) -> None:
+        if digest != int(self.config.digest, 16):
+            raise TransportError(
+                f"{self.path} was laid out under another configuration than "
+                + f"{self.config.name!r}; name that one, or remove the file"
+            )
 
     def _same_node(self, entry):
         if entry["open"] and int(entry["boot"]) == self._boot and int(entry["node"]) != self._node:
@@ -323,12 +350,6 @@ def _is_file(file: int, inode: tuple[int, int]) -> bool:
 def _close_ours(home: Home, file: int, inode: tuple[int, int]) -> None:
     if not home.left() and _is_file(file, inode):
         os.close(file)
-
-
-def is_layout_or_empty(file: int) -> bool:
-    """Whether a regular file begins as one of ours does, or with nothing."""
-    first = int.from_bytes(os.pread(file, 8, 0), "little")
-    return first in (0, _MAGIC)
 
 
 def _boot() -> int:

@@ -166,6 +166,10 @@ def test_layouts_are_told_apart(path):
         opened(path, create=False)
     opened(path).close()
     opened(path, create=False).close()
+    size = os.path.getsize(path)
+    with pytest.raises(cxl_kv.TransportError, match="laid out under another configuration"):
+        cxl_kv.open(f"dax:{path}?config=trace&create=1")
+    assert os.path.getsize(path) == size < mapped_bytes(named("trace"))
     with open(path, "r+b") as file:
         file.truncate(64 << 20)
     with pytest.raises(cxl_kv.TransportError, match="laid out under another configuration"):
@@ -180,10 +184,13 @@ def test_layouts_are_told_apart(path):
         opened(path, create=False)
 
 
-@pytest.mark.parametrize("size", [20, 64 << 20], ids=["small", "large enough"])
-def test_a_file_with_something_else_is_left_alone(path, size):
-    """A wrong path must not cost what lies there."""
-    content = (b"My thesis, chapter 1" * (size // 20 + 1))[:size]
+@pytest.mark.parametrize(
+    ("zeros", "size"),
+    [(0, 20), (0, 64 << 20), (8, 20), (1024, 64 << 20), (32768, 1 << 20), (32768, 64 << 20)],
+)
+def test_a_file_with_something_else_is_left_alone(path, zeros, size):
+    """A wrong path must not cost what lies there: images of disks begin with zeros, too."""
+    content = bytes(zeros) + b"My thesis, chapter 1" * (size // 20)
     with open(path, "wb") as file:
         file.write(content)
     with pytest.raises(cxl_kv.TransportError, match="something else .* is left alone"):
@@ -278,6 +285,27 @@ def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
     with pytest.raises(cxl_kv.TransportError, match="truncated"):
         sessions[0].read(0, stop=1)
     device.close()
+
+
+@pytest.mark.parametrize("left", [128, 4096, ALIGNMENT, ALIGNMENT + 4096])
+def test_a_file_that_was_cut_and_made_whole_again_keeps_no_session(path, left):
+    """What was cut away comes back as zeros, which nobody wrote."""
+    with opened(path) as device:
+        session = device.open_session(SHAPE)
+        k, v = tensors(32)
+        session.write([0, 1], k, v)
+        os.truncate(path, left)
+        with opened(path) as other:
+            for call in (lambda: session.read(0, stop=32), lambda: session.write([0, 1], k, v)):
+                with pytest.raises(cxl_kv.SessionLostError):
+                    call()
+            fresh = other.open_session(SHAPE)
+            assert fresh.number != session.number  # whose process has not closed it yet
+            assert not fresh.read(0, stop=32)[0].any()
+            session.close()
+            with device.open_session(SHAPE) as again:
+                again.write([0, 1], k, v)
+                assert (again.read([0, 1], stop=32)[0] == k).all()
 
 
 def test_a_device_that_another_thread_closes_first_says_so(path):
