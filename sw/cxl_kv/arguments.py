@@ -5,7 +5,6 @@ Nothing is rounded or cut: 1.5 is no position, and True is no layer."""
 from __future__ import annotations
 
 import contextlib
-import math
 from numbers import Integral, Real
 
 __all__ = [
@@ -34,7 +33,7 @@ def integer(
 
 def real(name: str, value, low: float, high: float) -> float:
     """`value`, a number of low … high; ValueError otherwise, for NaN too."""
-    number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not low <= value <= high:
         raise ValueError(f"{name} = {short(value)} is refused; legal: {low} … {high}")
     return value
@@ -58,8 +57,11 @@ def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError)
 
 def short(value) -> str:
     """A value on one line: of a model or an array, what it is."""
-    said = repr(value)
-    return said if len(said) <= 100 and "\n" not in said else f"an object of {type(value).__name__}"
+    said = ""
+    with contextlib.suppress(ValueError):  # an integer of thousands of digits has no text
+        said = repr(value)
+    legible = 0 < len(said) <= 100 and "\n" not in said
+    return said if legible else f"an object of {type(value).__name__}"
 
 
 # - options of a URL: texts, each taken out of the others, so that what is left is unknown

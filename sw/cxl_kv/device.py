@@ -87,6 +87,8 @@ class Device:
     def frames(self, shape: ModelShape, layer: int) -> int:
         """Frames of the pool of the layer's pages, for everybody's: as many as `configure` has
         left, as far as `ld_id` 0 alone can see."""
+        instance("shape", shape, ModelShape, "a ModelShape (cxl_kv.preset names some)")
+        layer = integer("layer", layer, 0, shape.layers - 1)
         pool = shape.pool(layer, self.config)
         if self.ld_id or not self.transport.hints:
             return self.config.frames[pool]

@@ -42,7 +42,7 @@ def mass_codes(masses) -> list[int]:
 def _floats(name: str, values) -> np.ndarray:
     try:
         return np.asarray(values, np.float64)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         raise HintRefusedError(f"{name} = {short(values)} are refused; legal: numbers") from None
 
 

@@ -632,6 +632,7 @@ class Session:
 
     def by_tables(self, layer: int) -> bool:
         """Whether a queue of the layer is under policy 2."""
+        layer = integer("layer", layer, 0, self.shape.layers - 1)
         return bool((self._switches[layer] == 2).any())
 
     @property
