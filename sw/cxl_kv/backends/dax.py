@@ -116,9 +116,10 @@ class DaxCore(Core):
         if makes:
             self.header.check_ours(whole=has >= size)
         cut = has < size
-        if cut and makes:
+        holes = os.fstat(file).st_blocks * 512 < size
+        if makes and (cut or holes):
             self._make_room(size)
-            has = size
+            has = size_of(file)
         if has < size:
             raise TransportError(
                 f"{self.path} has {has} bytes; configuration {self.config.name!r} needs {size} "

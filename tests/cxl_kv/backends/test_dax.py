@@ -245,10 +245,19 @@ def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
             assert os.path.exists(path) == there and not (there and os.path.getsize(path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    opened(path).close()
-    assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), (
-        "the file has its memory from the start"
-    )
+    for holes in (False, True):  # a file of that length without any memory
+        if holes:
+            os.truncate(path, 0)
+            os.truncate(path, mapped_bytes(named("unit")))
+        opened(path).close()
+        assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), (
+            "the file has its memory from the start"
+        )
+    os.truncate(path, 0)
+    os.truncate(path, 2 << 40)
+    with pytest.raises(cxl_kv.DeviceFullError, match="No space left"):
+        cxl_kv.open(huge.format(path))
+    assert os.path.getsize(path) == 2 << 40 and not os.stat(path).st_blocks
 
 
 def test_a_file_that_was_removed_meanwhile_is_not_laid_out(path, monkeypatch):
