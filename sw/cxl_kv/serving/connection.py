@@ -382,17 +382,24 @@ class Connection(Stream):
             return []
         raise TransportError(f"request {code} is unknown")
 
-    def _in_parts(self, op, count, do):
-        """`do` with slices of `count` lines, of about a step each."""
-        pace, at = self.server.pace[op], 0
-        while at < count:
-            part = slice(at, min(at + pace.lines, count))
-            started = time.perf_counter()
-            do(part)
-            pace.took(part.stop - at, time.perf_counter() - started)
-            at = part.stop
-            if at < count:
-                yield Next.TURN
+    def _in_parts(self, op, count, do, slow=None):
+        """`do` with slices of `count` lines, of about a step each; those that are `slow`, bool[n],
+        one by one, since each may take as long as a step."""
+        pace, at, spent = self.server.pace[op], 0, 0.0
+        ends = [] if slow is None else np.flatnonzero(slow).tolist()
+        ends.append(count)
+        for end in ends:
+            while at < min(end + 1, count):
+                part = slice(at, min(at + pace.lines, end) if at < end else at + 1)
+                started = time.perf_counter()
+                do(part)
+                took = time.perf_counter() - started
+                if at < end:
+                    pace.took(part.stop - at, took)
+                at, spent = part.stop, spent + took
+                if at < count and spent >= pace.seconds / 2:
+                    yield Next.TURN
+                    spent = 0.0
 
     def _load(self, addresses):
         lines, status = [], []
@@ -421,6 +428,7 @@ class Connection(Stream):
                 lambda part: transport.store(
                     addresses[part], lines[part], None if enable is None else enable[part]
                 ),
+                transport.slow(addresses) if transport.ld_id else None,
             )
         finally:
             if alone:

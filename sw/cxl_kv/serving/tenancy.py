@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kelp_spec.address import AddressMap
+from kelp_spec.address import AddressMap, Region
 from kelp_spec.formats import LINE_BYTES
 from kelp_spec.hints import HintError, HintKind, unpack
 from kelp_spec.select import BELL_FIELDS, SelectMap, record
@@ -133,7 +133,7 @@ class TenantTransport(LocalTransport):
         super().__init__(core, ld_id, shared=True)
         self._kept = kept
         self._told = 0  # events
-        self._map = AddressMap(core.config)
+        self._map, self._region = AddressMap(core.config), np.uint64(core.config.aperture_bits)
         # address of a doorbell → its session
         self._bells: dict[int, int] = {}
         if core.config.select:
@@ -169,16 +169,21 @@ class TenantTransport(LocalTransport):
                 lines[i].view("<u8")[word] &= mask
         return Loaded(lines, loaded.status)
 
+    def slow(self, addresses: np.ndarray) -> np.ndarray:
+        """Which lines of a store, bool[n], may take a device long, each: hints, registers and
+        doorbells."""
+        region = addresses >> self._region
+        slow = (region == np.uint64(Region.HINT)) | (region == np.uint64(Region.REGISTER))
+        if self._bells:
+            slow |= np.isin(addresses, np.fromiter(self._bells, np.uint64, len(self._bells)))
+        return slow
+
     def counted(self, addresses: np.ndarray, byte_enable: np.ndarray | None) -> np.ndarray:
         """Which lines of a store are hints or doorbells that count: those that the device will not
         drop for being partial."""
         if self._kept is None:
             return np.zeros(0, np.int64)
-        counted = (addresses >= np.uint64(self._map.hint_base)) & (
-            addresses < np.uint64(self._map.register_base)
-        )
-        if self._bells:
-            counted |= np.isin(addresses, np.fromiter(self._bells, np.uint64, len(self._bells)))
+        counted = self.slow(addresses) & (addresses >> self._region != np.uint64(Region.REGISTER))
         if byte_enable is not None:
             counted &= byte_enable == np.uint64(ALL_BYTES)
         return np.flatnonzero(counted)

@@ -32,12 +32,14 @@ from cxl_kv.serving.fair import FairQueue, Share
 from cxl_kv.serving.journal import Journal
 from cxl_kv.serving.metrics import sessions
 from cxl_kv.serving.server import Limits, Server
+from cxl_kv.serving.tenancy import TenantTransport
 from cxl_kv.serving.tokens import TokenError, Tokens, add, read_token
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 from kelp_spec.address import AddressMap
 from kelp_spec.hints import HintKind, pack, page_lines
 from kelp_spec.registers import SessionCommand
+from kelp_spec.select import SelectMap
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 SHORT = Limits(
@@ -232,6 +234,35 @@ def test_a_long_open_is_done_in_steps(served, monkeypatch):
         settled(lambda: len(begun) == 5)
         connection.close()
         settled(lambda: len(served.open_sessions()) == 1)  # the neighbour's
+
+
+@pytest.mark.parametrize("region", ["hint", "register"])
+def test_lines_that_take_long_are_stored_one_by_one(served, monkeypatch, region):
+    """However many a request has: a neighbour waits for one of them, not for as many lines as would
+    take a step if they were data."""
+    store, base = served.core.store, AddressMap(served.core.config)
+
+    def slow(addresses, lines, enable, ld_id):
+        if ld_id == 1:  # alice's
+            time.sleep(0.05 * len(addresses))
+        store(addresses, lines, enable, ld_id)
+
+    connection = greeted(served.tenant("alice"))
+    addresses = np.full(60, getattr(base, f"{region}_base"), np.uint64)
+    with neighbour(served) as slowest:
+        monkeypatch.setattr(served.core, "store", slow)
+        ask(connection, wire.Op.STORE, np.array([60, 0], np.uint32), addresses, bytes(60 * 64))
+        assert slowest[0] < 1, "it waited for many lines"
+    connection.close()
+
+
+def test_doorbells_take_long_and_what_they_are_about_does_not():
+    core = make_core("golden:unit_select")
+    places, base = SelectMap(core.config), AddressMap(core.config).select_base
+    lines = places.query(0, 1, 0, 0), places.plan(0, 1, 0), places.bell(0, 1)
+    addresses = base + 64 * np.array(lines, np.uint64)
+    slow = TenantTransport(core, 1, kept=None).slow(np.append(addresses, np.uint64(0)))
+    assert slow.tolist() == [False, False, True, False]
 
 
 def test_an_ld_id_is_free_when_its_sessions_are_closed(served, monkeypatch):
