@@ -248,6 +248,11 @@ def test_what_cannot_be_stored_is_refused_by_name(device):
     with pytest.raises(cxl_kv.DeviceFullError, match="8 sessions"):
         generate(model_of("llama"), cache_of(device, model_of("llama")), prompt(batch=9))
     assert model_shape(model.config, torch.float16, formats="int8").queues == 6
+    cache, keys = cache_of(device, model), torch.ones(1, 2, 3, 32, dtype=torch.float16)
+    for shape in ((2, 2, 3, 32), (1, 2, 4, 32)):
+        with pytest.raises(ValueError, match="as many rows and tokens of both"):
+            cache.update(keys, torch.ones(shape, dtype=torch.float16), 0)
+    assert cache.get_seq_length() == 0 and not cache.rows
 
 
 def test_an_encoder_decoder_model_has_its_own_attention_on_the_device(device):

@@ -317,7 +317,7 @@ class EndpointCache(Cache):
         ------
         ValueError
             More positions than a row holds or, by `expect`, than it will come to hold; another
-            batch than before.
+            batch than before; keys and values of different rows or tokens.
         UnsupportedError
             A dtype that no device stores, or a layer of another type or other sizes than the first.
         DeviceFullError
@@ -346,12 +346,17 @@ class EndpointCache(Cache):
                 f"layer {layer} has keys of {keys.dtype} and values of {values.dtype}: "
                 + "the device stores one type"
             )
+        if keys.shape[1] != values.shape[1]:
+            raise UnsupportedError(
+                f"layer {layer} has {keys.shape[1]} heads of keys and {values.shape[1]} of "
+                + "values, which the device does not store"
+            )
+        if keys.shape[:-1] != values.shape[:-1]:
+            raise ValueError(
+                f"layer {layer} has keys of shape {list(keys.shape)} and values of "
+                + f"{list(values.shape)}; legal: as many rows and tokens of both"
+            )
         if self._shape is None:
-            if keys.shape[1] != values.shape[1]:
-                raise UnsupportedError(
-                    f"layer {layer} has {keys.shape[1]} heads of keys and {values.shape[1]} of "
-                    + "values, which the device does not store"
-                )
             # Keys and values of different sizes (latent attention) are padded to the longer.
             self._shape = model_shape(
                 self.config,
