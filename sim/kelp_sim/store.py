@@ -40,12 +40,16 @@ def entries(store: Path | None) -> list[dict]:
 
 def append(store: Path, entry: dict) -> None:
     """Add one, behind the rest of a line that was cut short, if there is one. Makes the
-    directory."""
-    store.parent.mkdir(parents=True, exist_ok=True)
+    directory. An OSError names the store, a full disk's too."""
     line = json.dumps(entry).encode() + b"\n"
-    with store.open("ab+") as file:
-        if store.is_file() and file.tell():
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                line = b"\n" + line
-        file.write(line)
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        with store.open("ab+") as file:
+            if store.is_file() and file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+    except OSError as error:
+        error.filename = error.filename or str(store)
+        raise

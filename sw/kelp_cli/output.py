@@ -122,6 +122,10 @@ def writable(*files: Path | None, json: Path | None = None, folder: Path | None 
             raise UserError("- is no file's name here; only --json goes to stdout")
         if path.is_dir():
             raise UserError(f"{path} is a directory; the name of a file is expected")
+    if folder is not None and str(folder) == "-":
+        raise UserError("- is no directory's name here; only --json goes to stdout")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; the name of a directory is expected")
     kept = [path for path in named if path.is_file() or not path.exists()]
     for path in [*(path.resolve().parent for path in kept), *([folder] if folder else [])]:
         try:

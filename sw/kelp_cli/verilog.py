@@ -10,7 +10,7 @@ import typer
 from kelp_spec.config import Config, named
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, write_json
+from .output import console, writable, write_json
 
 __all__ = ["module_text", "register", "write_verilog"]
 
@@ -123,9 +123,7 @@ def verilog(
     flat ports, a smoke bench, a FuseSoC core file and a JSON description; of one with flits their
     front beside it."""
     chosen = named(config)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; -o wants a directory")
-    output.mkdir(parents=True, exist_ok=True)  # before the minutes that come, if it cannot be
+    writable(folder=output)
     with console.status(f"generating configuration {chosen.name} …"):
         files = write_verilog(chosen, output, external_macros=external_macros)
     for file in files:

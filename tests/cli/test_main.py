@@ -162,7 +162,7 @@ def test_a_full_output_is_one_line():
 def test_verilog_tries_its_directory_before_it_generates():
     done = kelp("verilog", "-o", "/proc/nowhere")
     assert done.returncode == 1 and "generating" not in done.stdout
-    assert done.stderr == "kelp: /proc/nowhere: No such file or directory\n"
+    assert done.stderr == "kelp: /proc/nowhere cannot be written to: No such file or directory\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

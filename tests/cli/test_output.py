@@ -42,8 +42,10 @@ def test_what_cannot_is_named(tmp_path):
         writable(tmp_path)
     with pytest.raises(UserError, match=f"{file} cannot be written to"):
         writable(file / "rows.json")
-    with pytest.raises(UserError, match=f"{file} cannot be written to"):
+    with pytest.raises(UserError, match=f"{file} is a file; the name of a directory is expected"):
         writable(folder=file)
+    with pytest.raises(UserError, match="- is no directory's name here"):
+        writable(folder=Path("-"))
 
 
 @pytest.mark.parametrize("name", ["[x]", "[/b]x", ":warning:"])
@@ -108,6 +110,25 @@ def test_a_device_without_end_holds_no_rows():
         ("model --inputs /dev/zero", "/dev/zero: is a device; a file is expected"),
         ("model --bench /dev/zero", "/dev/zero: is a device; a file is expected"),
         ("docs --bench {0}/cut.json -o docs", "{0}/nightly.json: no such file; call it in a"),
+        *(
+            (f"{command} -o {where}", said)
+            for command in ("verilog", "fpga axi", "fpga vivado --board vcu118")
+            for where, said in (
+                ("-", "- is no directory's name here; only --json goes to stdout"),
+                ("{0}/cut.json", "{0}/cut.json is a file; the name of a directory is expected"),
+                ("/proc/self", "/proc/self cannot be written to: "),  # it is there
+            )
+        ),
+        *(
+            (f"fpga {command} --json {{0}}", "{0} is a directory; the name of a file is expected")
+            for command in (
+                *("build", "dummy", "netlist", "proof"),
+                *("selftest --port {0}", "replay x.npz --port {0}"),
+            )
+        ),
+        ("fpga proof {0}/cut.json", "{0}/cut.json: is not an .npz (zip) file"),
+        ("fpga proof --residency nan", "residency = nan is refused; legal: above 0, at most 1"),
+        ("fpga proof --prefill-pages 99", "--prefill-pages 99 is refused; legal: 1 … 32"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line):

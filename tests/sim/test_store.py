@@ -46,3 +46,8 @@ def test_what_was_cut_at_once_is_begun_anew(tmp_path, content):
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
 def test_a_device_is_not_read(device):
     assert entries(Path(device)) == []
+
+
+def test_a_full_disk_is_the_store_s():
+    with pytest.raises(OSError, match="/dev/full"):
+        append(Path("/dev/full"), {"key": "a"})

@@ -9,13 +9,15 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, progress_bar
+from kelp_spec.config import Config
+
+from ..output import UserError, progress_bar, writable
 from ..replay.choices import FORMATS, parse_formats
 from . import replay as fpga_replay
 from .selftest import selftest as run_selftest
 from .shared import Json, finish
 
-__all__ = ["Cable", "Portion", "connected", "replay", "selftest"]
+__all__ = ["Cable", "Portion", "connected", "planned", "replay", "selftest"]
 
 _Port = Annotated[
     str, typer.Option(help="The board's serial port, such as /dev/ttyUSB0.", show_default=False)
@@ -66,6 +68,7 @@ def selftest(
 ) -> None:
     """Run the board's self-test (memory, endpoint, codecs, ECC) and show its result; exit 1
     when anything fails. The endpoint is reset by it."""
+    writable(json=json)
     cable = Cable(port=port, baud=baud, timeout=timeout, patience=patience)
     with connected(cable) as host:
         result = run_selftest(host, first, lines)
@@ -108,6 +111,7 @@ def replay(
 ) -> None:
     """Replay a recording on the board and compare every line that it answers with the golden
     model; exit 1 on a mismatch."""
+    writable(json=json)
     cable = Cable(port=port, baud=baud, timeout=timeout, patience=patience)
     portion = Portion(
         trace=trace,
@@ -146,27 +150,33 @@ def connected(cable: Cable):
             host.close()
 
 
-def _replay(host, portion: Portion) -> dict:
+def planned(config: Config, portion: Portion):
+    """The plan of a portion's replay on a board of `config`; :class:`UserError` where there can be
+    none."""
     from kelp_fpga.configs import FIRST_LIGHT
     from kelp_sim.replay.plan import Excerpt, plan
     from kelp_sim.trace import trace as traces
 
-    if host.config.name == FIRST_LIGHT:
+    if config.name == FIRST_LIGHT:
         raise UserError(
             "this bitstream is for first light and has no endpoint: kelp fpga build --board … "
             + "makes one that has"
         )
     try:
         recording = fpga_replay.crop(traces.read(portion.trace), portion.prefill_pages)
-        chosen = plan(
+        return plan(
             recording,
-            host.config,
+            config,
             formats=parse_formats(portion.formats),
             residency=portion.residency,
             excerpt=Excerpt(accesses=max(portion.lines // recording.half_lines, 1)),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _replay(host, portion: Portion) -> dict:
+    chosen = planned(host.config, portion)
     with progress_bar() as bar:
         task = bar.add_task("board: lines", total=None)
         done = fpga_replay.replay(

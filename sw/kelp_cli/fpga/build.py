@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, console, write_json
+from ..output import UserError, console, writable, write_json
 from .blocks import REFERENCE, show_blocks
 from .reports import show_seeds
 from .shared import MOST_MHZ, Baud, BoardName, Json, PlacerSeed, directory_of, known_board, show
@@ -51,6 +51,7 @@ def build(
     from kelp_golden.codec import round_trip
 
     known_board(board)
+    writable(json=json)
     target, directory = flow.TARGETS[board], directory_of(board, seed, config)
     top = partial(target.top, round_trip=round_trip)
     try:
@@ -146,6 +147,7 @@ def dummy(
     from kelp_fpga.flow import build as flow
     from kelp_fpga.flow.dummy import dummy
 
+    writable(json=json)
     # of which nothing is in it: what is built goes by its name
     config = board_config(FIRST_LIGHT).with_(name="dummy")
     directory, what = (

@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from ..output import UserError, console
+from ..output import UserError, console, writable
 from ..verilog import module_text
 from .shared import MOST_MHZ, Baud, BoardName, Built, directory_of
 
@@ -67,8 +67,7 @@ def vivado(
     if board not in XILINX_BOARDS:
         raise UserError(f"board {board!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
     directory = output or build_root() / "vivado" / board
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is a file; -o wants a directory")
+    writable(folder=directory)
     try:
         with console.status(f"generating {board}"):
             files = project(
@@ -101,8 +100,9 @@ def axi(
     from kelp_hw.export.verilog import macro_sources
     from kelp_spec.config import named
 
-    top = AxiEndpoint(config=named(config))
-    output.mkdir(parents=True, exist_ok=True)
+    chosen = named(config)
+    writable(folder=output)
+    top = AxiEndpoint(config=chosen)
     with console.status(f"generating {config}"):
         text = module_text(top, "kelp_axi_endpoint")
     write_whole(output / "kelp_axi_endpoint.v", text)

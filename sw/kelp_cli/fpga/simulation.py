@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, console
+from ..output import UserError, console, writable
 from . import replay as fpga_replay
-from .board import Cable, Portion, connected
+from .board import Cable, Portion, connected, planned
 from .selftest import selftest as run_selftest
 from .shared import Clock, Divisor, TestLines, finish
 
@@ -90,6 +90,8 @@ def proof(
 
     Exit 1 unless all of it passes and it is 1 024 lines, 16 misses and 8 write-backs at least,
     as many pages from and to the board's cold tier too."""
+    from kelp_fpga.configs import board_config
+
     simulated = Simulated(config=config, divisor=divisor, mhz=mhz, seed=seed)
     portion = Portion(
         trace=trace,
@@ -98,10 +100,11 @@ def proof(
         residency=residency,
         lockstep=lockstep,
     )
-    if not trace.is_file():
-        raise UserError(f"{trace}: no such trace")
     path = json or _result("sim")
-    result = _prove(simulated, portion, test_lines, path.parent)
+    writable(json=path)
+    planned(board_config(config), portion)  # before the minutes that come, if it cannot be
+    beside = _result("sim") if str(path) == "-" else path
+    result = _prove(simulated, portion, test_lines, beside.parent)
     passed = {name: result[name]["passed"] for name in ("selftest", "replay")}
     finish(result, path, "fpga-sim", shown=result | passed)
 
@@ -170,6 +173,8 @@ def netlist(
     from kelp_verif.fpga.sim_board import SimBoard
     from kelp_verif.fpga.sim_top import BoardWithChip
 
+    path = json or _result("netlist")
+    writable(json=path)
     try:
         top = Board(
             config=board_config(config),
@@ -211,7 +216,7 @@ def netlist(
     }
     finish(
         result,
-        json or _result("netlist"),
+        path,
         "fpga-netlist",
         shown=test | {"cells": counted, "cycles": board.cycles},
     )

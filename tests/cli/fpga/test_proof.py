@@ -97,3 +97,17 @@ def test_the_result_goes_where_everything_that_is_built_goes(monkeypatch, tmp_pa
     path = tmp_path / "fpga" / "sim.json"
     assert proof(monkeypatch, path, str(RECORDING), named=False)[0] == 0
     assert simulation._result("netlist") == tmp_path / "fpga" / "netlist.json"
+
+
+def test_what_goes_to_stdout_leaves_nothing_where_one_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    passed, places = {"passed": True}, []
+
+    def proved(_, __, ___, directory):
+        places.append(directory)
+        return passed | {"selftest": passed, "replay": passed}
+
+    monkeypatch.setattr(simulation, "_prove", proved)
+    fpga.register(app := typer.Typer())
+    done = CliRunner().invoke(app, ["fpga", "proof", str(RECORDING), "--json", "-"])
+    assert done.exit_code == 0 and places == [tmp_path / "fpga"]
