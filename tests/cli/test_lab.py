@@ -456,6 +456,8 @@ def test_read_rules_are_an_axis(traces, tmp_path):
         (["--policy", "tworate", "--set", "slow=0"], "tworate: fast = 4, slow = 0 is refused"),
         (["--policy", "snapkv", "--set", "window=1000000000"], "window = 1000000000 is refused"),
         (["--policy", "s3fifo", "--set", "ghost=inf"], "ghost = inf, promote = 2 is refused"),
+        (["--policy", "s3fifo", "--set", f"promote={10**22}"], f"promote = {10**22} is refused"),
+        (["--policy", "streamingllm", "--set", "sinks=-1"], "sinks = -1 is refused; legal: 0 or"),
         (["--policy", "ema", "--set", "tau=5", "--set", "tau=6"], "--set tau is given twice"),
         (["--policy", "speckv", "--set", "window=-1"], "window = -1 is refused"),
         (["--jobs", "0"], "--jobs 0 is refused; legal: 1 … 1024, or -1"),

@@ -8,7 +8,7 @@ from ..engine import Policy
 
 __all__ = ["S3Fifo"]
 
-_MOST = 1000  #: times the frames
+_MOST = 1000  #: times the frames; accesses
 
 
 class S3Fifo(Policy):
@@ -19,10 +19,10 @@ class S3Fifo(Policy):
         """Shares of the frames in the small queue and the ghosts; accesses in the small queue that
         earn a place in the main one."""
         super().__init__(pool)
-        if not (0 < small < 1 and 0 <= ghost <= _MOST and promote >= 1):
+        if not (0 < small < 1 and 0 <= ghost <= _MOST and 1 <= promote <= _MOST):
             raise ValueError(
                 f"s3fifo: small = {small}, ghost = {ghost}, promote = {promote} is refused; "
-                + f"legal: between 0 and 1, 0 … {_MOST}, from 1"
+                + f"legal: between 0 and 1, 0 … {_MOST}, 1 … {_MOST}"
             )
         self.small: dict[int, int] = {}  # oldest first; accesses since it came
         self.main: dict[int, int] = {}

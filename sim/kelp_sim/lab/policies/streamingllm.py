@@ -18,6 +18,8 @@ class StreamingLlm(Scored):
     def __init__(self, pool, sinks=1):
         """Pages that stay; the paper keeps four tokens."""
         super().__init__(pool)
+        if sinks < 0:
+            raise ValueError(f"streamingllm: sinks = {sinks} is refused; legal: 0 or more pages")
         self.sinks = sinks
 
     def value(self, keys, now):
