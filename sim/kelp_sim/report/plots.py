@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..replay.result import PageResidency, ReplayResult
 
@@ -109,6 +109,7 @@ def waiting(result: ReplayResult) -> Figure:
     )
     grid[-1].set_ylim(0, layers * 1.25)
     grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[-1].yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid:
         axes.margins(x=0)
         axes.legend(frameon=False, fontsize=9, ncols=3, loc="upper right")
@@ -351,6 +352,7 @@ def residency(result: ReplayResult) -> Figure:
     bars.grid(False, axis="x")
     bars.set_xlim(-0.5, result.queues - 0.5)
     bars.set_ylim(0, max(share, resident.max()) * 1.35)
+    bars.yaxis.set_major_locator(MaxNLocator(integer=True))
     bars.legend(frameon=False, fontsize=9, loc="upper right")
     bars.tick_params(labelbottom=False)
 
@@ -396,6 +398,7 @@ def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
         pages,
         cmap="Blues",
         vmin=0,
+        vmax=max(1, pages.max()),
         aspect="auto",
         interpolation="nearest",
         origin="lower",
@@ -405,9 +408,8 @@ def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
     axes.grid(False)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    scale = figure.colorbar(image, ax=axes, pad=0.01)
+    scale = figure.colorbar(image, ax=axes, pad=0.01, ticks=MaxNLocator(integer=True))
     scale.set_label("pages", color=_TEXT)
-    scale.ax.yaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     scale.ax.tick_params(colors=_TEXT, labelsize=8)
     scale.outline.set_visible(False)
 

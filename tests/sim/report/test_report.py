@@ -405,6 +405,20 @@ def test_residency_map_is_drawn_as_it_is(result):
     assert labels == ["cold (flash only)", "resident, clean", "resident, dirty"]
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_few_pages_and_layers_are_whole_numbers(result, most):
+    counted = np.minimum(result.resident_pages, most)
+    states = np.full_like(result.residency_map, PageResidency.COLD)
+    states[:most] = PageResidency.CLEAN
+    few = dataclasses.replace(result, resident_pages=counted, residency_map=states)
+    figures = plots.residency(few), plots.waiting(few)
+    for axes in (figures[0].axes[0], figures[0].axes[-1], figures[1].axes[-1]):
+        axes.figure.draw_without_rendering()
+        low, high = axes.get_ylim()
+        shown = [at for at in axes.get_yticks() if low <= at <= high]
+        assert len(shown) > 1 and all(at == round(at) for at in shown), shown
+
+
 def test_short_and_empty_results_still_draw(tmp_path):
     trace = read(save(tmp_path / "t.npz", contents(with_kv=False)))
     one_step = access_sequence(trace, accesses=1)
