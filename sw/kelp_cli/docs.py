@@ -95,7 +95,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Write the register table, the port table, the C header, the page of figures, the picture
         of the architecture and the last runs in verification.md from their sources."""
-        if not bench.is_file():
+        if bench.exists() and not bench.is_file():
+            raise UserError(f"{bench} is no file; --bench wants one that kelp bench has written")
+        if not bench.exists():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
         for needed in (*map(bench.with_name, _BESIDE), directory / "verification.md"):
             if not needed.is_file():

@@ -68,7 +68,8 @@ def worth(
         raise UserError(f"--policy {asked.policy!r} is unknown; legal: table, lru")
     for path in asked.traces:
         if not path.is_file():
-            raise UserError(f"{path}: no such file; a recording (.npz) or a text is expected")
+            fault = "is no file" if path.exists() else "no such file"
+            raise UserError(f"{path}: {fault}; a recording (.npz) or a text is expected")
     try:
         loaded, documents = study.given(
             asked.model, asked.traces, asked.tokens or 0, -1 if asked.first is None else asked.first

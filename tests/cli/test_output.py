@@ -110,6 +110,8 @@ def test_a_device_without_end_holds_no_rows():
         ("model --inputs /dev/zero", "/dev/zero: is a device; a file is expected"),
         ("model --bench /dev/zero", "/dev/zero: is a device; a file is expected"),
         ("docs --bench {0}/cut.json -o docs", "{0}/nightly.json: no such file; call it in a"),
+        ("docs --bench {0} -o docs", "{0} is no file; --bench wants one that kelp bench has wri"),
+        ("select {0}", "{0}: is no file; a recording (.npz) or a text is expected"),
         *(
             (f"{command} -o {where}", said)
             for command in ("verilog", "fpga axi", "fpga vivado --board vcu118")
