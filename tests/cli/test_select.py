@@ -131,7 +131,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),
         ((small, "--page-tokens", "8"), "--page-tokens goes without TRACE"),
         ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),
-        ((small, "--page", str(text)), f"{text} cannot be written to"),
+        ((small, "--page", str(text)), f"{text} is a file; the name of a directory"),
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
         ((small, "--rtl", "--policy", "lru"), "--policy goes without --rtl"),
         ((small, "--rtl", "--wait-above", "0.2"), "--wait-above with --rtl goes with --residency"),

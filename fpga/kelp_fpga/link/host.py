@@ -22,6 +22,7 @@ __all__ = ["BoardError", "Host"]
 _ALL = (1 << 64) - 1
 _TAGS = 1 << 16
 _IN_FLIGHT = 64  #: requests that the host has asked and the board has not answered
+_LONGEST = 31_536_000  #: seconds of silence, a year
 
 
 class BoardError(RuntimeError):
@@ -37,10 +38,11 @@ class Host:
         Has `read(timeout)`, `write(data)` → bytes taken, `close()`; see
         :class:`.serial_port.SerialPort`.
     timeout : float
-        Seconds of silence after which something must have been lost; more where the board is
-        simulated and slow.
+        Seconds of silence after which something must have been lost, above 0, a year at most; more
+        where the board is simulated and slow.
     patience : float
-        Seconds of silence after which the board is given up.
+        Seconds of silence after which the board is given up, above 0, a year at most. ValueError
+        for others.
     config : Config, optional
         What the board was built from; by default the one of `BOARD_CONFIGS` whose digest it shows.
     """
@@ -48,6 +50,9 @@ class Host:
     def __init__(
         self, port, *, timeout: float = 0.25, patience: float = 10.0, config: Config | None = None
     ):
+        for name, value in (("timeout", timeout), ("patience", patience)):
+            if not 0 < value <= _LONGEST:
+                raise ValueError(f"{name} = {value} is refused; legal: above 0, to {_LONGEST} s")
         self.port, self.patience = port, patience
         self._out, self._tag = b"", 0
         self.link = HostLink(nonce=secrets.randbits(32), timeout=timeout)

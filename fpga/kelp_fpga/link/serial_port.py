@@ -43,7 +43,7 @@ class SerialPort:
 
     def __init__(self, path: str, baud: int = 3_000_000):
         speed = getattr(termios, f"B{baud}", None)
-        if speed is None:
+        if not speed:  # B0 is no speed: it hangs up
             legal = sorted(
                 int(name[1:])
                 for name in dir(termios)

@@ -21,6 +21,13 @@ class Registers(Host):
         return self.held[register]
 
 
+@pytest.mark.parametrize("name", ["timeout", "patience"])
+@pytest.mark.parametrize("silence", [0, -1, float("nan"), float("inf")])
+def test_a_silence_that_never_ends_is_refused(name, silence):
+    with pytest.raises(ValueError, match=f"{name} = {silence} is refused; legal: above 0"):
+        Host(None, **{name: silence})
+
+
 @pytest.mark.parametrize(
     ("asked", "first", "lines"), [((), 0, 64), ((60,), 60, 4), ((3, 7), 3, 7), ((63, 1), 63, 1)]
 )

@@ -17,8 +17,9 @@ from kelp_fpga.link.serial_port import PortError, SerialPort
 def test_a_port_that_is_not_there():
     with pytest.raises(PortError, match="plugged in"):
         SerialPort("/dev/kelp-no-such-port")
-    with pytest.raises(ValueError, match="baud = 12345"):
-        SerialPort("/dev/null", 12345)
+    for baud in (12345, 0):  # B0 would hang up
+        with pytest.raises(ValueError, match=f"baud = {baud} is refused; legal: 9600, "):
+            SerialPort("/dev/null", baud)
     with pytest.raises(PortError, match="no serial port"):
         SerialPort("/dev/null")
 
