@@ -130,11 +130,21 @@ def test_a_device_without_end_holds_no_rows():
         ),
         ("fpga proof {0}/cut.json", "{0}/cut.json: is not an .npz (zip) file"),
         ("fpga proof --residency nan", "residency = nan is refused; legal: above 0, at most 1"),
+        ("fpga proof --test-lines 999999", "--test-lines 999999 is refused; the board has 524288"),
+        ("fpga netlist --test-lines 513", "--test-lines 513 is refused; the board has 512 lines"),
+        ("fpga estimate --board nope", "board 'nope' is unknown; known: ulx3s_85f, ecpix5_85f"),
+        ("fpga paths --board nope", "board 'nope' is unknown; known: ulx3s_85f, ecpix5_85f"),
+        ("fpga estimate --only [", "--only '[' is no regular expression: unterminated"),
+        *(
+            (f"fpga estimate --netlist {{0}}/{name}.json", f"{{0}}/{name}.json: no netlist (")
+            for name in ("cut", "list", "none")
+        ),
         ("fpga proof --prefill-pages 99", "--prefill-pages 99 is refused; legal: 1 … 32"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line):
     (tmp_path / "cut.json").write_text('[{"na')
+    (tmp_path / "list.json").write_text("[1, 2]")
     found = CliRunner().invoke(build_app(), command.format(tmp_path).split())
     assert isinstance(found.exception, UserError) and line.format(tmp_path) in str(found.exception)
 
@@ -149,6 +159,8 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, command, line)
         "fpga dummy --seed 2147483648",
         "fpga proof --prefill-pages -1",
         "fpga netlist --test-lines 0",
+        "fpga estimate --paths -1",
+        "fpga paths --above nan",
     ],
 )
 def test_a_board_that_cannot_be_is_a_usage_error(command):

@@ -2,6 +2,7 @@
 
 """``kelp fpga estimate`` and ``paths``: where a synthesised or a placed design is slow."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,12 @@ import typer
 from rich.table import Table
 
 from ..output import UserError, console, show
-from .shared import BoardName, Built, directory_of
+from .shared import BoardName, Built, directory_of, known_board
 
 __all__ = ["estimate", "paths"]
+
+#: What a file that is none, or no netlist, shows itself as.
+_NONE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def estimate(
@@ -25,18 +29,23 @@ def estimate(
     top: Annotated[str, typer.Option(help="Its top module.")] = "top",
     only: Annotated[str, typer.Option(help="Ends to show: a regular expression.")] = "",
     paths: Annotated[
-        int, typer.Option(help="Groups of ends to show; the slowest path net by net.")
+        int, typer.Option(help="Groups of ends to show; the slowest path net by net.", min=0)
     ] = 20,
 ) -> None:
     """Estimate a synthesised design's slow paths, before anything is placed, and list its block
     RAMs."""
     from kelp_fpga.flow.estimate import Netlist
 
+    known_board(board)
+    try:
+        re.compile(only)
+    except re.error as error:
+        raise UserError(f"--only {only!r} is no regular expression: {error}") from None
     path = netlist or directory_of(board, seed, config) / "top.json"
     try:
         design = Netlist(path, top)
         slow = design.slowest(only)
-    except (OSError, ValueError, KeyError) as error:
+    except _NONE as error:
         raise UserError(
             f"{path}: no netlist ({error}); kelp fpga build --board "
             + f"{board}{_asked(config)} makes one first"
@@ -57,7 +66,8 @@ def paths(
     config: Built = None,
     seed: Annotated[int, typer.Option(help="Which build.")] = 1,
     above: Annotated[
-        float, typer.Option(help="ns, setup not counted: ends that arrive later.")
+        float,
+        typer.Option(help="ns, setup not counted: ends that arrive later.", min=0, max=1000),
     ] = 11.5,
     wires: Annotated[
         bool,
@@ -72,11 +82,12 @@ def paths(
     from ecp5_refinement.late_paths import late_paths
     from kelp_fpga.flow.build import TARGETS
 
-    refined = board in TARGETS and TARGETS[board].refined
+    known_board(board)
+    refined = TARGETS[board].refined
     path = directory_of(board, seed, config) / ("refined.json" if refined else "moved.json")
     try:
         groups = late_paths(path, above=above)
-    except (OSError, ValueError, KeyError) as error:
+    except _NONE as error:
         raise UserError(
             f"{path}: no placed netlist ({error}); kelp fpga build --board "
             + f"{board}{_asked(config)} --seed {seed} makes it"

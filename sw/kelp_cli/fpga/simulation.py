@@ -90,6 +90,7 @@ def proof(
 
     Exit 1 unless all of it passes and it is 1 024 lines, 16 misses and 8 write-backs at least,
     as many pages from and to the board's cold tier too."""
+    from kelp_fpga.boards.board import SDRAM_LINES
     from kelp_fpga.configs import board_config
 
     simulated = Simulated(config=config, divisor=divisor, mhz=mhz, seed=seed)
@@ -102,6 +103,7 @@ def proof(
     )
     path = json or _result("sim")
     writable(json=path)
+    _room(test_lines, SDRAM_LINES)
     planned(board_config(config), portion)  # before the minutes that come, if it cannot be
     beside = _result("sim") if str(path) == "-" else path
     result = _prove(simulated, portion, test_lines, beside.parent)
@@ -183,6 +185,7 @@ def netlist(
             divisor=divisor,
             block_lines=block_lines,
         )
+        _room(test_lines, block_lines)
         with console.status(f"synthesising {config}"):
             verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
         counted = ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items()))
@@ -220,6 +223,13 @@ def netlist(
         "fpga-netlist",
         shown=test | {"cells": counted, "cycles": board.cycles},
     )
+
+
+def _room(test_lines: int, lines: int) -> None:
+    """Refuse a memory test of more lines than a board has, before the minutes that it takes to ask
+    it."""
+    if test_lines > lines:
+        raise UserError(f"--test-lines {test_lines} is refused; the board has {lines} lines")
 
 
 @contextlib.contextmanager
