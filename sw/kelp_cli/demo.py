@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from .output import UserError, console, progress_bar, show, writable
+from .output import UserError, anyway, console, drawable, progress_bar, show, writable
 from .replay.choices import Choices, parse_policy
 from .replay.engines import lockstep_part, measured, resident, run_rtl
 
@@ -103,12 +103,13 @@ def demo(
     )
     begun.plan()  # what is wrong with it, or with the folder, is said now
     writable(folder=output)
+    drawable(output)
     context = multiprocessing.get_context("spawn")
     with progress_bar() as bar, ProcessPoolExecutor(1, mp_context=context) as beside:
         waiting = beside.submit(_lockstep, begun)
         free, meter = run_rtl(whole, bar, lockstep=False)
         clock = resident(whole, bar)
-        task = bar.add_task("reference policies and report, lock-step beside", total=12)
+        task = bar.add_task("reference policies, lock-step beside", total=5)
         result = summarise(
             whole,
             measured(free, clock),
@@ -130,8 +131,9 @@ def demo(
                 *(f"free-running: {text}" for text in free.examples),
             ),
         )
+    with anyway(lambda: show(report.table(result))), progress_bar() as bar:
+        task = bar.add_task("report", total=7)
         files = report.write(result, output, on_start=lambda name: bar.update(task, advance=1))
-    show(report.table(result))
     for path in files:
         console.print(f"  {path}")
     short = [

@@ -12,7 +12,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, progress_bar, show, writable, write_json
+from .output import UserError, anyway, drawable, progress_bar, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -98,6 +98,7 @@ def lab(
     Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are
     measured against them. docs/lab.md states the rules, the policies and how to write one.
     """
+    from kelp_sim.lab import gaps
     from kelp_sim.lab.engine import PolicyError
     from kelp_sim.lab.sweep import ClusterError
     from kelp_sim.trace.trace import TraceError
@@ -116,15 +117,20 @@ def lab(
     if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
         raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
     writable(csv_file, html, None if fresh else store, json=json)
+    drawable(html)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
     except (TraceError, ClusterError, PolicyError, ValueError) as error:
         raise UserError(str(error)) from None
-    entries = _write(rows, asked.rules, json=json, csv_file=csv_file, html=html)
-    if json is None or str(json) != "-":
-        for rule in asked.rules:
+    entries = gaps.summary(rows)
+
+    def tell() -> None:
+        for rule in asked.rules if str(json) != "-" else ():
             for table in _tables([e for e in entries if e["rule"] == rule], len(traces), rule):
                 show(table)
+
+    with anyway(tell):
+        _write(rows, entries, asked.rules, json=json, csv_file=csv_file, html=html)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,11 +193,11 @@ def _policies(texts: list[str] | None) -> list[str]:
     ]
 
 
-def _write(rows: list[dict], rules: list[str], *, json, csv_file, html) -> list[dict]:
-    """The rows into the files that are asked for; their summary."""
+def _write(rows: list[dict], entries: list[dict], rules: list[str], *, json, csv_file, html):
+    """The rows, and `entries`, their summary, into the files that are asked for."""
     from kelp_sim.lab import gaps
 
-    entries, losses = gaps.summary(rows), gaps.losses(rows)
+    losses = gaps.losses(rows)
     if json is not None:
         content = {"rules": rules, "rows": rows, "summary": entries, "losses": losses}
         write_json(json, "lab", content)
@@ -201,7 +207,6 @@ def _write(rows: list[dict], rules: list[str], *, json, csv_file, html) -> list[
         from kelp_sim.lab.page import page
 
         write_whole(html, page(rows, entries, losses))
-    return entries
 
 
 def _axes(settings: list[str]) -> dict[str, list[float]]:

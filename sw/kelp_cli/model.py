@@ -10,7 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, console, show, writable, write_json
+from .output import UserError, anyway, console, drawable, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -87,6 +87,7 @@ def model(
         _write_inputs(write_inputs)
         return
     writable(png, json=json)
+    drawable(png)
     try:
         chosen, shipped = (
             _measured(load(path), bench, recordings) for path in (inputs or DEFAULTS, DEFAULTS)
@@ -97,20 +98,22 @@ def model(
         wanted = [t for t in report.TOPICS if not topics or t in topics]
         shown = report.tables(chosen, wanted)
         found = report.all_findings(shipped) if not topics or "verdicts" in topics else []
+
+    def tell() -> None:
+        for table in shown if str(json) != "-" else ():
+            show(_table(table))
+        if found and str(json) != "-":
+            show(_verdicts(found, arithmetic))
+
+    with anyway(tell):
         if png is not None:
             from kelp_sim.model.plots import png as drawn
 
             write_whole(png, drawn(chosen))
-    if json is not None:
-        write_json(
-            json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
-        )
-        if str(json) == "-":
-            return
-    for table in shown:
-        show(_table(table))
-    if found:
-        show(_verdicts(found, arithmetic))
+        if json is not None:
+            write_json(
+                json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
+            )
 
 
 def _write_inputs(path: Path) -> None:

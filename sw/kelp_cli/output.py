@@ -4,12 +4,13 @@
 how far it is, and the JSON files."""
 
 import contextlib
+import importlib
 import json
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -29,8 +30,10 @@ from kelp_spec.files import write_whole
 __all__ = [
     "SCHEMA_VERSION",
     "UserError",
+    "anyway",
     "complain",
     "console",
+    "drawable",
     "progress_bar",
     "show",
     "writable",
@@ -108,6 +111,26 @@ def progress_bar() -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
         yield bar
+
+
+@contextlib.contextmanager
+def anyway(tell: Callable[[], None]) -> Iterator[None]:
+    """The block writes into files what long work came to; ``tell`` shows it behind them, and also
+    where one could not be written, such as on a full disk: so it is not lost with the file. The
+    OSError goes on. Files come first, since whoever reads stdout may be gone."""
+    try:
+        yield
+    except OSError:
+        tell()
+        raise
+    tell()
+
+
+def drawable(*pictures: Path | None) -> None:
+    """Refuse, before long work, pictures where nothing draws them; None is passed over. Raises
+    ModuleNotFoundError, which :mod:`kelp_cli.main` makes the line that says what to install."""
+    if any(path is not None for path in pictures):
+        importlib.import_module("matplotlib")
 
 
 def writable(*files: Path | None, json: Path | None = None, folder: Path | None = None) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
-from .output import UserError, progress_bar, show, writable, write_json
+from .output import UserError, anyway, drawable, progress_bar, show, writable, write_json
 
 __all__ = ["register"]
 
@@ -106,6 +106,7 @@ def quality(
     try:
         # Before minutes of work, what may be refused.
         writable(png, store if texts else None, json=json)
+        drawable(png)
         subject = perplexity.load() if texts else None
         entries(store if texts else None)
         with progress_bar() as bar:
@@ -113,20 +114,23 @@ def quality(
             done, channels = perplexity.measure(subject, names, bar) if subject else (None, [])
     except (TraceError, llama.ModelError, TokenizerError, ValueError) as error:
         raise UserError(str(error)) from None
-    if png is not None:
-        from kelp_sim.quality.plots import png as drawn
 
-        write_whole(png, drawn(heads, done))
-    if json is not None:
-        report = {"noise": heads} | (
-            done.as_json() | {"channels": channels, "bars": study.bars(done)} if done else {}
-        )
-        write_json(json, "quality", report)
-        if str(json) == "-":
-            return
-    _show(heads, done)
-    if channels:
-        _show_channels(channels)
+    def tell() -> None:
+        if str(json) != "-":
+            _show(heads, done)
+            if channels:
+                _show_channels(channels)
+
+    with anyway(tell):
+        if png is not None:
+            from kelp_sim.quality.plots import png as drawn
+
+            write_whole(png, drawn(heads, done))
+        if json is not None:
+            report = {"noise": heads} | (
+                done.as_json() | {"channels": channels, "bars": study.bars(done)} if done else {}
+            )
+            write_json(json, "quality", report)
 
 
 def _losses(budgets: str) -> list[float]:

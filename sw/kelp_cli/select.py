@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .output import UserError, writable
+from .output import UserError, drawable, writable
 
 __all__ = ["register"]
 
@@ -167,6 +167,7 @@ def select(
     if not 0 <= wait_above <= 1:
         raise UserError(f"--wait-above {wait_above} is refused; legal: 0 to 1")
     writable(lists, json=json, folder=page)
+    drawable(page)
     if traces:
         from . import select_worth
 

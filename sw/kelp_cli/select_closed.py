@@ -14,7 +14,7 @@ from kelp_sim.select.decode import Device, Run, decode
 from kelp_sim.select.worth import HOSTS
 from kelp_spec.config import Config
 
-from .output import UserError, progress_bar, show, write_json
+from .output import UserError, anyway, progress_bar, show, write_json
 
 __all__ = ["closed"]
 
@@ -50,10 +50,9 @@ def closed(
                         raise UserError(f"{name}: {error}") from None
                     rtl.host.driver.close()
                     rows.append(_row(name, residency, compute, runs, rtl.host, warm))
-    if json is not None:
-        write_json(json, "select_closed", {"config": config.name, "rows": rows})
-    if str(json) != "-":
-        _show(rows)
+    with anyway(lambda: None if str(json) == "-" else _show(rows)):
+        if json is not None:
+            write_json(json, "select_closed", {"config": config.name, "rows": rows})
     if wrong := sum(row["wrong"] for row in rows):
         raise UserError(f"{wrong} gathered lines are not what was written")
 

@@ -14,7 +14,7 @@ from kelp_sim.select.readers import scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, Timing
 from kelp_spec.config import Config, ConfigError, named
 
-from .output import UserError, progress_bar, show, write_json
+from .output import UserError, anyway, progress_bar, show, write_json
 
 __all__ = ["BAR", "CONFIG", "Held", "choosing", "hold", "rtl"]
 
@@ -195,10 +195,9 @@ def rtl(model, documents: Sequence, sizes: Config, most: int, warm: int, json) -
             except ValueError as error:
                 raise UserError(f"{name}: {error}") from None
     rows = [one.row() for one in held]
-    if json is not None:
-        write_json(json, "select_rtl", {"config": config, "bar": BAR, "rows": rows})
-    if str(json) != "-":
-        _show(rows, config)
+    with anyway(lambda: None if str(json) == "-" else _show(rows, config)):
+        if json is not None:
+            write_json(json, "select_rtl", {"config": config, "bar": BAR, "rows": rows})
     wrong = [example for one in held for example in one.found.examples]
     if wrong:
         raise UserError("answers are not the golden model's\n" + "\n".join(wrong))

@@ -5,7 +5,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .output import UserError, console, progress_bar, show, write_json, write_whole
+from .output import UserError, anyway, console, progress_bar, show, write_json, write_whole
 
 __all__ = ["Asked", "study"]
 
@@ -61,21 +61,23 @@ def study(asked: Asked, json: Path | None, page: Path | None) -> None:
                     rows.append(study.measure(loaded, name, ids, reader, ideal, first=asked.first))
                     bar.update(task, advance=1)
     curve = study.curve(rows)
-    if page is not None:
-        from kelp_sim.select import study_page
 
-        pictures = study_page.plots(curve)
-        page.mkdir(parents=True, exist_ok=True)
-        for name, image in pictures.items():
-            write_whole(page / name, image)
-        write_whole(page / "select.html", study_page.page(curve, pictures, asked.what))
-    if json is not None:
-        found = {"what": asked.what, "rows": [asdict(row) for row in rows], "curve": curve}
-        write_json(json, "select", found | {"quotas": _first(curve)})
-        if str(json) == "-":
-            return
-    _show(curve, len(documents), asked.tokens - 1 - asked.first)
-    if page is not None:
+    def tell() -> None:
+        if str(json) != "-":
+            _show(curve, len(documents), asked.tokens - 1 - asked.first)
+
+    with anyway(tell):
+        if page is not None:
+            from kelp_sim.select import study_page
+
+            pictures = study_page.plots(curve)
+            for name, image in pictures.items():
+                write_whole(page / name, image)
+            write_whole(page / "select.html", study_page.page(curve, pictures, asked.what))
+        if json is not None:
+            found = {"what": asked.what, "rows": [asdict(row) for row in rows], "curve": curve}
+            write_json(json, "select", found | {"quotas": _first(curve)})
+    if page is not None and str(json) != "-":
         console.print(f"{page / 'select.html'} written", soft_wrap=True)
 
 

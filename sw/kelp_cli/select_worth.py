@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kelp_spec.files import whole_file, write_whole
 
-from .output import UserError, console, progress_bar, show, write_json
+from .output import UserError, anyway, console, progress_bar, show, write_json
 
 __all__ = ["Asked", "worth"]
 
@@ -113,35 +113,37 @@ def worth(
         + f"wait above {asked.wait_above:g}, policy {asked.policy}, "
         + f"{'with' if asked.guess else 'without'} the guessed query, {asked.warm} warm-up steps"
     )
-    if lists is not None:
-        _lists(lists, found.lists)
-    if page is not None:
-        from kelp_sim.select import worth_page
 
-        pictures = worth_page.plots(found)
-        page.mkdir(parents=True, exist_ok=True)
-        for name, image in pictures.items():
-            write_whole(page / name, image)
-        write_whole(page / "select.html", worth_page.page(found, pictures, what))
-    if json is not None:
-        write_json(
-            json,
-            "select_worth",
-            {
-                "what": what,
-                "rows": found.rows,
-                "rows_100us": found.rows_100us,
-                "summary": over,
-                "summary_100us": over_100us,
-                "cycles": found.cycles,
-                "missing": found.missing,
-            },
-        )
-        if str(json) == "-":
-            return
-    _show(over, "no host compute")
-    _show(over_100us, "100 µs of compute a layer")
-    if page is not None:
+    def tell() -> None:
+        if str(json) != "-":
+            _show(over, "no host compute")
+            _show(over_100us, "100 µs of compute a layer")
+
+    with anyway(tell):
+        if lists is not None:
+            _lists(lists, found.lists)
+        if page is not None:
+            from kelp_sim.select import worth_page
+
+            pictures = worth_page.plots(found)
+            for name, image in pictures.items():
+                write_whole(page / name, image)
+            write_whole(page / "select.html", worth_page.page(found, pictures, what))
+        if json is not None:
+            write_json(
+                json,
+                "select_worth",
+                {
+                    "what": what,
+                    "rows": found.rows,
+                    "rows_100us": found.rows_100us,
+                    "summary": over,
+                    "summary_100us": over_100us,
+                    "cycles": found.cycles,
+                    "missing": found.missing,
+                },
+            )
+    if page is not None and str(json) != "-":
         console.print(f"{page / 'select.html'} written", soft_wrap=True)
 
 

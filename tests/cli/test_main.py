@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from command import kelp
 from paths import ROOT
+from trace_files import contents, save
 
 from kelp_cli import doctor, install, main, output
 from kelp_cli.output import UserError
@@ -215,6 +216,14 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(package, command, tm
     said = " ".join(done.stderr.split())
     assert done.returncode == 1 and "Traceback" not in said, said
     assert f"needs the Python package '{package}" in said and "make " in said
+
+
+def test_pictures_that_nothing_draws_are_refused_before_the_replay(tmp_path):
+    save(tmp_path / "t.npz", contents(with_kv=False))
+    asked = ["replay", f"{tmp_path}/t.npz", "--engine", "golden", "--report", f"{tmp_path}/page"]
+    done = without("matplotlib", *asked)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "needs the Python package 'matplotlib'" in done.stderr
 
 
 def test_what_to_type_depends_on_how_it_was_installed(monkeypatch):

@@ -3,20 +3,24 @@
 """kelp_cli.output: what could not be written at the end of long work is refused before it;
 tables are shown whole."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import typer
 from paths import ROOT
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from trace_files import contents, save
 from typer.testing import CliRunner
 
 from kelp_cli import nightly
 from kelp_cli.bench.commands import _others
+from kelp_cli.fpga.shared import finish
 from kelp_cli.main import build_app
-from kelp_cli.output import UserError, console, progress_bar, show, writable, write_json
+from kelp_cli.output import UserError, anyway, console, progress_bar, show, writable, write_json
 
 
 def test_what_can_be_written_gets_its_directories_and_stays_as_it_is(tmp_path):
@@ -64,6 +68,40 @@ def test_a_closed_stdout_is_one_line(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)  # what `>&-` leaves
     with pytest.raises(UserError, match="stdout is closed"):
         write_json("-", "config", {})
+
+
+@pytest.mark.parametrize("file", ["/dev/full", "{0}/new/figures.json"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "replay {0}/t.npz --engine golden --residency 1 --json",
+        "lab {0}/t.npz --residency 0.5 --policy lru --fresh --jobs 1 --csv",
+        "model kv --json",
+    ],
+)
+def test_what_work_came_to_is_shown_when_its_file_cannot_be_written(tmp_path, command, file):
+    save(tmp_path / "t.npz", contents(with_kv=False))
+    asked = [*command.format(tmp_path).split(), file.format(tmp_path)]
+    found = CliRunner().invoke(build_app(), asked)
+    assert "LRU" in found.stdout or "one sequence" in found.stdout
+    full = file == "/dev/full"
+    assert isinstance(found.exception, OSError) == full, found.exception
+    assert full or (tmp_path / "new" / "figures.json").stat().st_size
+
+
+def test_figures_for_a_pipe_are_json_alone(capsys):
+    with pytest.raises(typer.Exit):
+        finish({"passed": True}, Path("-"), "fpga-selftest")
+    assert json.loads(capsys.readouterr().out)["passed"]
+
+
+def test_what_was_written_stays_where_nobody_reads_the_table(tmp_path):
+    def tell():
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError), anyway(tell):
+        write_json(tmp_path / "figures.json", "figures", {})
+    assert (tmp_path / "figures.json").is_file()
 
 
 def test_rows_of_something_else_are_refused(tmp_path):

@@ -16,7 +16,7 @@ from rich.text import Text
 from kelp_spec.files import write_whole
 
 from ..install import missing_package
-from ..output import UserError, console, show, writable
+from ..output import UserError, anyway, console, show, writable
 from .bars import NOT_MEASURED, meet_bars
 
 __all__ = ["GROUPS", "register"]
@@ -70,13 +70,13 @@ def register(app: typer.Typer) -> None:
                 progress.update(task, description=f"measuring {group}")
                 rows += [(row, f"kelp bench --only {group}") for row in _rows(group)]
                 progress.advance(task)
-        _show([row for row, _ in rows], whole=only is None)
         today = date.today().isoformat()
         listed = _others(output, {command for _, command in rows}) + [
             {**asdict(r), "met": r.met, "command": command, "measured": today}
             for r, command in rows
         ]
-        write_whole(output, json.dumps(listed, indent=2, ensure_ascii=False) + "\n")
+        with anyway(lambda: _show([row for row, _ in rows], whole=only is None)):
+            write_whole(output, json.dumps(listed, indent=2, ensure_ascii=False) + "\n")
         console.print(f"{len(rows)} rows measured, {len(listed)} in {output}")
         raise typer.Exit(0 if meet_bars([row for row, _ in rows]) else 1)
 

@@ -4,11 +4,12 @@
 of."""
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..output import UserError, console, writable, write_json
+from ..output import UserError, anyway, console, writable, write_json
 from .blocks import REFERENCE, show_blocks
 from .reports import show_seeds
 from .shared import MOST_MHZ, Baud, BoardName, Json, PlacerSeed, directory_of, known_board, show
@@ -87,10 +88,15 @@ def build(
                 summary(directory.parent)
     except (flow.BuildError, ValueError) as error:
         raise UserError(str(error)) from None
-    if json is not None:
-        write_json(json, "fpga-build", figures)
-    show({name: figure for name, figure in figures.items() if name != "blocks"})
+    _tell(figures, json, "fpga-build")
     raise typer.Exit(0 if figures["passed"] else 1)
+
+
+def _tell(figures: dict, json: Path | None, kind: str) -> None:
+    shown = {name: figure for name, figure in figures.items() if name != "blocks"}
+    with anyway(lambda: None if str(json) == "-" else show(shown)):
+        if json is not None:
+            write_json(json, kind, figures)
 
 
 def report(board: BoardName = "ulx3s_85f") -> None:
@@ -174,7 +180,5 @@ def dummy(
             )
     except (flow.BuildError, ValueError) as error:
         raise UserError(str(error)) from None
-    if json is not None:
-        write_json(json, "fpga-dummy", figures)
-    show({name: figure for name, figure in figures.items() if name != "blocks"})
+    _tell(figures, json, "fpga-dummy")
     raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["clock_mhz"] else 1)

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from ..output import UserError, write_json
+from ..output import UserError, anyway, write_json
 from ..output import show as show_table
 
 __all__ = [
@@ -79,9 +79,9 @@ def directory_of(board: str, seed: int, config: str | None = None) -> Path:
 def finish(result: dict, path: Path | None, kind: str, *, shown: dict | None = None) -> NoReturn:
     """The end of a command: its figures to a file when one is named, and as a table; exit 1 unless
     they say that it passed."""
-    if path is not None:
-        write_json(path, kind, result)
-    show(shown or result)
+    with anyway(lambda: None if str(path) == "-" else show(shown or result)):
+        if path is not None:
+            write_json(path, kind, result)
     raise typer.Exit(0 if result["passed"] else 1)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import UserError, progress_bar, show, writable, write_json
+from ..output import UserError, anyway, drawable, progress_bar, show, writable, write_json
 from . import engines
 from .choices import FORMATS, Choices, Source
 
@@ -172,16 +172,16 @@ def replay(
         seed=seed,
     ).plan()
     writable(waves, json=json, folder=report)
+    drawable(report)
     command = "kelp " + shlex.join(sys.argv[1:])
     with progress_bar() as bar:
         if engine is Engine.GOLDEN:
             result = engines.golden(chosen, command, bar)
         else:
             result = engines.rtl(chosen, command, bar, lockstep=lockstep, plant=plant, waves=waves)
-    if json is not None:
-        write_json(json, "report", reports.as_json(result))
-    if report is not None:
-        reports.write(result, report)
-    if json is None or str(json) != "-":
-        show(reports.table(result))
+    with anyway(lambda: None if str(json) == "-" else show(reports.table(result))):
+        if json is not None:
+            write_json(json, "report", reports.as_json(result))
+        if report is not None:
+            reports.write(result, report)
     raise typer.Exit(1 if result.mismatches else 0)
