@@ -5,10 +5,11 @@ where it was killed, and bad input."""
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
-from paths import RECORDING
+from paths import DOCS, RECORDING
 from trace_files import contents, save
 from typer.testing import CliRunner
 
@@ -37,32 +38,12 @@ FIELDS = {
     "metadata_bits_per_page",
 }
 
-MRU = '''
-from kelp_sim.lab import Policy
-
-
-class Mru(Policy):
-    """The page accessed last gives way."""
-
-    bits = 24
-
-    def __init__(self, pool):
-        super().__init__(pool)
-        self.order = {}
-
-    def admitted(self, key, now):
-        self.order[key] = None
-
-    def hit(self, key, now):
-        del self.order[key]
-        self.order[key] = None
-
-    def victim(self, now):
-        return next((key for key in reversed(self.order) if self.pool.is_open(key, now)), None)
-
-    def evicted(self, key, now):
-        del self.order[key]
-'''
+#: The page's own example of a policy (docs/lab.md), as it stands.
+(MRU,) = re.findall(
+    r"^```python\n(.*?)^```",
+    (DOCS / "lab.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @pytest.fixture

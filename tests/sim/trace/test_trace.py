@@ -3,14 +3,31 @@
 """The recording reader, what it refuses, and the access sequence of the replay rules."""
 
 import json
+import re
 import zipfile
 
 import numpy as np
 import pytest
+from paths import DOCS
 from trace_files import contents, save, sizes
 
 from kelp_sim.trace.accesses import access_sequence
 from kelp_sim.trace.trace import TraceError, distinct, read, read_tokens
+
+
+def test_the_recording_of_the_page_is_one(tmp_path, monkeypatch):
+    """docs/recordings.md, as it stands: its file reads, and is read by the rule."""
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "recordings.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(block, {})
+    mine = read("mine.npz")
+    assert (mine.queues, mine.pages, mine.steps, mine.k) == (6, 7, 48, None)
+    order = np.argsort(-mine.mass.astype(int), axis=-1, kind="stable")
+    held = np.take_along_axis(mine.mass.astype(int), order, -1).cumsum(-1)
+    others = np.take_along_axis(mine.reads, order, -1)
+    least = (held < 0.89 * 65536).sum(-1) + 1
+    assert (others.sum(-1) >= least).all() and (others.sum(-1) <= least + 2).all()
 
 
 @pytest.fixture
