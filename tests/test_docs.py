@@ -22,6 +22,7 @@ from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
+from kelp_spec.render import c_header
 from kelp_verif.formal.proofs import PROOFS
 
 BENCH = ROOT / "data" / "bench" / "bench.json"
@@ -78,6 +79,26 @@ def test_c_header_agrees_with_the_address_map(tmp_path):
     )
     said = subprocess.run([str(tmp_path / "t")], check=True, capture_output=True, text=True).stdout
     assert said == f"{AddressMap(config).encode(where)} {0x1000 + 0x200 + 0x10}"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_configuration_s_header_has_its_addresses(name, tmp_path):
+    config = named(name)
+    last = KvAddress(
+        session=config.sessions - 1,
+        queue=config.queues - 1,
+        page=config.pages - 1,
+        kv=1,
+        line=config.half_lines - 1,
+    )
+    where = f"{last.session}, {last.queue}, {last.page}, 1, {last.line}"
+    (tmp_path / "kelp_regs.h").write_text(c_header(config))
+    (tmp_path / "t.c").write_text(
+        f'#include "kelp_regs.h"\nint a[KELP_KV_ADDRESS({where}) == '
+        + f"{AddressMap(config).encode(last)}ull ? 1 : -1];\n"
+    )
+    command = ["gcc", "-std=c99", "-pedantic", "-Wall", "-Werror", "-c", "-o", "/dev/null", "t.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
 
 
 def prose(path: Path) -> str:

@@ -51,6 +51,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     from kelp_hw.export.ports import top_name, top_ports
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
     from kelp_hw.flit.front import FlitFront
+    from kelp_spec.render import c_header
 
     from .config import describe
 
@@ -68,6 +69,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
         f"{top}.v": head + text,
         f"{top}_wrapper.sv": wrapper(config),
         f"{top}_smoke.sv": smoke_bench(config),
+        "kelp_regs.h": c_header(config),
     }
     sources = [f"{top}.v", f"{top}_wrapper.sv"]
     if config.flits:
@@ -120,8 +122,8 @@ def verilog(
     ] = False,
 ) -> None:
     """Write the endpoint's Verilog (of a configuration with CXL.io the device's), a wrapper with
-    flat ports, a smoke bench, a FuseSoC core file and a JSON description; of one with flits their
-    front beside it."""
+    flat ports, a smoke bench, the C header of its registers and addresses, a FuseSoC core file and
+    a JSON description; of one with flits their front beside it."""
     chosen = named(config)
     writable(folder=output)
     with console.status(f"generating configuration {chosen.name} …"):

@@ -126,6 +126,8 @@ def test_no_path_and_complete_description(written):
     described = json.loads((written / f"{top}.json").read_text(encoding="utf-8"))
     name = {"kelp_endpoint": "unit", "kelp_device": "unit_cxl"}[top]
     assert described["schema"] == top.replace("_", ".") and described["parameters"]["name"] == name
+    header = (written / "kelp_regs.h").read_text(encoding="utf-8")
+    assert f"#define KELP_CONFIG_DIGEST 0x{described['parameters']['digest']}ull\n" in header
     text = (written / f"{top}.v").read_text(encoding="utf-8")
     for port in described["ports"]:
         assert port["name"] in text
