@@ -14,6 +14,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -105,6 +106,8 @@ def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) ->
 
 
 def _interrupted() -> None:
+    # What was being built is not used now, and Amaranth warns of that when it is dropped.
+    warnings.simplefilter("ignore")
     complain("interrupted")
     sys.exit(_INTERRUPTED)
 

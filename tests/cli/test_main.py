@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_an_interrupt_is_one_line_and_leaves_what_is_finished(tmp_path):
     assert running.returncode == 130 and "Traceback" not in said
     assert said.splitlines()[-1] == "kelp: interrupted" and not out.exists()
     assert json.loads(store.read_text().splitlines()[0])["key"]
+
+
+def test_an_interrupt_says_nothing_of_what_was_being_built():
+    code = """
+        from amaranth.hdl import Elaboratable, Module
+        from kelp_cli import main
+
+        class Unused(Elaboratable):
+            def elaborate(self, platform):
+                return Module()
+
+        def app():
+            app.kept = Unused()
+            raise KeyboardInterrupt
+
+        main.build_app = lambda: app
+        main.main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (130, "kelp: interrupted\n")
 
 
 def test_a_full_output_is_one_line():

@@ -82,7 +82,6 @@ def waits(arrival: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
     return out
 
 
-@njit
 def decode(begin, steps, reads, flash, seed, writes):
     """Step times [sessions, steps] of sessions that begin to decode at ``begin`` (float64,
     ascending), and how :class:`Busy` what they share was.
@@ -96,6 +95,15 @@ def decode(begin, steps, reads, flash, seed, writes):
     Flash reads go before write-backs, but for the one that has begun, and for those that
     ``free_frames`` cannot hold.
     """
+    # Compiled code that made the tuple itself would call Python for that, where a Ctrl-C of
+    # meanwhile is taken: numba does not expect one there, and ends with a segmentation fault.
+    out, *busy = _decode(begin, steps, reads, flash, seed, writes)
+    return out, Busy(*busy)
+
+
+@njit
+def _decode(begin, steps, reads, flash, seed, writes):
+    """Of :func:`decode`: the step times, and each share."""
     np.random.seed(seed)
     layers, compute, link, fixed, pages, miss_rate = reads
     page, flash_latency, slow_share, slow_latency = flash
@@ -168,6 +176,5 @@ def decode(begin, steps, reads, flash, seed, writes):
         if step[s] < steps:
             heapq.heappush(waiting, (done, s))
     span = end - origin
-    return out, Busy(
-        link_busy / span, memory_busy / span, (flash_busy + written) / span, written / span
-    )
+    flash_share = (flash_busy + written) / span
+    return out, link_busy / span, memory_busy / span, flash_share, written / span

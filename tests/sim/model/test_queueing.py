@@ -4,6 +4,9 @@
 priority, and the bounds of a closed loop."""
 
 import math
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -191,3 +194,30 @@ def test_a_prefill_by_hand():
         (3 * 2.4 + 12 * 0.25 + 2 * 2 * 2 * 0.1) / span
     )
     assert busy.written == pytest.approx((3 * 2 + 2 * 2 * 2 * 0.5) / span) == busy.flash
+
+
+def test_an_interrupt_within_compiled_code_is_one():
+    """A signal that comes while it runs is taken behind it: a process of its own, since it used to
+    end with a segmentation fault."""
+    code = """
+        import signal
+        import numpy as np
+        from kelp_sim.model.queueing import READ_ONLY, Flash, Reads, decode
+
+        def taken(*_):
+            raise KeyboardInterrupt
+
+        reads, flash = Reads(80, 1.0, 0.1, 0.1, 64, 0.1), Flash(0.1, 1.0, 0.1, 2.0)
+        decode(np.zeros(1), 1, reads, flash, 1, READ_ONLY)  # compiled by now
+        signal.signal(signal.SIGALRM, taken)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            decode(np.zeros(64), 2000, reads, flash, 1, READ_ONLY)
+        except KeyboardInterrupt:
+            print("interrupted")
+        except SystemError as error:  # numba's, of that; kelp_cli.main takes it for the same
+            print("interrupted" if isinstance(error.__cause__, KeyboardInterrupt) else error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
