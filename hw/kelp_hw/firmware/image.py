@@ -92,7 +92,7 @@ class Image:
             ("policy", 1),
             ("logs", 4 * 8),
             ("records", 4 * c.events * 8),
-            ("poison_state", 8),
+            ("poison_state", 9),
             ("poisons", 2 * c.poisons),
             ("background", 2),
             ("status", 1),

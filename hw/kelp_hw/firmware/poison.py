@@ -12,7 +12,7 @@ from .program import Reg
 __all__ = ["background_end", "clear", "get", "inject", "routines", "sanitize"]
 
 A, B, C, D, E, F, G, H = Reg.A, Reg.B, Reg.C, Reg.D, Reg.E, Reg.F, Reg.G, Reg.H
-I, J, K, L, IOS, ZERO = Reg.I, Reg.J, Reg.K, Reg.L, Reg.M, Reg.ZERO
+I, J, K, L, IOS, N, ZERO = Reg.I, Reg.J, Reg.K, Reg.L, Reg.M, Reg.N, Reg.ZERO
 
 # State of the list: entries; overflow and its time; where the last request goes on, 0 when it was
 # answered whole; its offset and length.
@@ -216,11 +216,6 @@ def get(im: Image) -> None:
     p.lw(I, ZERO, PAYLOAD + 12)
     p.andi(A, E, 63)
     p.bne(A, ZERO, "bad_input")
-    # Lengths of 2^32 lines and more reach to the end of any device.
-    p.beq(I, ZERO, "list_length")
-    p.li(H, 0)
-    p.addi(H, H, -1)
-    p.label("list_length")
     p.li(G, 0)
     p.lw(B, ZERO, state + NEXT_OFFSET)
     p.bne(E, B, "list_anew")
@@ -228,11 +223,14 @@ def get(im: Image) -> None:
     p.bne(F, B, "list_anew")
     p.lw(B, ZERO, state + NEXT_LENGTH)
     p.bne(H, B, "list_anew")
+    p.lw(B, ZERO, state + NEXT_LENGTH + 4)
+    p.bne(I, B, "list_anew")
     p.lw(G, ZERO, state + NEXT)
     p.label("list_anew")
     p.sw(E, ZERO, state + NEXT_OFFSET)
     p.sw(F, ZERO, state + NEXT_OFFSET + 4)
     p.sw(H, ZERO, state + NEXT_LENGTH)
+    p.sw(I, ZERO, state + NEXT_LENGTH + 4)
     p.sw(ZERO, ZERO, state + NEXT)
     p.li(B, PAYLOAD)
     p.li(C, HEADER_BYTES // 4)
@@ -249,7 +247,7 @@ def get(im: Image) -> None:
     p.lw(C, B)
     p.lw(D, B, 4)
     p.addi(G, G, 1)
-    # Lines from the offset to this one, D:A, and whether there are any.
+    # Lines from the offset to this one, B:A, and whether they are fewer than the length, I:H.
     p.bltu(D, F, "list_next")
     p.shr(A, C, 6)
     p.shl(A, A, 6)
@@ -262,11 +260,13 @@ def get(im: Image) -> None:
     p.label("list_no_borrow")
     p.sub(A, A, E)
     p.shr(A, A, 6)
-    p.shl(I, B, 26)
-    p.or_(A, A, I)
+    p.shl(N, B, 26)
+    p.or_(A, A, N)
     p.shr(B, B, 6)
-    p.bne(B, ZERO, "list_next")
+    p.bltu(I, B, "list_next")
+    p.bne(I, B, "list_within")
     p.bgeu(A, H, "list_next")
+    p.label("list_within")
     p.li(B, most)
     p.beq(L, B, "list_more")
     p.sw(C, K)

@@ -286,8 +286,6 @@ class Mailbox:
         offset, length = struct.unpack("<QQ", given)
         if offset % 64:
             raise Refused(ReturnCode.INPUT)
-        # A length that no device has is as good as any.
-        length = min(length, (1 << 32) - 1) if length >> 32 == 0 else (1 << 32) - 1
         start = 0
         if self.poison_more and self.poison_more[:2] == (offset, length):
             start = self.poison_more[2]

@@ -351,6 +351,43 @@ def test_poison_is_listed_in_pages_and_cleared():
     assert play(config, script) > 30
 
 
+def test_the_list_reaches_as_far_as_it_is_asked_to():
+    """Lines of the largest device: offset and length have 64 bits, and so has what lies between."""
+    config = SMALL.replace(capacity=1 << 20)
+    end = config.bytes
+
+    async def script(ctx, host):
+        lines = (0, (1 << 38) - 64, 1 << 38, (1 << 39) + 64, end - 64)
+        for address in lines:
+            assert not (await host.command(ctx, Opcode.INJECT_POISON, line(address)))[0]
+        listed = []
+        for offset, length in (
+            (0, end // 64),
+            (0, (1 << 64) - 1),
+            (0, (1 << 32) - 1),
+            (0, 1 << 32),
+            (0, (1 << 32) + 1),
+            (64, 1 << 33),
+            ((1 << 39) + 128, 1 << 41),
+            ((1 << 39) + 128, (end - (1 << 39)) // 64 - 3),
+            ((1 << 39) + 128, (end - (1 << 39)) // 64 - 2),
+        ):
+            _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(offset, length))
+            listed.append(int.from_bytes(answer[0xA:0xC], "little"))
+        for each in range(6, 12 + config.poisons - len(lines)):
+            await host.event(ctx, poison=1, quiet=1, dpa=end - 64 * each)
+        # A length that differs above 32 bits is another request.
+        counts = []
+        for length in (1 << 43, 1 << 43, 3 << 42, 3 << 42, 1 << 43):
+            _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, length))
+            counts.append(int.from_bytes(answer[0x20:0x28], "little") & ~63)
+        return listed, counts
+
+    listed, counts = play(config, script)
+    assert listed == [5, 5, 1, 2, 3, 2, 0, 0, 1]
+    assert counts[0] == counts[2] == counts[4] == 0 != counts[1] == counts[3]
+
+
 def test_a_data_path_that_does_not_answer():
     async def script(ctx, host):
         host.code = None
@@ -527,6 +564,12 @@ def test_state_that_a_host_keeps():
         assert other[0] == ReturnCode.LOG
 
     play(FULL, script)
+
+
+def test_the_uuids_of_features_are_those_of_the_page():
+    text = re.search(r"UUIDs `([0-9A-F-]+)nn`", (DOCS / "cxl.md").read_text(encoding="utf-8"))
+    for number in (0, 0x12, 0xFF):
+        assert bytes.fromhex(text[1].replace("-", "") + f"{number:02x}") == knob_uuid(number)
 
 
 def test_features():
