@@ -34,32 +34,40 @@ class Registers:
         return value >> 8 * offset & (1 << 8 * size) - 1
 
     def write(self, offset: int, size: int, value: int) -> None:
-        for register in self._at(offset, size):
-            first = max(offset, register.offset)
-            last = min(offset + size, register.offset + register.size)
-            mask = ((1 << 8 * (last - first)) - 1) << 8 * (first - register.offset)
-            given = value >> 8 * (first - offset) << 8 * (first - register.offset)
-            # Locks are what they were before this write.
-            locks = [
-                bool(x) and self.locked(x)
-                for x in (f.lock or register.lock for f in register.fields)
-            ]
-            strobes = {}
-            for f, lock in zip(register.fields, locks, strict=True):
-                touched, new = mask >> f.low & f.mask, given >> f.low & f.mask
-                if lock:
-                    continue
-                key = register.key(f)
-                old = self.values[key]
-                if f.access is Access.W1C:
-                    self.values[key] = old & ~(new & touched)
-                elif f.access is Access.W1S:
-                    self.values[key] = old | (new & touched)
-                elif f.access in _KEPT:
-                    self.values[key] = (old & ~touched) | (new & touched)
-                elif f.access in (Access.PRESS, Access.STROBE):
-                    strobes[f.name] = new & touched
-            self.written(register, strobes)
+        # One access: locks are what they were before it, in each of the registers that it reaches,
+        # and what it causes sees all of them written.
+        reached = [(register, self._locks(register)) for register in self._at(offset, size)]
+        strobes = [self._keep(register, locks, offset, size, value) for register, locks in reached]
+        for (register, _), pressed in zip(reached, strobes, strict=True):
+            self.written(register, pressed)
+
+    def _locks(self, register) -> list[bool]:
+        """Of each field, whether its lock is on."""
+        names = (f.lock or register.lock for f in register.fields)
+        return [bool(name) and self.locked(name) for name in names]
+
+    def _keep(self, register, locks, offset: int, size: int, value: int) -> dict[str, int]:
+        """Write what the access has of a register: what was written to fields that keep nothing."""
+        first = max(offset, register.offset)
+        last = min(offset + size, register.offset + register.size)
+        mask = ((1 << 8 * (last - first)) - 1) << 8 * (first - register.offset)
+        given = value >> 8 * (first - offset) << 8 * (first - register.offset)
+        strobes = {}
+        for f, lock in zip(register.fields, locks, strict=True):
+            touched, new = mask >> f.low & f.mask, given >> f.low & f.mask
+            if lock:
+                continue
+            key = register.key(f)
+            old = self.values[key]
+            if f.access is Access.W1C:
+                self.values[key] = old & ~(new & touched)
+            elif f.access is Access.W1S:
+                self.values[key] = old | (new & touched)
+            elif f.access in _KEPT:
+                self.values[key] = (old & ~touched) | (new & touched)
+            elif f.access in (Access.PRESS, Access.STROBE):
+                strobes[f.name] = new & touched
+        return strobes
 
     def function_reset(self) -> None:
         """A function-level reset: what it resets has its reset values."""

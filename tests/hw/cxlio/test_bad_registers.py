@@ -186,6 +186,26 @@ def test_a_size_that_is_none_is_refused(model, size, control):
     assert commit(model, 0, UNIT, UNIT) == 1 and model.decode(UNIT) == 0
 
 
+def test_two_registers_of_one_access_are_written_at_once(model, golden):
+    """Control and skip of a decoder: it is judged with the skip of the same access, and what was
+    frozen before the access stays as it was."""
+    for device in (model, golden):
+        device.write("component", DECODER + 8, 4, UNIT)
+
+    def write(control, skip):
+        for device in (model, golden):
+            device.write("component", DECODER + CONTROL, 8, skip << 32 | control)
+        model.clock(10)
+        got = model.read("component", DECODER + CONTROL, 8)[0]
+        assert got == golden.read("component", DECODER + CONTROL, 8)[0]
+        return got >> 32, got >> 10 & 3
+
+    assert write(0x1200, UNIT) == (UNIT, 2)  # no memory is left behind the skip
+    assert write(0x1200, 0) == (0, 1)
+    assert write(0x1000, UNIT) == (0, 0)
+    assert write(0x1000, UNIT) == (UNIT, 0)
+
+
 def test_the_dvsec_lock_holds_base_and_control(model):
     model.write("configuration", 0x10C, 2, 4)
     model.write("configuration", 0x114, 1, 1)
