@@ -92,6 +92,12 @@ class Model {
 #if COUNTED_BITS
         kelp::clear(t.counted);
 #endif
+#if WIRED
+        t.progress = 0;
+#endif
+#if HOT
+        t.heat___05Fvalid = 0;
+#endif
         for (int i = 0; i < 4; i++) cycle();
         messages.clear();
         requests.clear();

@@ -86,6 +86,7 @@ class RegisterModel(RegisterAccess):
             f"#define {name.upper()}_BITS {bits}\n" for name, bits in sizes.items()
         )
         header += f"#define LINE_BITS {line}\n"
+        header += f"#define WIRED {self.config.wired:d}\n#define HOT {self.config.hot_entries}\n"
         path = verilator.verilate_model(
             _ARRAY.sub(r"\1 /*verilator public_flat_rd*/;", text),
             verilator.Cpp(

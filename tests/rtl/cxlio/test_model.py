@@ -3,12 +3,18 @@
 """The compiled CXL.io: what its calls do is what the register port, the streams and the decode
 do."""
 
+import re
+from pathlib import Path
+
 import pytest
+from amaranth.lib.wiring import Flow
 from processes import ends_in_a_child
 
+import kelp_rtl.cxlio.model
+from kelp_hw.cxlio.cxl_io import CxlIo
 from kelp_rtl.cxlio.model import RegisterModel
 from kelp_spec.cxlio.commands import Opcode
-from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.cxlio.config import CXLIO, named_cxlio
 from kelp_spec.cxlio.pci import MSIX_TABLE
 
 UNIT = 1 << 28
@@ -50,6 +56,22 @@ def test_accesses_commands_requests_events_messages_and_decode(model):
     model.report(correctable=2)
     model.clock(2)
     assert {k: v for k, v in model.faults().items() if v} == {"err_correctable": 1}
+
+
+def test_no_input_is_left_to_chance():
+    """What holds any value before the reset has one behind it, but for payloads of nothing."""
+    source = Path(kelp_rtl.cxlio.model.__file__).with_name("model.cpp").read_text("utf-8")
+    reset = source[source.index("void reset()") : source.index("int access(")]
+    inputs = set()
+    for name in CXLIO:
+        port = CxlIo(config=named_cxlio(name))
+        members = [(path, member) for path, member, _ in port.signature.flatten(port)]
+        inputs |= {"__".join(path) for path, member in members if member.flow == Flow.In}
+    inputs -= {"events__valid"}  # of what waits, in each cycle
+    assert {"progress", "heat__valid", "port__aw__valid"} < inputs
+    for name in sorted(inputs):
+        if not name.endswith("__payload"):
+            assert re.search(rf"\bt\.{name.replace('__', '___05F')}\b", reset), name
 
 
 @pytest.mark.timeout(300)
