@@ -13,6 +13,15 @@ import pytest
 import torch
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.v1.request import RequestStatus
 from vllm_engine import BLOCK, BLOCKS, DIM, HEADS, LAYERS, Engine, prompt
 
@@ -261,6 +270,7 @@ def test_layers_are_loaded_and_saved_one_by_one(engine):
     keys = [Key(0, b"one"), Key(0, b"two")]
     connector.bind_connector_metadata(Moves(stores=[(keys[0], 4), (keys[1], 5)]))
     for name, cache in engine.caches.items():
+        connector.wait_for_layer_load(name)
         connector.save_kv_layer(name, cache, None)
         cache.fill_(55.0)
     connector.wait_for_save()
@@ -281,6 +291,86 @@ def test_layers_are_loaded_and_saved_one_by_one(engine):
     assert (engine.caches["layer.1"][7] == 2).all()
     assert not connector.get_block_ids_with_load_errors()
     assert len(calls) == LAYERS, "all blocks of a layer by one call"
+
+
+def test_what_no_layer_waits_for_is_there_before_the_pass(engine):
+    """An indexer's keys, as DeepSeek-V3.2's, are read before the attention beside them waits; here
+    the last layer's cache is such a one, and the first layer's is still to come."""
+    connector, core = engine.worker, engine.worker.device.transport.core
+    for i, cache in enumerate(engine.caches.values()):
+        cache[4] = 1 + i
+    key = Key(0, b"key")
+    connector.bind_connector_metadata(Moves(stores=[(key, 4)]))
+    connector.wait_for_layer_load("layer.0")
+    connector.wait_for_save()
+    load, calls, second = core.load, [], threading.Event()
+
+    def gated(*arguments):
+        calls.append(arguments)
+        assert len(calls) == 1 or second.wait(60)
+        return load(*arguments)
+
+    core.load = gated
+    connector.bind_connector_metadata(Moves(loads=[(key, 7)]))
+    connector.start_load_kv(None)
+    assert (engine.caches["layer.1"][7] == 2).all() and (engine.caches["layer.0"][7] == 0).all()
+    second.set()
+    connector.wait_for_layer_load("layer.0")
+    assert (engine.caches["layer.0"][7] == 1).all()
+    assert not connector.get_block_ids_with_load_errors()
+
+
+SIZES = dict(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
+DENSE = FullAttentionSpec(**SIZES)
+STATE = MambaSpec(block_size=BLOCK, shapes=((4, 4),), dtypes=(torch.float32,))
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (CircularBufferSpec(**SIZES), "CircularBufferSpec of 16"),
+        (STATE, "MambaSpec of 16"),
+        (
+            UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs={"layer.1": STATE}),
+            "MambaSpec of 16",
+        ),
+        (FullAttentionSpec(**(SIZES | {"block_size": 32})), "FullAttentionSpec of 32"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_group_whose_blocks_are_not_of_their_tokens_is_refused(engine, spec, kind):
+    """Also a ring of the newest tokens that calls itself attention's and of the others' block size,
+    as Step 5's: its one block is not what it was when the tokens of a hash had just come."""
+    groups = [KVCacheGroupSpec(["layer.0"], DENSE), KVCacheGroupSpec(["layer.1"], spec)]
+    config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
+    with pytest.raises(ValueError, match=f"FullAttentionSpec of 16, {kind}, .* refused; legal"):
+        KVConnectorFactory.create_connector(engine.config, KVConnectorRole.WORKER, config)
+
+
+def test_a_group_that_is_not_to_be_transferred_is_refused(engine):
+    groups = [KVCacheGroupSpec(["layer.0", "layer.1"], DENSE, enable_kv_transfer=False)]
+    config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
+    with pytest.raises(ValueError, match="FullAttentionSpec of 16, .* refused; legal"):
+        KVConnectorFactory.create_connector(engine.config, KVConnectorRole.WORKER, config)
+
+
+@pytest.mark.parametrize(
+    "engine", [{"generated": 4, "memory": 18, "blocks": 24}], indirect=True, ids=str
+)
+def test_blocks_that_vllm_took_back_are_not_stored_again(engine):
+    """A request has generated more than it sees of that, others have its blocks, and the device
+    has kept none of them, when another one's load fails."""
+    engine.add("long", prompt(50, 16), most=80)
+    for _ in range(50):
+        engine.step()
+    for seed in range(4):
+        engine.add(f"fill {seed}", prompt(seed, 100), most=1)
+        for _ in range(3):
+            engine.step()
+    engine.worker.device.transport.core.fail_fetches(2)
+    engine.add("again", prompt(0, 100), most=1)
+    engine.run()
+    assert engine.worker.store.lost and engine.stored()
 
 
 def test_a_cache_whose_rows_are_no_blocks_is_refused(engine):
@@ -412,6 +502,7 @@ STORMS = [
     {"load_async": True, "memory": 14},
     {"window": 40, "workers": 2},
     {"window": (20, LAYERS), "memory": 14},
+    {"generated": 2, "memory": 14},
     {"kernel_blocks": 2, "memory": 16, "blocks": 12, "overlap": 2},
 ]
 

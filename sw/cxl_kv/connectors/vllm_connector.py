@@ -13,9 +13,10 @@ A block of all layers of one KV cache group is one object, under the group and v
 the tokens up to its end (which holds cache_salt and LoRA). A thread moves them, layer by layer:
 
 - Loads of a pass begin before it (`start_load_kv`); each attention layer waits for its own
-  (`wait_for_layer_load`). With ``"load_async": true``, and always where a model has several groups
-  or a window, or passes overlap (asynchronous scheduling, pipeline parallelism), a request waits
-  outside the passes instead, until `get_finished` names it.
+  (`wait_for_layer_load`). What no layer has ever waited for, as an indexer's keys, is there before
+  the pass begins. With ``"load_async": true``, and always where a model has several groups or a
+  window, or passes overlap (asynchronous scheduling, pipeline parallelism), a request waits outside
+  the passes instead, until `get_finished` names it.
 - Each layer's stores are copied out as soon as it is computed (`save_kv_layer`), and go to the
   device together when the pass is over (`wait_for_save`).
 
@@ -50,10 +51,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
-    ChunkedLocalAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
+    FullAttentionSpec,
+    RSWASpec,
     group_kernel_blocks,
+    iter_layer_specs,
 )
 
 import cxl_kv
@@ -129,7 +130,7 @@ class Layer(NamedTuple):
 
 
 class Load:
-    """Blocks on their way into the caches."""
+    """Blocks on their way into the caches, of one layer after the other."""
 
     def __init__(self, pairs: list[tuple[Key, int]], layers: Iterable[str]):
         self.pairs = pairs
@@ -140,10 +141,12 @@ class Load:
 
 
 def _has_window(spec) -> bool:
-    """Whether vLLM takes a request's blocks back from what it needs no more."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return any(map(_has_window, spec.kv_cache_specs.values()))
-    return isinstance(spec, (SlidingWindowSpec, ChunkedLocalAttentionSpec))
+    """Whether vLLM takes blocks back that a request needs no more: of RSWASpec those that it has
+    generated, although it is full attention's."""
+    return any(
+        isinstance(one, RSWASpec) or not isinstance(one, FullAttentionSpec)
+        for one in iter_layer_specs(spec)
+    )
 
 
 class CxlConnector(KVConnectorBase_V1, SupportsHMA):
@@ -151,8 +154,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     alone opens the device.
 
     Extra config: `url`; `blocks`, optional, blocks kept at most (of each group, one); `load_async`,
-    optional. ValueError for KV cache groups of different block sizes, or of other states than
-    attention's.
+    optional. ValueError for KV cache groups of different block sizes, of other states than
+    attention's, or of blocks that vLLM itself does not find again by their hashes.
     """
 
     def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config):
@@ -165,15 +168,19 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             )
         groups = kv_cache_config.kv_cache_groups
         sizes = {group.kv_cache_spec.block_size for group in groups}
-        attention = (AttentionSpec, UniformTypeKVCacheSpecs)
         sizes.add(kv_cache_config.hash_block_size or next(iter(sizes)))
-        if len(sizes) != 1 or not all(isinstance(g.kv_cache_spec, attention) for g in groups):
-            kinds = ", ".join(
-                f"{type(g.kv_cache_spec).__name__} of {g.kv_cache_spec.block_size}" for g in groups
-            )
+        specs = [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
+        if (
+            len(sizes) != 1
+            # A ring of the newest tokens is attention's, too, but no block of it is of some tokens.
+            or not all(isinstance(one, AttentionSpec) and one.prefix_cacheable for one in specs)
+            or not all(group.enable_kv_transfer for group in groups)
+        ):
+            kinds = dict.fromkeys(f"{type(one).__name__} of {one.block_size}" for one in specs)
             raise ValueError(
-                f"KV cache groups {kinds}, hashes of {kv_cache_config.hash_block_size} are "
-                + "refused; legal: attention's, of one block size"
+                f"KV cache groups {', '.join(kinds)}, hashes of {kv_cache_config.hash_block_size} "
+                + "are refused; legal: attention's, of one block size, whose blocks are found "
+                + "again by their hashes"
             )
         self._url, self._most = extra["url"], extra.get("blocks")
         self._num_blocks = kv_cache_config.num_blocks
@@ -208,6 +215,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._number = 0  # of this pass
         self._load: Load | None = None  # of this pass
         self._receiving: dict[str, Load] = {}  # by request
+        self._asked: set[str] = set()  # layers that have waited for a load, had there been one
         self._saved: dict[str, np.ndarray] = {}  # of this pass: a layer's blocks, a row each
         self._sizes: list[int] = []  # bytes of an object, by group
         self._spoiled = False  # this pass computes with lost blocks
@@ -409,18 +417,22 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         moves = self._get_connector_metadata()
         if moves.loads:
             self._load = self._submit(moves.loads)
+            for name in self._layers.keys() - self._asked:
+                self._load.ready[name].wait()
         for request, pairs in moves.beside.items():
             self._receiving[request] = self._submit(pairs)
 
     def _submit(self, pairs) -> Load:
-        load = Load(pairs, self._layers)
+        # First what nobody waits for within the pass.
+        load = Load(pairs, sorted(self._layers, key=self._asked.__contains__))
         load.future = self._thread.submit(self._carry_out, load)
         return load
 
     def _carry_out(self, load: Load) -> None:
         """On the thread: every layer by one call of the device and one copy."""
         try:
-            for name, layer in self._layers.items():
+            for name in load.ready:
+                layer = self._layers[name]
                 pairs = [
                     (key, block)
                     for key, block in load.pairs
@@ -456,6 +468,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                 event.set()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
+        self._asked.add(layer_name)
         if self._load is not None and layer_name in self._load.ready:
             self._load.ready[layer_name].wait()
 

@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    RSWASpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -105,7 +106,8 @@ class Engine:
     window : int or (int, int)
         A sliding window of the last layer, or of as many of the last ones: a group of their own.
     extra
-        `policy`, of failed loads, and the connector's own settings.
+        `policy`, of failed loads; `generated`, how many of the tokens that a request has generated
+        its layers see beside its prompt (a reference window); and the connector's own settings.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Engine:
         memory=BLOCKS,
         **extra,
     ):
+        self.generated = extra.pop("generated", None)
         self.config = _config(folder, memory, {"url": "golden:trace?frames=64,16,16,16", **extra})
         # Set late: these processes are never started, and no executor supports them here.
         self.config.parallel_config.world_size = workers
@@ -127,7 +130,10 @@ class Engine:
         sizes = dict(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
         window, windowed = window if isinstance(window, tuple) else (window, int(bool(window)))
         dense = LAYERS - windowed
-        groups = [KVCacheGroupSpec(names[:dense], FullAttentionSpec(**sizes))] if dense else []
+        spec = FullAttentionSpec(**sizes)
+        if self.generated:
+            spec = RSWASpec(**sizes, rswa_window=self.generated)
+        groups = [KVCacheGroupSpec(names[:dense], spec)] if dense else []
         if window:
             spec = SlidingWindowSpec(**sizes, sliding_window=window)
             groups.append(KVCacheGroupSpec(names[dense:], spec))
@@ -201,13 +207,17 @@ class Engine:
     def check(self, name, start, layer):
         """Whether a layer's caches hold what the pass from position `start` on must read there."""
         first = max(0, start - self.window + 1) if layer >= self.dense else 0
+        seen = range(first, start)
+        if self.generated:
+            told = self.requests[name].num_prompt_tokens
+            seen = [p for p in seen if p < told or p > start - self.generated]
         return all(
             torch.equal(
                 caches[f"layer.{layer}"][self.place(name, p, layer)],
                 self.right(name, p, layer, rank),
             )
             for rank, caches in enumerate(self.all_caches)
-            for p in range(first, start)
+            for p in seen
         )
 
     def step(self):
