@@ -351,6 +351,38 @@ def test_a_callback_that_fails_is_no_failed_put(plugin):
     assert all(map(plugin.contains, keys))
 
 
+def test_chunks_are_looked_up_and_loaded_from_the_event_loop(plugin):
+    """As with `enable_async_loading` and `use_layerwise`: what comes first and is there, and
+    nothing behind a gap."""
+    run, keys = plugin.loop.run_until_complete, [engine_key(i) for i in range(5)]
+    plugin.batched_submit_put_task(keys, [object_of(i) for i in range(5)])
+    assert run(plugin.batched_async_contains("lookup", keys)) == 5
+    plugin.remove(keys[3])
+    assert run(plugin.batched_async_contains("lookup", keys, pin=True)) == 3
+    assert not plugin.remove(keys[2], force=False) and plugin.remove(keys[4], force=False)
+    plugin.batched_submit_put_task(keys[4:], [object_of(4)])
+    got = run(plugin.batched_get_non_blocking("lookup", keys, {"cum_chunk_lengths": [0, 16]}))
+    assert [torch.equal(obj.tensor, object_of(i).tensor) for i, obj in enumerate(got)] == [True] * 3
+    plugin.store._lose(keys[0])
+    assert run(plugin.batched_get_non_blocking("lookup", keys)) == []
+    assert run(plugin.batched_get_non_blocking("lookup", [])) == []
+
+
+def test_a_chunk_of_several_kinds_of_layers_comes_back_whole(plugin):
+    """As of a model whose layers differ in heads or types: a shape and a type for each kind."""
+    shapes = [torch.Size([2, 2, 16, 64]), torch.Size([1, 2, 16, 32])]
+    dtypes = [torch.bfloat16, torch.float32]
+    size = sum(s.numel() * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    meta = MemoryObjMetadata(
+        shapes[0], dtypes[0], 0, size, 1, fmt=MemoryFormat.KV_2LTD, shapes=shapes, dtypes=dtypes
+    )
+    plugin.batched_submit_put_task([engine_key(0)], [TensorMemoryObj(data, meta, None)])
+    got = plugin.get_blocking(engine_key(0))
+    assert bytes(got.byte_array) == bytes(data.numpy())
+    assert got.get_shapes() == shapes and got.get_dtypes() == dtypes
+
+
 # - beside LMCache's own DAX adapter ---------------------------------------------------------------
 
 

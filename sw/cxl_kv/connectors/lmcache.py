@@ -21,6 +21,7 @@ poison is a failed load, and is dropped: LMCache recomputes it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -285,7 +286,8 @@ class CxlL2Adapter(L2AdapterInterface):
 
 class CxlStoragePlugin(StoragePluginInterface):
     """LMCache's in-process storage back end on a device; puts and gets are carried out where they
-    are called."""
+    are called, the gets of `enable_async_loading` and `use_layerwise` in a thread beside LMCache's
+    event loop."""
 
     def __init__(
         self, dst_device: str = "cpu", config=None, metadata=None, local_cpu_backend=None, loop=None
@@ -304,7 +306,7 @@ class CxlStoragePlugin(StoragePluginInterface):
             extra.get("cxlkv.blocks"),
             lambda key, _: self._forget(key),
         )
-        # shape, dtype, format, positions of what is stored
+        # shapes, dtypes, format, positions of what is stored
         self._about: dict[CacheEngineKey, tuple] = {}
         self._lock = threading.Lock()
 
@@ -333,7 +335,9 @@ class CxlStoragePlugin(StoragePluginInterface):
                 continue
             meta = obj.metadata
             with self._lock:
-                self._about[key] = (meta.shape, meta.dtype, meta.fmt, meta.cached_positions)
+                # A model with several kinds of layers has a shape and a type for each.
+                shapes, dtypes = meta.shapes or meta.shape, meta.dtypes or meta.dtype
+                self._about[key] = (shapes, dtypes, meta.fmt, meta.cached_positions)
             try:
                 stored = self.store.put(key, _bytes_of(obj))
             except (cxl_kv.CxlKvError, ValueError) as error:
@@ -347,7 +351,31 @@ class CxlStoragePlugin(StoragePluginInterface):
                 except Exception as error:  # as LMCache has it: the others are stored all the same
                     _LOG.warning("a callback failed: %s: %s", type(error).__name__, error)
 
+    async def batched_async_contains(
+        self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
+    ) -> int:
+        return self.batched_contains(keys, pin)
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
+    ) -> list[MemoryObj]:
+        """Those up to the first one that is not there."""
+        return await asyncio.to_thread(self._leading, keys)
+
+    def _leading(self, keys) -> list[MemoryObj]:
+        found: list[MemoryObj] = []
+        for key in keys:
+            # Whoever waits for memory holds up other loads, whose end may be what frees it.
+            obj = self._get(key, busy_loop=False)
+            if obj is None:
+                break
+            found.append(obj)
+        return found
+
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
+        return self._get(key)
+
+    def _get(self, key, **allocation) -> MemoryObj | None:
         try:
             data = self.store.get(key)
         except cxl_kv.CxlKvError as error:
@@ -357,8 +385,8 @@ class CxlStoragePlugin(StoragePluginInterface):
             about = self._about.get(key)
         if data is None or about is None:
             return None
-        shape, dtype, fmt, positions = about
-        obj = self.local_cpu_backend.allocate(shape, dtype, fmt)
+        shapes, dtypes, fmt, positions = about
+        obj = self.local_cpu_backend.allocate(shapes, dtypes, fmt, **allocation)
         if obj is None:
             return None
         _bytes_of(obj)[:] = data
