@@ -14,6 +14,7 @@ import pytest
 
 NEEDS = {
     "test_hf.py": "transformers",
+    "test_hf_examples.py": "transformers",
     "test_hf_quality.py": "transformers",
     "test_hf_requests.py": "transformers",
     "test_hf_smollm2.py": "transformers",
