@@ -9,7 +9,7 @@ must decide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, PrefetchSource
 
@@ -67,6 +67,8 @@ class LockStep:
         )
         self.hints = HintAbsorber(endpoint.config)
         self.victims = self.write_backs = self.prefetches = 0
+        #: by squeue: pages that came from flash; also those that a step has read before
+        self.fetched = [0] * endpoint.config.squeues
         endpoint.on_usage = lambda source, useful: self.prefetcher.usage(
             PrefetchSource(source), useful
         )
@@ -108,19 +110,18 @@ class LockStep:
 
     def step(self, session: int, delta: int = 1) -> None:
         """The session's step advances, and what it accessed before may be prefetched."""
-        self._do(TrackerOp(Op.STEP, session=session, delta=delta))
-        self._prefetch(self.prefetcher.step(session))
+        self._advance(session, delta)
         self._evict_to_target()
 
     def hint(self, line: bytes, ld_id: int = 0) -> None:
         """A hint line, with everything it causes."""
         counters = self.endpoint.counters
         counters["hint_lines"] += 1
-        prefetch = []
+        prefetch, advances = [], None
         for op in self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions):
             kind = getattr(op, "kind", None)
             if kind == Op.STEP:
-                self.step(op.session)
+                advances = op.session
             elif kind == Op.PREFETCH:
                 prefetch.append((op.squeue, op.page))
             elif kind is not None:
@@ -130,11 +131,19 @@ class LockStep:
                         kind, session=op.session, squeue=op.squeue, page=op.page, mass=op.mass
                     )
                 )
-        if prefetch:
-            self._prefetch(self.prefetcher.hint(prefetch))
+        self._advance(advances, 1, self.prefetcher.hint(prefetch) if prefetch else [])
         self._evict_to_target()
 
     # - engines ------------------------------------------------------------------------------------
+    def _advance(self, session: int | None, delta: int, asked: Sequence[Candidate] = ()) -> None:
+        """The step of `session`, where one is named; then the pages that were `asked` for, at
+        distance 0, and only then the previous step's, at distance 1."""
+        if session is not None:
+            self._do(TrackerOp(Op.STEP, session=session, delta=delta))
+        self._prefetch(asked)
+        if session is not None:
+            self._prefetch(self.prefetcher.step(session))
+
     def _do(self, op: TrackerOp, **given) -> Result:
         result = self.endpoint.apply(op, **given)
         if result.changed:
@@ -159,6 +168,7 @@ class LockStep:
                 self._give_up(kind, op, pool, where, lost)
                 return
             frame = self._do(TrackerOp(Op.GRANT, pool=pool, **where)).frame
+        self.fetched[squeue] += kind != MissKind.ALLOCATE
         self._do(
             TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where)
         )
@@ -184,7 +194,7 @@ class LockStep:
         line = {name: getattr(op, name) for name in _LINE}
         self._do(TrackerOp(Op.REPLAY, **line, **where, **more))
 
-    def _prefetch(self, candidates: list[Candidate]) -> None:
+    def _prefetch(self, candidates: Sequence[Candidate]) -> None:
         for c in candidates:
             result = self._do(
                 TrackerOp(
@@ -211,17 +221,17 @@ class LockStep:
 
     def _evict_one(self) -> bool:
         endpoint, pools = self.endpoint, self.endpoint.tracker.pools
-        pool = self.evictor.pool_in_need(
-            [p.free - p.waiting for p in pools],
-            [p.used for p in pools],
-            [0] * len(pools),
-            self.evict_target,
-        )
-        if pool is None:
-            return False
-        found = self.evictor.attempt(pool, self._claim)
-        if found is None:
-            return False
+        found = None
+        while found is None:  # a pool with nothing to give rests, and keeps no other one waiting
+            pool = self.evictor.pool_in_need(
+                [p.free - p.waiting for p in pools],
+                [p.used for p in pools],
+                [0] * len(pools),
+                self.evict_target,
+            )
+            if pool is None:
+                return False
+            found = self.evictor.attempt(pool, self._claim)
         squeue, page = found
         dirty = self._claimed.dirty
         self.victims += 1

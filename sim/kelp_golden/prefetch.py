@@ -131,7 +131,8 @@ class Prefetcher:
         return self._judge(session, found)
 
     def hint(self, pages: Iterable[tuple[int, int]]) -> list[Candidate]:
-        """The (squeue, page) entries of a PREFETCH hint line, each page once."""
+        """The (squeue, page) entries of a PREFETCH hint line. A page that comes twice is refused
+        the second time, where a device may have merged the two before."""
         self.settle()
         return [
             candidate
