@@ -34,7 +34,7 @@ class GoldenRun:
     lockstep: LockStep
     meter: Meter
     counters: dict[str, int]  #: of the replay, without the history
-    page_reads: list[int]  #: pages fetched, by queue
+    page_reads: list[int]  #: pages fetched, by queue; also again in one step (docs/replay.md)
     page_writes: list[int]  #: pages written back, by queue
     mismatches: int
     examples: tuple[str, ...]
@@ -74,10 +74,8 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
         )
     meter = Meter(endpoint, setup.queues)
     meter.begin()
-    before, queues_before = (
-        dict(endpoint.counters),
-        {name: list(values) for name, values in endpoint.queue_counters.items()},
-    )
+    before = dict(endpoint.counters)
+    moved_before = list(engine.fetched), list(endpoint.queue_counters["write_backs"])
     answers: list[tuple[int, int, int, int]] = []  # queue, page, kv_line, version
 
     per_token = done.trace.lines_per_token
@@ -124,19 +122,19 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
             progress(starts[step + 1])
     seconds = time.perf_counter() - began
     counters = {name: value - before[name] for name, value in endpoint.counters.items()}
-    per_queue = {
-        name: [b - a for a, b in zip(queues_before[name], values, strict=True)]
-        for name, values in endpoint.queue_counters.items()
-    }
-    reads = [m + p for m, p in zip(per_queue["misses"], per_queue["prefetch_issued"], strict=True)]
+    moved = engine.fetched, endpoint.queue_counters["write_backs"]
+    page_reads, page_writes = (
+        [b - a for a, b in zip(*pair, strict=True)]
+        for pair in zip(moved_before, moved, strict=True)
+    )
     wrong, examples = data.compare(endpoint, answers) if data else (0, ())
     return GoldenRun(
         endpoint=endpoint,
         lockstep=engine,
         meter=meter,
         counters=counters,
-        page_reads=reads,
-        page_writes=per_queue["write_backs"],
+        page_reads=page_reads,
+        page_writes=page_writes,
         mismatches=wrong,
         examples=examples,
         seconds=seconds,

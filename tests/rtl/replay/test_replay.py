@@ -397,6 +397,15 @@ def test_taking_reads_together_changes_nothing(planned):
     assert all(together.endpoint.tracker.word(*page) == word for page, word in words.items())
 
 
+def test_every_page_that_flash_gave_is_in_the_bytes(small):
+    """With about as few frames as queues an access's page is evicted between its lines and read
+    again, in the same step: no further miss, but a page read."""
+    done = plan(read(small), TRACE, residency=0.2, retention=Retention(high_water=4))
+    run = run_golden(done)
+    assert run.counters["fetches"] > run.counters["misses"]
+    assert sum(run.page_reads) == run.counters["fetches"]
+
+
 def test_without_keys_and_values_the_golden_engine_replays_metadata(tmp_path, small):
     bare = save(tmp_path / "bare.npz", contents(with_kv=False))
     with_lines, without = (run_golden(plan(read(p), TRACE, residency=0.5)) for p in (small, bare))
