@@ -175,8 +175,9 @@ class BlockStore:
             flat = lines[end - len(addresses) : end].reshape(-1)
             flat[: data.nbytes], flat[data.nbytes :] = data, 0
         try:
-            self.device.transport.store(np.concatenate([p[3] for p in placed]), lines)
-            self.session._check_written()
+            addresses = np.concatenate([p[3] for p in placed])
+            self.device.transport.store(addresses, lines)
+            self.session._check_written(addresses)
         except CxlKvError as error:
             if len(placed) == 1:
                 number, key, _, _, _ = placed[0]

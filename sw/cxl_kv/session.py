@@ -188,7 +188,7 @@ class Session:
             raise BusError(error.message, **place) from None
         except (NotMappedError, TransportError) as error:
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
-        self._check_written()
+        self._check_written(addresses)
 
     @_while_open
     def read(
@@ -812,7 +812,8 @@ class Session:
             )
         return chosen
 
-    def _check_written(self):
+    def _check_written(self, addresses):
+        """An error where lines that were just stored are not there."""
         events, self._polled = self.device.since(self._polled)
         for event in events:
             if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
@@ -828,6 +829,21 @@ class Session:
                 )
                 raise DeviceFullError(
                     lost, session=self.number, layer=layer, head=head, page=event["page"]
+                )
+        if any(event["code"] == "OVERFLOW" for event in events):
+            self._look_for_lost_pages(addresses)
+
+    def _look_for_lost_pages(self, addresses):
+        """The device had no room for an event, which may have told of a page just written."""
+        page_bytes = LINE_BYTES << self.device.config.line_bits
+        for address in np.unique(addresses // np.uint64(page_bytes)) * np.uint64(page_bytes):
+            place = self.layout.place(address)
+            word = self.page_state(place["layer"], place["head"], place["page"])
+            if word["state"] is PageState.LOST:
+                raise PoisonError(
+                    "the page is lost, and what was written to it; the event that says why found "
+                    + "no room in the device's log: write the page anew or recompute it",
+                    **place,
                 )
 
     def _fail(self, addresses, status):

@@ -139,6 +139,31 @@ def test_a_lost_write_is_told_whoever_takes_the_event(device):
     successor.write(0, k[0], v[0])  # which lost nothing
 
 
+def test_a_lost_write_is_told_whose_event_found_no_room(device):
+    """The device's log is full of others' events by then."""
+    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
+    session = device.open_session(SHAPE)
+    k, v = tensors()
+    session.write(0, k[0, :, :16], v[0, :, :16])
+    for head in (0, 1):
+        session.hints.pin(0, head, range(4))
+    session.read(0, stop=16)
+    quiet(device)
+    device.events()
+    hints = np.full(EVENT_RECORDS + 4, AddressMap(device.config).hint_base, np.uint64)
+    device.transport.store(hints, np.zeros((len(hints), 64), np.uint8))  # lines of no kind
+    with pytest.raises(cxl_kv.PoisonError, match="layer 1, head 1, page 2: the page is lost"):
+        session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
+    codes = {event["code"] for event in device.events()}
+    assert "OVERFLOW" in codes and "STARVED" not in codes
+    device.configure(starve_limit=1 << 24)
+    session.hints.release(0, 0, [0])
+    quiet(device)
+    device.transport.store(hints, np.zeros((len(hints), 64), np.uint8))
+    session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)  # which is there
+    assert (session.read(1, start=8, stop=12, heads=1)[1] == v[1, 1:, 8:12]).all()
+
+
 def test_a_session_closed_behind_ones_back(device):
     session = device.open_session(SHAPE)
     k, v = tensors()
