@@ -149,6 +149,8 @@ class Session:
             Shape, dtype or position does not fit.
         DeviceFullError
             A page got no frame; what was written to it is lost. It names the page.
+        PoisonError
+            The same, where the device's log had no room for the event that says so.
         SessionClosedError, SessionLostError, TransportError
         """
         layers, one = self._layers(layer)

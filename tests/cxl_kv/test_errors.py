@@ -82,8 +82,8 @@ def test_a_page_that_flash_lost_is_named(device):
     assert (first.read([0, 1], stop=32)[1] == v).all()
 
 
-def test_a_full_device_says_which_page_was_lost(device):
-    """Everything pinned: the next page finds no frame. After a release there is room again."""
+def pinned_full(device):
+    """A session whose pinned pages are all of the pool: the next page finds no frame."""
     device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
     session = device.open_session(SHAPE)
     k, v = tensors()
@@ -93,6 +93,12 @@ def test_a_full_device_says_which_page_was_lost(device):
         session.hints.pin(0, head, range(4))
     session.read(0, stop=16)  # so the last one comes back and stays
     quiet(device)
+    return session
+
+
+def test_a_full_device_says_which_page_was_lost(device):
+    """Everything pinned: the next page finds no frame. After a release there is room again."""
+    session, (k, v) = pinned_full(device), tensors()
     pinned = [session.page_state(0, head, page) for head in (0, 1) for page in range(4)]
     assert all(word["pinned"] and word["state"] is PageState.RESIDENT for word in pinned)
     with pytest.raises(
@@ -114,14 +120,7 @@ def test_a_full_device_says_which_page_was_lost(device):
 def test_a_lost_write_is_told_whoever_takes_the_event(device):
     """Another thread asks for events, for a session of its own, while this one's store is on its
     way."""
-    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
-    session = device.open_session(SHAPE)
-    k, v = tensors()
-    session.write(0, k[0, :, :16], v[0, :, :16])
-    for head in (0, 1):
-        session.hints.pin(0, head, range(4))
-    session.read(0, stop=16)
-    quiet(device)
+    session, (k, v) = pinned_full(device), tensors()
     store = device.transport.store
 
     def overtaken(*arguments):
@@ -141,14 +140,7 @@ def test_a_lost_write_is_told_whoever_takes_the_event(device):
 
 def test_a_lost_write_is_told_whose_event_found_no_room(device):
     """The device's log is full of others' events by then."""
-    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
-    session = device.open_session(SHAPE)
-    k, v = tensors()
-    session.write(0, k[0, :, :16], v[0, :, :16])
-    for head in (0, 1):
-        session.hints.pin(0, head, range(4))
-    session.read(0, stop=16)
-    quiet(device)
+    session, (k, v) = pinned_full(device), tensors()
     device.events()
     hints = np.full(EVENT_RECORDS + 4, AddressMap(device.config).hint_base, np.uint64)
     device.transport.store(hints, np.zeros((len(hints), 64), np.uint8))  # lines of no kind

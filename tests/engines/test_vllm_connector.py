@@ -261,6 +261,19 @@ def test_a_load_that_breaks_is_lost_as_a_whole(engine, monkeypatch):
     assert connector.get_block_ids_with_load_errors() == {3}
 
 
+def gated(core):
+    """A device's loads, counted; all but the first wait for the event."""
+    load, calls, second = core.load, [], threading.Event()
+
+    def gate(*arguments):
+        calls.append(arguments)
+        assert len(calls) == 1 or second.wait(60)
+        return load(*arguments)
+
+    core.load = gate
+    return calls, second
+
+
 def test_layers_are_loaded_and_saved_one_by_one(engine):
     """Layer 0 is in its cache while layer 1 is still on its way; what save_kv_layer was given is
     stored, not what a later layer's kernel leaves there."""
@@ -274,14 +287,7 @@ def test_layers_are_loaded_and_saved_one_by_one(engine):
         connector.save_kv_layer(name, cache, None)
         cache.fill_(55.0)
     connector.wait_for_save()
-    load, calls, second = core.load, [], threading.Event()
-
-    def gated(*arguments):
-        calls.append(arguments)
-        assert len(calls) == 1 or second.wait(60)
-        return load(*arguments)
-
-    core.load = gated
+    calls, second = gated(core)
     connector.bind_connector_metadata(Moves(loads=[(keys[0], 7), (keys[1], 8)]))
     connector.start_load_kv(None)
     connector.wait_for_layer_load("layer.0")
@@ -303,14 +309,7 @@ def test_what_no_layer_waits_for_is_there_before_the_pass(engine):
     connector.bind_connector_metadata(Moves(stores=[(key, 4)]))
     connector.wait_for_layer_load("layer.0")
     connector.wait_for_save()
-    load, calls, second = core.load, [], threading.Event()
-
-    def gated(*arguments):
-        calls.append(arguments)
-        assert len(calls) == 1 or second.wait(60)
-        return load(*arguments)
-
-    core.load = gated
+    _, second = gated(core)
     connector.bind_connector_metadata(Moves(loads=[(key, 7)]))
     connector.start_load_kv(None)
     assert (engine.caches["layer.1"][7] == 2).all() and (engine.caches["layer.0"][7] == 0).all()

@@ -206,7 +206,7 @@ class Prefetcher(wiring.Component):
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
-        asker = Signal(LD_ID_BITS)  # of the page of a MemSpecRd
+        asker = Signal(LD_ID_BITS)  # LD-ID of the MemSpecRd that `picked` may be of
         # Registered, and as if a candidate were picked in this cycle: a slot may stay free, but the
         # FIFO never lacks one.
         m.d.sync += room.eq(fifo.count + judged_valid + picked_valid + 1 < fifo.slots)

@@ -6,6 +6,7 @@ import random
 from collections import deque
 
 import numpy as np
+from region_bench import LINES, OWNER, TOKENS, write
 from select_cases import SCALE, sound_plan
 from summary_port import SummaryPort
 
@@ -42,27 +43,10 @@ __all__ = [
 
 #: One lane of eight: the simulator is slow, and nothing here depends on the codec's lanes.
 CONFIG = named("unit_select").with_(name="room", codec_lanes=8)
-LINES, TOKENS, OWNER = 2, 2, 3
 BELL = {"newest": 9, "tokens": TOKENS, "lines": LINES, "most": 4, "target": 2 << 16, **SCALE}
 #: The plan of every SELECT that has no other.
 PLAN = sound_plan(np.random.default_rng(0), LINES)
 SHAPE = Session(used_queues=4, used_lines=4, used_pages=32, kv_heads=2, ld_id=OWNER)
-
-
-def write(device, queue, page, rows):
-    for line, row in enumerate(rows):
-        device.apply(
-            TrackerOp(
-                Op.WRITE,
-                squeue=queue,
-                page=page,
-                kv_line=line,
-                write=1,
-                has_write=1,
-                ld_id=OWNER,
-                origin=(row.tobytes(), (1 << 64) - 1),
-            )
-        )
 
 
 def device(*, pages=10, queues=(0,), reserve=0, seed=1):

@@ -20,10 +20,27 @@ from kelp_spec.select import (
 )
 from kelp_spec.select_plan import plan_lines
 
-__all__ = ["CONFIG", "LINES", "PAGES", "TOKENS", "Bench", "filled", "gone"]
+__all__ = ["CONFIG", "LINES", "OWNER", "PAGES", "TOKENS", "Bench", "filled", "gone", "write"]
 
 CONFIG = named("unit_select")
-LINES, TOKENS, PAGES = 2, 2, 12
+LINES, TOKENS, PAGES, OWNER = 2, 2, 12, 3
+
+
+def write(device, queue, page, rows):
+    """Lines of a page, from its first on, each a row of 32 elements, into session 0."""
+    for line, row in enumerate(rows):
+        device.apply(
+            TrackerOp(
+                Op.WRITE,
+                squeue=queue,
+                page=page,
+                kv_line=line,
+                write=1,
+                has_write=1,
+                ld_id=OWNER,
+                origin=(row.tobytes(), (1 << 64) - 1),
+            )
+        )
 
 
 class Bench:
@@ -38,28 +55,16 @@ class Bench:
         for squeue in range(CONFIG.squeues):
             self.device.configure(squeue, QueueConfig(), QueuePolicy())
         shape = Session(
-            used_queues=queues, used_lines=used_lines, used_pages=32, kv_heads=2, ld_id=3
+            used_queues=queues, used_lines=used_lines, used_pages=32, kv_heads=2, ld_id=OWNER
         )
         self.device.apply(TrackerOp(Op.OPEN, session=0), descriptor=shape)
         self.sequence = 0
         self.keys = {}  # page → its lines in whichever queue was written last
 
     def write(self, page, queue=0, data=None):
-        for line in range(4):
-            rows = self.rng.standard_normal(32).astype(np.float16) if data is None else data
-            self.keys.setdefault(page, np.zeros((4, 32), np.float16))[line] = rows
-            self.device.apply(
-                TrackerOp(
-                    Op.WRITE,
-                    squeue=queue,
-                    page=page,
-                    kv_line=line,
-                    write=1,
-                    has_write=1,
-                    ld_id=3,
-                    origin=(rows.tobytes(), (1 << 64) - 1),
-                )
-            )
+        rows = self.rng.standard_normal((4, 32)) if data is None else np.tile(data, (4, 1))
+        self.keys[page] = rows.astype(np.float16)
+        write(self.device, queue, page, self.keys[page])
 
     def query(self, codes=None, group=0):
         """Queries, and a plan for keys such as are written."""
