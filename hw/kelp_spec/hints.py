@@ -70,7 +70,7 @@ class HintKind(IntEnum):
 class HintFlag(IntFlag):
     """Bits of the header's `flags`."""
 
-    ADVANCE = 1  #: the session's step advances by one after the line's entries
+    ADVANCE = 1  #: the session's step advances by one; docs/hints.md has when
 
 
 FLAGS_KNOWN = int(HintFlag.ADVANCE)

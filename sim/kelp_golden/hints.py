@@ -77,6 +77,10 @@ class HintAbsorber:
                 HintEvent(Event.HINT_GAP, ld_id, squeue, argument=self.expected[hint.session])
             )
         self.expected[hint.session] = (hint.sequence + 1) & 0xFFFF
+        step = HintOp(Op.STEP, hint.session, squeue)
+        early = hint.advance and hint.kind is HintKind.PREFETCH
+        if early:
+            done.append(step)
         if hint.queue >= session.used_queues:
             done.append(HintEvent(Event.HINT_BAD_QUEUE, ld_id, squeue, argument=hint.queue))
         else:
@@ -100,6 +104,6 @@ class HintAbsorber:
                             page & 0xFFFF,
                         )
                     )
-        if hint.advance:
-            done.append(HintOp(Op.STEP, hint.session, squeue))
+        if hint.advance and not early:
+            done.append(step)
         return done

@@ -134,6 +134,11 @@ class LockStep:
         self._advance(advances, 1, self.prefetcher.hint(prefetch) if prefetch else [])
         self._evict_to_target()
 
+    def spec_read(self, squeue: int, page: int, ld_id: int = 0) -> None:
+        """A MemSpecRd: a suggestion to fetch the page, without an answer."""
+        self._prefetch(self.prefetcher.spec_read(squeue, page, ld_id))
+        self._evict_to_target()
+
     # - engines ------------------------------------------------------------------------------------
     def _advance(self, session: int | None, delta: int, asked: Sequence[Candidate] = ()) -> None:
         """The step of `session`, where one is named; then the pages that were `asked` for, at

@@ -54,7 +54,7 @@ _OP_OF_KIND = {
 
 class HintAbsorber(wiring.Component):
     """Takes hint lines in order and turns each into ops, in the order of its entries, then its step
-    advance.
+    advance; that of a PREFETCH line goes before its entries.
 
     MASS, PIN and RELEASE entries leave on `o_op` as MASS, PIN and UNPIN, PREFETCH entries on
     `o_prefetch`; nothing leaves before what precedes it has been taken. Lines wait in a FIFO of
@@ -299,6 +299,8 @@ class HintAbsorber(wiring.Component):
         entries = Signal(data.ArrayLayout(ENTRY_BITS, ENTRIES))
         m.d.comb += [entries.eq(bodies.r_data), entry.eq(entries[index]), bodies.r_en.eq(line_done)]
         send = move & line_valid
+        # The pages of a list to fetch are for the step that the line begins (docs/prefetch.md).
+        early = step & (line.kind == HintKind.PREFETCH)
         # Exactly one item is left, and it leaves now.
         m.d.comb += line_done.eq(
             send
@@ -336,7 +338,7 @@ class HintAbsorber(wiring.Component):
                     item.code.eq(line.code),
                     item.argument.eq(line.argument),
                 ]
-            with m.Elif(left != 0):
+            with m.Elif((left != 0) & ~early):
                 m.d.sync += [
                     left.eq(left - 1),
                     index.eq(index + 1),

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Lock-step under random traffic: requests, hint lines of every kind, MemSpecRd and steps, with
+every source of prefetch; RTL and golden model decide the same ops in the same order."""
+
+import numpy as np
+import pytest
+from narrow_unit import UNIT
+
+from kelp_golden.lines import POISONED
+from kelp_golden.lockstep import LockStep
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.setup import SESSION, LayerFormats, Setup
+from kelp_rtl.device import Driver, FlashTiming, RunRules
+from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
+from kelp_rtl.replay.rows import OPS, describe, device_ops, golden_op, mask_ops
+from kelp_spec.formats import Format
+from kelp_spec.hints import ENTRIES, HintKind, HintLine, pack
+from kelp_spec.metadata import Answer, Op, PrefetchSource, ScoreSource
+from kelp_spec.policy import Policy
+from kelp_verif.harness.seeds import reseeded
+
+LAYERS, HEADS, PAGES = 2, 2, UNIT.pages
+#: two pools: layer 0 is stored as it comes, layer 1 in 8 bits
+FORMATS = (
+    LayerFormats(last_layer=0, k=Format.RAW16, v=Format.RAW16),
+    LayerFormats(last_layer=1023, k=Format.INT8, v=Format.INT8),
+)
+
+
+class Traffic:
+    """A device and the golden model, which are told and asked for the same, one after the other.
+
+    Parameters
+    ----------
+    policy : Policy
+    source : ScoreSource
+    seed : int
+        Of the traffic, and of the settings that it is under.
+    """
+
+    def __init__(self, policy: Policy, source: ScoreSource, seed: int):
+        self.rng = rng = np.random.default_rng(seed)
+        self.sequence, self.rows, self.step = 0, [], 0
+        self.setup = setup = Setup(
+            config=UNIT,
+            layers=LAYERS,
+            kv_heads=HEADS,
+            used_lines=UNIT.half_lines,
+            used_pages=PAGES,
+            formats=FORMATS,
+            limits=tuple(int(n) for n in rng.integers(5, 9, 4)),
+            budgets=(0,) * 4,
+            low_water=int(rng.integers(0, 3)),
+            high_water=int(rng.integers(1, 4)),
+            tau=float(rng.integers(2, 30)),
+            alpha=int(rng.integers(10, 200)),
+            source=source,
+            window=int(rng.integers(0, 4)),
+            prefetch=frozenset(s for s in PrefetchSource if s and rng.random() < 0.8),
+            policy=policy,
+        )
+        self.engine = LockStep(
+            setup.endpoint(),
+            evict_target=max(1, setup.low_water, setup.high_water),
+            enable=setup.prefetch,
+            log=lambda result: self.rows.append(golden_op(result)),
+        )
+        self.device = Driver(
+            UNIT,
+            flash=FlashTiming(latency=20, write_latency=20),
+            rules=RunRules(in_order=True, record_hot_reads=True),
+        )
+        reserve = int(rng.integers(0, 4))
+        self.engine.endpoint.tracker.reserve = reserve
+        for name, value in (*setup.registers(), ("reserve", reserve)):
+            self.device.write64(name, value)
+        self.device.settle()
+        self.device.take_commits()
+        self.engine.open(SESSION, setup.descriptor)
+        self.rows.clear()
+        self.seen = dict.fromkeys(("hint", "line", "spec", "step", "early"), 0)
+
+    def page(self) -> tuple[int, int]:
+        """(queue, page), some of them much more often."""
+        rng = self.rng
+        span = PAGES if rng.random() < 0.6 else 3
+        return int(rng.integers(LAYERS * HEADS)), int(rng.integers(span))
+
+    def one(self) -> None:
+        """One thing that a host does, by both."""
+        kind = self.rng.choice(["line"] * 12 + ["hint"] * 5 + ["spec"] * 2 + ["step"])
+        self.seen[kind] += 1
+        getattr(self, f"_{kind}")()
+        self._compare(kind)
+
+    def _line(self) -> None:
+        (queue, page), rng = self.page(), self.rng
+        kv_line, opcode = (
+            int(rng.integers(2 * UNIT.half_lines)),
+            int(rng.choice([READ, READ, WRITE, PARTIAL])),
+        )
+        write, partial = int(opcode != READ), int(opcode == PARTIAL)
+        data = rng.integers(0, 0x7C00, (write, 32), np.uint16).view(np.uint8)  # finite in FP16
+        mask = int.from_bytes(rng.bytes(8), "little") if partial else (1 << 64) - 1
+        op = TrackerOp(
+            Op.WRITE if write else Op.READ,
+            SESSION,
+            queue,
+            page,
+            kv_line,
+            write,
+            partial,
+            origin=(data.tobytes(), mask) if write else None,
+        )
+        half, line = divmod(kv_line, UNIT.half_lines)
+        address = [self.device.address(SESSION, queue, page, half, line)]
+        expected = self.engine.request(op)
+        result = self.device.run(
+            Program(opcode=opcode, address=address, data=data, byte_enable=mask), lockstep=True
+        )
+        answered = Response.POISON if expected.poison else Response.DATA
+        assert result.response[0] == (Response.CMP if expected.kind == Answer.CMP else answered)
+        if answered == Response.DATA and not write and expected.version != POISONED:
+            want = self.engine.endpoint.lines.resolve([expected.version]).view(np.uint8)
+            assert (result.data[0] == want.reshape(64)).all()
+
+    def _hint(self) -> None:
+        rng, kind = self.rng, HintKind(int(self.rng.integers(1, 5)))
+        advance, queue = bool(rng.random() < 0.4), int(rng.integers(LAYERS * HEADS + 1))
+        count = int(rng.choice([1, 3, 8, ENTRIES]))
+        if kind == HintKind.MASS:
+            first, entries = int(rng.integers(4)), rng.integers(0, 65536, count)
+        else:
+            # Pins that take a whole pool would let requests starve, which takes time.
+            count = {HintKind.PIN: 1, HintKind.RELEASE: ENTRIES}.get(kind, count)
+            first, entries = 0, rng.permutation(PAGES + 2)[:count]
+        line = pack(
+            HintLine(
+                kind=kind,
+                session=SESSION,
+                queue=queue,
+                sequence=self.sequence,
+                first_page=first,
+                entries=tuple(map(int, entries)),
+                advance=advance,
+            )
+        )
+        self.sequence = (self.sequence + 1) & 0xFFFF
+        self.seen["early"] += advance and kind == HintKind.PREFETCH and len(entries) >= 8
+        self.engine.hint(line)
+        row = np.frombuffer(line, np.uint8).reshape(1, 64)
+        self.device.run(Program.writes([self.device.addresses.hint_base], row), lockstep=True)
+
+    def _spec(self) -> None:
+        queue, page = self.page()
+        self.engine.spec_read(queue, page)
+        address = [self.device.address(SESSION, queue, page, 0, 0)]
+        self.device.run(Program(opcode=SPEC_READ, address=address), lockstep=True)
+
+    def _step(self) -> None:
+        self.engine.step(SESSION)
+        self.device.write64(*self.setup.advance())
+        self.device.settle(lockstep=True)
+
+    def _compare(self, what: str) -> None:
+        """Every op since the last call, in order."""
+        commits = self.device.take_commits()
+        ops, hot = device_ops(commits, *commits.sequence())
+        golden = np.array(self.rows, np.int64).reshape(len(self.rows), len(OPS))
+        self.rows.clear()
+        kinds = [[Op(int(kind)).name for kind in rows[:, 0]] for rows in (ops, golden)]
+        assert kinds[0] == kinds[1], (what, self.seen)
+        ops, golden = mask_ops(ops, hot), mask_ops(golden, hot)
+        for at in np.flatnonzero((ops != golden).any(axis=1))[:1]:
+            told = describe(OPS, ops[at].tolist(), golden[at].tolist())
+            raise AssertionError(f"{what}, {self.seen}: {kinds[0][at]} {told}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "source", "seeds"),
+    [
+        pytest.param(Policy.EMA, ScoreSource.OBSERVED, 2, id="ema"),
+        pytest.param(Policy.KELP, ScoreSource.PUSHED, 2, id="kelp"),
+        *(
+            pytest.param(p, s, 12, id=f"{p.name.lower()}-{s.name.lower()}", marks=pytest.mark.slow)
+            for p in (Policy.EMA, Policy.KELP)
+            for s in (ScoreSource.PUSHED, ScoreSource.OBSERVED)
+        ),
+    ],
+)
+def test_every_op_is_the_golden_models(policy, source, seeds):
+    early = 0
+    for number in range(seeds):
+        seed = reseeded(700 + number)
+        print(f"seed {seed}")
+        traffic = Traffic(policy, source, seed)
+        for _ in range(250):
+            traffic.one()
+        early += traffic.seen["early"]
+        traffic.device.close()
+    assert early >= seeds
