@@ -305,6 +305,21 @@ def test_choices_and_gathered_lines(fmt, host_type):
     assert result.response[0] == Response.NXM
 
 
+def test_a_generation_comes_again():
+    """A queue's choices are counted modulo the address's bits: the slots of the choice before lie
+    outside the map, those of as many choices before are the newest's."""
+    both, span = Both(pressure=0, seed=8), 1 << CONFIG.generation_bits
+    both.write(range(12))
+    for n in range(span + 2):
+        header, pages = both.select()
+        assert header["generation"] == n % span
+        if n in (0, span - 1, span, span + 1):
+            both.gather(header, pages)
+        before = both.driver.addresses.gather(0, 0, n - 1, 0, 0, 0)
+        result = both.driver.run(Program.reads(np.array([before], np.uint64), ld_id=OWNER))
+        assert result.response[0] == Response.NXM
+
+
 def test_a_memory_that_loses_summaries():
     """A SELECT is answered while memory answers reads with errors, and tells the owner of each page
     whose summary it lost; once memory is well nothing more is told."""
