@@ -17,19 +17,24 @@ from kelp_golden.setup import SESSION, LayerFormats, Setup
 from kelp_rtl.device import Driver, FlashTiming, RunRules
 from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
 from kelp_rtl.replay.rows import OPS, describe, device_ops, golden_op, mask_ops
+from kelp_spec.config import Config
 from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, HintKind, HintLine, pack
 from kelp_spec.metadata import Answer, Op, PrefetchSource, ScoreSource
 from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
+from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.harness.seeds import reseeded
 
-LAYERS, HEADS, PAGES = 2, 2, UNIT.pages
-#: two pools: layer 0 is stored as it comes, layer 1 in 8 bits
-FORMATS = (
-    LayerFormats(last_layer=0, k=Format.RAW16, v=Format.RAW16),
-    LayerFormats(last_layer=1023, k=Format.INT8, v=Format.INT8),
-)
+
+def _formats(config: Config, rng: np.random.Generator) -> tuple[LayerFormats, ...]:
+    """Of the first layer and of the others; with `unit` such that pages lie in two pools."""
+    first, *others = (int(f) for f in rng.permutation(config.formats))
+    k, v = (others or [first])[0], int(rng.choice(config.formats))
+    return (
+        LayerFormats(last_layer=0, k=Format(first), v=Format(first)),
+        LayerFormats(last_layer=1023, k=Format(k), v=Format(v)),
+    )
 
 
 class Traffic:
@@ -42,22 +47,28 @@ class Traffic:
     source : ScoreSource
     seed : int
         Of the traffic, and of the settings that it is under.
+    config : Config
     """
 
-    def __init__(self, policy: Policy | None, source: ScoreSource, seed: int):
-        self.rng = rng = np.random.default_rng(seed)
+    def __init__(
+        self, policy: Policy | None, source: ScoreSource, seed: int, config: Config = UNIT
+    ):
+        self.config, self.rng = config, np.random.default_rng(seed)
+        rng, heads = self.rng, 2 - config.queues % 2
+        self.queues, self.pages = config.queues, min(config.pages, 30)
+        high = int(rng.integers(1, 4))
         self.sequence, self.rows, self.step = 0, [], 0
         self.setup = setup = Setup(
-            config=UNIT,
-            layers=LAYERS,
-            kv_heads=HEADS,
-            used_lines=UNIT.half_lines,
-            used_pages=PAGES,
-            formats=FORMATS,
-            limits=tuple(int(n) for n in rng.integers(5, 9, 4)),
+            config=config,
+            layers=config.queues // heads,
+            kv_heads=heads,
+            used_lines=config.half_lines,
+            used_pages=self.pages,
+            formats=_formats(config, rng),
+            limits=tuple(min(n, int(rng.integers(high + 1, high + 6))) for n in config.frames),
             budgets=(0,) * 4,
             low_water=int(rng.integers(0, 3)),
-            high_water=int(rng.integers(1, 4)),
+            high_water=high,
             tau=float(rng.integers(2, 30)),
             alpha=int(rng.integers(10, 200)),
             source=source,
@@ -72,7 +83,7 @@ class Traffic:
             log=lambda result: self.rows.append(golden_op(result)),
         )
         self.device = Driver(
-            UNIT,
+            config,
             flash=FlashTiming(latency=20, write_latency=20),
             rules=RunRules(in_order=True, record_hot_reads=True),
         )
@@ -93,7 +104,7 @@ class Traffic:
         kelp = dataclasses.replace(self.setup, policy=Policy.KELP)
         policies = kelp.endpoint().policies
         self.device.write64(f"s{SESSION}_policy", dict(kelp.registers())[f"s{SESSION}_policy"])
-        for queue in range(1, LAYERS * HEADS, 2):
+        for queue in range(1, self.queues, 2):
             formats = kelp.formats_of(queue)
             self.engine.endpoint.configure(
                 queue,
@@ -106,8 +117,8 @@ class Traffic:
     def page(self) -> tuple[int, int]:
         """(queue, page), some of them much more often."""
         rng = self.rng
-        span = PAGES if rng.random() < 0.6 else 3
-        return int(rng.integers(LAYERS * HEADS)), int(rng.integers(span))
+        span = self.pages if rng.random() < 0.6 else 3
+        return int(rng.integers(self.queues)), int(rng.integers(span))
 
     def one(self) -> None:
         """One thing that a host does, by both."""
@@ -119,7 +130,7 @@ class Traffic:
     def _line(self) -> None:
         (queue, page), rng = self.page(), self.rng
         kv_line, opcode = (
-            int(rng.integers(2 * UNIT.half_lines)),
+            int(rng.integers(2 * self.config.half_lines)),
             int(rng.choice([READ, READ, WRITE, PARTIAL])),
         )
         write, partial = int(opcode != READ), int(opcode == PARTIAL)
@@ -135,7 +146,7 @@ class Traffic:
             partial,
             origin=(data.tobytes(), mask) if write else None,
         )
-        half, line = divmod(kv_line, UNIT.half_lines)
+        half, line = divmod(kv_line, self.config.half_lines)
         address = [self.device.address(SESSION, queue, page, half, line)]
         expected = self.engine.request(op)
         result = self.device.run(
@@ -149,14 +160,14 @@ class Traffic:
 
     def _hint(self) -> None:
         rng, kind = self.rng, HintKind(int(self.rng.integers(1, 5)))
-        advance, queue = bool(rng.random() < 0.4), int(rng.integers(LAYERS * HEADS + 1))
+        advance, queue = bool(rng.random() < 0.4), int(rng.integers(self.queues + 1))
         count = int(rng.choice([1, 3, 8, ENTRIES]))
         if kind == HintKind.MASS:
             first, entries = int(rng.integers(4)), rng.integers(0, 65536, count)
         else:
             # Pins that take a whole pool would let requests starve, which takes time.
             count = {HintKind.PIN: 1, HintKind.RELEASE: ENTRIES}.get(kind, count)
-            first, entries = 0, rng.permutation(PAGES + 2)[:count]
+            first, entries = 0, rng.permutation(self.pages + 2)[:count]
         line = pack(
             HintLine(
                 kind=kind,
@@ -223,3 +234,16 @@ def test_every_op_is_the_golden_models(policy, source, seeds):
         early += traffic.seen["early"]
         traffic.device.close()
     assert early >= seeds // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(6))
+def test_so_in_other_configurations(number):
+    """Whatever the sizes, powers of two or none."""
+    config = drawn(reseeded(40 + number), sessions=1)
+    print(config)
+    for seed, policy in enumerate((Policy.EMA, Policy.KELP, None)):
+        traffic = Traffic(policy, ScoreSource.OBSERVED, seed, config)
+        for _ in range(250):
+            traffic.one()
+        traffic.device.close()
