@@ -26,6 +26,8 @@ from kelp_spec.registers import SessionCommand
 from kelp_verif.endpoint.drawn import drawn
 from kelp_verif.harness.seeds import reseeded
 
+pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
+
 
 def _formats(config: Config, rng: np.random.Generator) -> tuple[LayerFormats, ...]:
     """Of the first layer and of the others; with `unit` such that pages lie in two pools."""
@@ -240,7 +242,7 @@ def test_every_op_is_the_golden_models(policy, source, seeds):
 @pytest.mark.parametrize("number", range(6))
 def test_so_in_other_configurations(number):
     """Whatever the sizes, powers of two or none."""
-    config = drawn(reseeded(40 + number), sessions=1)
+    config = drawn(reseeded(40 + number), sessions=1, codec_lanes=8)
     print(config)
     for seed, policy in enumerate((Policy.EMA, Policy.KELP, None)):
         traffic = Traffic(policy, ScoreSource.OBSERVED, seed, config)
