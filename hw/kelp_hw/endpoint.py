@@ -480,6 +480,7 @@ class Endpoint(wiring.Component):
             s.cold.timeout.eq(settings.cold_timeout),
             s.cold.retries.eq(settings.cold_retries),
             s.prefetcher.enable.eq(settings.prefetch_enable),
+            s.prefetcher.lockstep.eq(self.lockstep),
         ]
         broadcast(
             m,

@@ -71,6 +71,8 @@ class Prefetcher(wiring.Component):
         Session registers as M3 has them.
     enable : in
         Bit of source code − 1: the source is switched on, from the next cycle on.
+    lockstep : in
+        A hinted page waits for room without end: what is asked for depends on no time.
     window_squeue : out
         Address of the queue configuration's read port.
     window : in
@@ -109,6 +111,7 @@ class Prefetcher(wiring.Component):
                 "i_spec": In(stream.Signature(layouts.spec_read)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "enable": In(SOURCES - 1),
+                "lockstep": In(1),
                 "window_squeue": Out(config.squeue_bits),
                 "window": In(DISTANCE_BITS),
                 "o_op": Out(stream.Signature(layouts.op)),
@@ -219,7 +222,7 @@ class Prefetcher(wiring.Component):
         ]
         m.d.sync += patience.eq(
             Mux(
-                self.i_hint.valid & ~self.i_hint.ready,
+                self.i_hint.valid & ~self.i_hint.ready & ~self.lockstep,
                 Mux(patience == HINT_PATIENCE, patience, patience + 1),
                 0,
             )

@@ -371,6 +371,11 @@ async def never_stalls_spec_reads(dut):
         await tb.cycle()
     assert tb.cycles <= cycles + 2
     tb.hints.extend(tb.hint(0, p) for p in range(4))
+    dut.lockstep.value = 1
+    for _ in range(600):
+        await tb.cycle()
+    assert len(tb.hints) == 4, "in lock-step a hinted page waits for room"
+    dut.lockstep.value = 0
     began = tb.cycles
     while tb.hints:
         await tb.cycle()
