@@ -109,8 +109,7 @@ class Model:
                 )
             )
 
-    @staticmethod
-    def event(r, op, outcome, demand):
+    def event(self, r, op, outcome, demand):
         """One event a result, the gravest."""
         failures = {
             Op.FILL: Event.FETCH_FAILED,
@@ -122,7 +121,8 @@ class Model:
         if outcome == Outcome.REFUSED:
             return r["op.refused"] if r["op.refused"] != Event.FATAL else Event.NONE
         if r["op.failed"] and op in failures:
-            return failures[op]
+            ended = self.config.coherence and op == Op.RELEASE and not r["op.written"]
+            return Event.NONE if ended else failures[op]
         if demand and r["op.poison"]:
             return Event.POISON_RECEIVED
         return Event.CORRECTED if r["corrected"] else Event.NONE
@@ -131,7 +131,7 @@ class Model:
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = named("unit").with_(**bench_params()["config"])
+        self.config = named(bench_params()["base"]).with_(**bench_params()["config"])
         layouts = Layouts(self.config)
         self.model = Model(self.config)
         self.packed = {
@@ -324,6 +324,8 @@ class TB:
         self.drive(result, hot, usage, prefetch, single)
         if result:
             model.result(self.cycles, result)
+            failed = result["op.kind"] == Op.RELEASE and result["op.failed"]
+            self.seen["ended by the host"] += failed and not result["op.written"]
             self.seen[f"{Op(result['op.kind']).name} {Outcome(result['outcome']).name}"] += 1
         if hot:
             model.totals["writes" if hot["write"] else "reads"] += 1
