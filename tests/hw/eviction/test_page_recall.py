@@ -11,19 +11,25 @@ from timing import check_pace, shown
 from kelp_hw.eviction.page_recall import PageRecall
 from kelp_spec.config import named
 
-CONFIG = named("unit_coherent").with_(queues=3)
+UNIT = named("unit_coherent")
+CONFIG = UNIT.with_(queues=3, half_lines=8)
 SECTORS = CONFIG.page_lines // 4  # of a page
 NAMES = ("squeue", "page")
 
 
-def new_recall():
-    return PageRecall(config=CONFIG)
+def new_recall(config=CONFIG):
+    return PageRecall(config=config)
 
 
 def test_latency_and_interval():
     claims = [{"i_claim.valid": 1, "i_claim.p.slot": 1, "i_claim.p.page.page": 3}]
     check_pace(
-        new_recall(), "LATENCY", shown("o_ask", ""), claims, prepare={"o_ask.ready": 1}, within=4
+        new_recall(UNIT),
+        "LATENCY",
+        shown("o_ask", ""),
+        claims,
+        prepare={"o_ask.ready": 1},
+        within=4,
     )
 
 
