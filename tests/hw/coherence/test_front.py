@@ -74,7 +74,7 @@ class _Alone:
         self.ctx, self.dut, self.rng = ctx, dut, rng
         self.owed = {"drs": [], "ndr": []}  # tags and LD-IDs that the inner device answers
         self.called, self.asks, self.recalls, self.ops = [], 0, 0, 0
-        self.inside, self.answers, self.wants = None, 0, {}
+        self.inside, self.answers, self.wants, self.told = None, 0, {}, []
         self.doubt = False  #: idle, and a recall has not ended
         self.fresh = False  #: a sector was asked for in the cycle before
 
@@ -139,6 +139,8 @@ class _Alone:
             reads = name == "inner_req" and ctx.get(p.opcode) == M2SReq.MEM_RD
             self.owed["drs" if reads else "ndr"].append((ctx.get(p.tag), ctx.get(p.ld_id)))
             self.inside = self.inside if reads else None
+        if "s2m_ndr" in went:
+            self.told.append(ctx.get(dut.s2m_ndr.p.opcode))
         if "s2m_bisnp" in went:
             self.called.append(ctx.get(dut.s2m_bisnp.p.bi_tag))
         self.asks -= ctx.get(dut.o_answer.valid)
@@ -241,6 +243,13 @@ def test_each_message_is_an_op_of_its_line_and_idle_is_when_none_is_here():
             assert bool(alone.ops) == (tracked or kind != "rwd")
             met["tracked" if tracked else "other"] += 1
             met["recall"] += alone.ops > 1
+        # After a fatal error nothing is granted, as the golden directory's test says.
+        ctx.set(dut.fatal, 1)
+        read = {"opcode": M2SReq.MEM_RD, "meta_value": MetaValue.SHARED, "address": 8}
+        for name, value in (read | {"tag": 999, "ld_id": owners[0]}).items():
+            ctx.set(dut.m2s_req.p[name], int(value))
+        await alone.whole("m2s_req", {"tracked": 1}, 2)
+        assert alone.told.pop() == S2MNDR.CMP
 
     simulate(opened(dut)[0], bench)
     assert min(met.values()) > 4, met
