@@ -32,6 +32,8 @@ LATE_STARTERS = (
     "uncorrected",
     *(f"prefetch_dropped_{s.name.lower()}" for s in SOURCES),
 )
+#: What says nothing of an op that is no access but that it was not DONE.
+ANY_OUTCOME = [each for each in Outcome if each not in (Outcome.REFUSED, Outcome.MISSED)]
 SINGLE = {
     "swept": "sweeps",
     "hint_line": "hint_lines",
@@ -46,6 +48,12 @@ SINGLE = {
 class Model:
     """What is due: totals, and the queue bumps, useful and late reports and events in order, each
     with the cycle of its cause."""
+
+    FAILURES = {
+        Op.FILL: Event.FETCH_FAILED,
+        Op.RELEASE: Event.WRITE_BACK_FAILED,
+        Op.GRANT: Event.STARVED,
+    }
 
     def __init__(self, config: Config):
         self.config = config
@@ -93,7 +101,10 @@ class Model:
             self.totals[name] += r[name]
         # in total those are counted by source, at the prefetcher
         self.totals.update(name for name in mine if name != "prefetch_issued")
-        if kept := frozenset(mine) & frozenset(self.kept):
+        # Also where none of its queue's counters is kept, or counts.
+        access = demand and outcome != Outcome.REFUSED and not r["op.no_memory"] and r["first"]
+        if access or op == Op.RELEASE or "prefetch_issued" in mine:
+            kept = frozenset(mine) & frozenset(self.kept)
             self.due["queue"].append((now, (r["op.squeue"], kept)))
         if code := self.event(r, op, outcome, demand):
             self.due["event"].append(
@@ -111,11 +122,7 @@ class Model:
 
     def event(self, r, op, outcome, demand):
         """One event a result, the gravest."""
-        failures = {
-            Op.FILL: Event.FETCH_FAILED,
-            Op.RELEASE: Event.WRITE_BACK_FAILED,
-            Op.GRANT: Event.STARVED,
-        }
+        failures = self.FAILURES
         if r["uncorrected"]:
             return Event.UNCORRECTED
         if outcome == Outcome.REFUSED:
@@ -212,7 +219,7 @@ class TB:
             "first": 0,
             "miss": rng.choice([rng.randrange(4), rng.randrange(c.misses)]),
             "outcome": Outcome.DONE,
-            "old.state": rng.choice(list(PageState)),
+            "old.state": rng.choice([*PageState, PageState.COLD, PageState.FETCHING]),
             "old.place": self.step - age & (1 << c.place_bits) - 1,
             "word.last_step": self.step,
             "corrected": rng.random() < 0.05,
@@ -260,7 +267,7 @@ class TB:
             r["outcome"] = Outcome.MISSED if state == PageState.COLD else Outcome.DROPPED
         elif kind == Op.RELEASE:
             r |= {
-                "outcome": rng.choice([Outcome.DONE, Outcome.VOID]),
+                "outcome": rng.choice([Outcome.DONE, Outcome.VOID, rng.choice(ANY_OUTCOME)]),
                 "op.failed": rng.random() < 0.3,
                 "op.written": rng.getrandbits(1),
             }
@@ -276,6 +283,8 @@ class TB:
                 "outcome": Outcome.REFUSED,
                 "op.refused": Event.PIN_REFUSED if kind == Op.PIN else Event.OPEN_REFUSED,
             }
+        elif kind not in Model.FAILURES:
+            r["outcome"] = rng.choice([Outcome.DONE, Outcome.DONE, Outcome.MISSED])
         return {name: int(value) for name, value in r.items()}
 
     def reports(self):
@@ -353,9 +362,8 @@ class TB:
         if dut.o_counted__queue__valid.value == 1:
             got = self.queue.unpack(dut.o_counted__queue__payload.value)
             names = frozenset(name for i, name in enumerate(model.kept) if got["bump"] >> i & 1)
-            if names:
-                self.take("queue", (got["squeue"], names))
-                self.seen.update(names)
+            self.take("queue", (got["squeue"], names))
+            self.seen.update(names)
         if dut.o_counted__useful__valid.value == 1:
             self.take("useful", int(dut.o_counted__useful__payload.value))
         if dut.o_late__valid.value == 1:
