@@ -189,8 +189,8 @@ def _some_line(rng, config, owners):
     below = line_bits - config.session_bits - config.queue_bits
     address = (session << config.queue_bits | queue) << below | rng.getrandbits(below)
     address |= rng.random() < 0.1 and 1 << rng.randrange(line_bits, 46)
-    # Of a session that is not there, whom an array's index beyond its end would give.
-    owner = owners[min(session, config.sessions - 1)]
+    # Of a session that is not there, whom an index beyond the array's end would give.
+    owner = (*owners, 0)[session]
     ld_id = owner ^ (rng.random() < 0.2) << rng.randrange(4)
     is_own = session < config.sessions and queue < config.queues and address >> line_bits == 0
     return address, session, ld_id, is_own and ld_id == owner
@@ -211,7 +211,7 @@ def test_each_message_is_an_op_of_its_line_and_idle_is_when_none_is_here():
             ctx.set(dut.sessions.owners[k], owner)
         while not ctx.get(dut.ready):
             await ctx.tick()
-        for tag in range(160):
+        for tag in range(200):
             if lines and rng.random() < 0.2:
                 sector = rng.choice(lines) >> SMALL.sector_bits
                 ctx.set(dut.i_ask.p, sector)
