@@ -180,6 +180,7 @@ def test_an_answer_to_no_read_is_dropped_and_frees_nothing(tag):
             await ctx.tick()
             assert not ctx.get(dut.o_drs.valid) and not ctx.get(dut.o_ndr.valid)
         ctx.set(dut.i_drs.valid, 0)
+        assert ctx.get(dut.idle) == (tag < SIZES_.pending)  # the other read is under way still
         numbers = []
         while ctx.get(dut.room):
             numbers.append(ctx.get(dut.o_number))
