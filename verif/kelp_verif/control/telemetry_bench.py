@@ -32,6 +32,7 @@ LATE_STARTERS = (
     "uncorrected",
     *(f"prefetch_dropped_{s.name.lower()}" for s in SOURCES),
 )
+SHOWN = ("o_counted__queue", "o_counted__useful", "o_event")
 #: What says nothing of an op that is no access but that it was not DONE.
 ANY_OUTCOME = [each for each in Outcome if each not in (Outcome.REFUSED, Outcome.MISSED)]
 SINGLE = {
@@ -285,14 +286,18 @@ class TB:
             }
         elif kind not in Model.FAILURES:
             r["outcome"] = rng.choice([Outcome.DONE, Outcome.DONE, Outcome.MISSED])
-        return {name: int(value) for name, value in r.items()}
+        # What is not asked for is anything.
+        fields = self.packed["i_result"].fields
+        others = {name: rng.getrandbits(64) & mask for name, (_, mask) in fields.items()}
+        return others | {name: int(value) for name, value in r.items()}
 
     def reports(self):
         """What the prefetcher counts in a cycle, (kind, reason) → sources; a storm of drops as far
         as the backlog is deep."""
         rng, out = self.rng, {}
+        often = rng.choice([0, 0.2, 0.2])  # or nothing but drops
         for what in ("issued", "useful", "late", "useless"):
-            out[what, 0] = [s for s in SOURCES if rng.random() < 0.2]
+            out[what, 0] = [s for s in SOURCES if rng.random() < often]
         backlog = max(self.model.totals[n] - self.got[n] for n in LATE_STARTERS[2:])
         for why in range(self.reasons):
             out["dropped", why] = [s for s in SOURCES if backlog < 40 and rng.random() < self.storm]
@@ -381,6 +386,8 @@ class TB:
             assert not arriving and self.got == +self.before and not any(model.due.values()), (
                 f"cycle {self.cycles}: idle too early"
             )
+            told = [name for name in SHOWN if getattr(dut, f"{name}__valid").value == 1]
+            assert not pulses and not told, f"cycle {self.cycles}: idle with {told}"
 
     def take(self, port, got):
         assert self.model.due[port], f"cycle {self.cycles}: {port} {got} out of nothing"
@@ -404,7 +411,9 @@ async def random_results(dut):
     armed = False
     for n in range(bench_params()["cycles"]):
         if n % 100 == 0:
-            tb.rate = {what: tb.rng.choice([0.02, 0.4, 1.0]) for what in tb.rate}
+            # Now and then a cause comes alone.
+            rates = [0.02] if tb.rng.random() < 0.3 else [0.02, 0.4, 1.0]
+            tb.rate = {what: tb.rng.choice(rates) for what in tb.rate}
             tb.storm = tb.rng.choice([0.0, 0.05, 0.5])
         if n % 500 == 250:
             await tb.rest()
