@@ -376,14 +376,9 @@ class TB:
             assert takes_rwd, f"cycle {self.cycles}: {rwd} waits for nothing"
         if req and not takes_rwd and (open_ways or req["opcode"] == M2SReq.MEM_SPEC_RD):
             assert takes_req, f"cycle {self.cycles}: {req} waits for nothing"
-        if (
-            req
-            and not takes_rwd
-            and req["opcode"] in READS
-            and self.model.region(req["address"])[0] in (Region.KV, Region.GATHER)
-            and free["request"]
-        ):
-            assert takes_req, "a read of the KV aperture waits for the side path"
+        to_side = req and req["opcode"] in READS and self._for_side(req)
+        if req and not takes_rwd and not to_side and free["request"]:
+            assert takes_req, "what does not go there waits for the side path"
 
     def _for_side(self, message):
         """Whether the message is for a window, or beyond the end of one."""
