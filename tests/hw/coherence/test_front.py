@@ -8,6 +8,7 @@ import random
 from unittest import mock
 
 import pytest
+from flips import opened
 from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
@@ -19,7 +20,16 @@ from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.request_window import RequestWindow
 from kelp_hw.coherence.snoop_engine import SnoopEngine
-from kelp_spec.coherence import SIZES, Coherence, Held, MetaField, MetaValue, SnpType
+from kelp_spec.coherence import (
+    SIZES,
+    Coherence,
+    DirectoryOp,
+    DirectoryOutcome,
+    Held,
+    MetaField,
+    MetaValue,
+    SnpType,
+)
 from kelp_spec.config import named
 from kelp_spec.messages import S2MNDR, M2SReq, M2SRwD
 from kelp_verif.coherence import flip_bench
@@ -51,6 +61,200 @@ def front_of(block, old, new):
 
 def new_front():
     return CoherentFront(config=CONFIG, sizes=SMALL)
+
+
+class _Alone:
+    """One message after another, each port at a pace of its own: what of it is here, and which ops
+    it comes to."""
+
+    PORTS = ("s2m_drs", "s2m_ndr", "s2m_bisnp", "inner_req", "inner_rwd")
+    RECALLS = (DirectoryOutcome.RECALL, DirectoryOutcome.DONE_RECALL)
+
+    def __init__(self, ctx, dut, rng):
+        self.ctx, self.dut, self.rng = ctx, dut, rng
+        self.owed = {"drs": [], "ndr": []}  # tags and LD-IDs that the inner device answers
+        self.called, self.asks, self.recalls, self.ops = [], 0, 0, 0
+        self.inside, self.answers, self.wants, self.told = None, 0, {}, []
+        self.doubt = False  #: idle, and a recall has not ended
+        self.fresh = False  #: a sector was asked for in the cycle before
+
+    def _drive(self, offers):
+        """The inputs of a cycle, with the message on `offers`, if any."""
+        ctx, dut, rng = self.ctx, self.dut, self.rng
+        for name in self.PORTS:
+            ctx.set(getattr(dut, name).ready, rng.random() < 0.5)
+        for name in ("m2s_req", "m2s_rwd", "i_ask"):
+            ctx.set(getattr(dut, name).valid, name == offers)
+        for kind, owed in self.owed.items():
+            inner = getattr(dut, f"inner_{kind}")
+            if not ctx.get(inner.valid):
+                ctx.set(inner.valid, bool(owed) and rng.random() < 0.5)
+            if owed:
+                ctx.set(inner.p.tag, owed[0][0])
+                ctx.set(inner.p.ld_id, owed[0][1])
+        ctx.set(dut.m2s_birsp.valid, bool(self.called) and rng.random() < 0.2)
+        if self.called:
+            ctx.set(dut.m2s_birsp.p.bi_tag, self.called[0])
+
+    def _check_idle(self, offers):
+        ctx, dut = self.ctx, self.dut
+        shown = [name for name in self.PORTS if ctx.get(getattr(dut, name).valid)]
+        shown += [name for name in ("o_answer", "commit") if ctx.get(getattr(dut, name).valid)]
+        shown += ["m2s_rwd"] * (offers == "m2s_rwd")
+        shown += [name for name in ("fresh", "inside", "called") if getattr(self, name)]
+        is_idle = ctx.get(dut.idle)
+        assert not (is_idle and (shown or self.owed["drs"])), f"idle with {shown}"
+        # The end of a recall is not seen in the cycle before it is decided.
+        assert not self.doubt or ctx.get(dut.commit.valid), "idle amid a recall"
+        self.doubt = is_idle and self.recalls > 0
+
+    def _commit(self):
+        """An op that was decided is one of the message."""
+        ctx, result = self.ctx, self.dut.commit.p
+        self.recalls += ctx.get(result.outcome) in self.RECALLS
+        kind = ctx.get(result.op.kind)
+        if kind == DirectoryOp.FINISH:
+            self.recalls -= 1
+        else:
+            got = {name: ctx.get(result.op[name]) for name in self.wants}
+            assert got == self.wants
+            self.ops += 1
+
+    async def cycle(self, offers=None):
+        """Whether what is offered was taken."""
+        ctx, dut = self.ctx, self.dut
+        self._drive(offers)
+        self._check_idle(offers)
+        went = {n for n in self.PORTS if ctx.get(getattr(dut, n).valid & getattr(dut, n).ready)}
+        taken = offers is not None and bool(ctx.get(getattr(dut, offers).ready))
+        if ctx.get(dut.commit.valid):
+            self._commit()
+        for kind in ("drs", "ndr"):
+            inner = getattr(dut, f"inner_{kind}")
+            if ctx.get(inner.valid & inner.ready):
+                self.owed[kind].pop(0)
+        # What is handed on as it is is not here any more.
+        for name in went & {"inner_req", "inner_rwd"}:
+            p = getattr(dut, name).p
+            reads = name == "inner_req" and ctx.get(p.opcode) == M2SReq.MEM_RD
+            self.owed["drs" if reads else "ndr"].append((ctx.get(p.tag), ctx.get(p.ld_id)))
+            self.inside = self.inside if reads else None
+        if "s2m_ndr" in went:
+            self.told.append(ctx.get(dut.s2m_ndr.p.opcode))
+        if "s2m_bisnp" in went:
+            self.called.append(ctx.get(dut.s2m_bisnp.p.bi_tag))
+        self.asks -= ctx.get(dut.o_answer.valid)
+        self.fresh = taken and offers == "i_ask"
+        spoken = ctx.get(dut.m2s_birsp.valid)
+        await ctx.tick()
+        if spoken:
+            self.called.pop(0)
+            self.ctx.set(dut.m2s_birsp.valid, 0)
+        for kind in ("drs", "ndr"):
+            inner = getattr(dut, f"inner_{kind}")
+            if not self.owed[kind] or ctx.get(inner.p.tag) != self.owed[kind][0][0]:
+                ctx.set(inner.valid, 0)
+        self.answers -= len(went & {"s2m_drs", "s2m_ndr"})
+        if self.inside and not self.answers:
+            self.inside = None
+        return taken
+
+    async def whole(self, port, wants, answers):
+        """The message that is on `port`, from its offer until nothing of it is here."""
+        self.wants, self.ops = wants, 0
+        while not await self.cycle(port):
+            pass
+        if port == "i_ask":
+            self.asks += 1
+        else:
+            self.answers, self.inside = answers, port
+        for _ in range(400):
+            await self.cycle()
+            done = not (self.answers or self.asks or self.recalls or self.called or self.inside)
+            if done and self.ctx.get(self.dut.idle):
+                return
+        raise AssertionError(f"{port} is never over: {vars(self)}")
+
+
+def _some_line(rng, config, owners):
+    """An address in the map or beside it, somebody who asks, and whether the line is his."""
+    session, queue = (
+        rng.choice([rng.randrange(count), rng.randrange(1 << bits)])
+        for count, bits in (
+            (config.sessions, config.session_bits),
+            (config.queues, config.queue_bits),
+        )
+    )
+    line_bits = config.aperture_bits - 6
+    below = line_bits - config.session_bits - config.queue_bits
+    address = (session << config.queue_bits | queue) << below | rng.getrandbits(below)
+    address |= rng.random() < 0.1 and 1 << rng.randrange(line_bits, 46)
+    # Of a session that is not there, whom an index beyond the array's end would give.
+    owner = (*owners, 0)[session]
+    ld_id = owner ^ (rng.random() < 0.2) << rng.randrange(4)
+    is_own = session < config.sessions and queue < config.queues and address >> line_bits == 0
+    return address, session, ld_id, is_own and ld_id == owner
+
+
+def test_each_message_is_an_op_of_its_line_and_idle_is_when_none_is_here():
+    """Lines of any session and queue, where these are no powers of two, of strangers and beyond the
+    map: the directory has a say in those alone that are their owner's."""
+    rng, config, owners = random.Random(8), CONFIG.with_(sessions=3, queues=5), [9, 2, 12]
+    dut, is_open, rounds = CoherentFront(config=config, sizes=SMALL), 0b101, 0b110
+    met = dict.fromkeys(("tracked", "other", "ask", "recall"), 0)
+
+    async def bench(ctx):
+        alone, lines = _Alone(ctx, dut, rng), []
+        ctx.set(dut.sessions.open, is_open)
+        ctx.set(dut.sessions.rounds, rounds)
+        for k, owner in enumerate(owners):
+            ctx.set(dut.sessions.owners[k], owner)
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        for tag in range(200):
+            if lines and rng.random() < 0.2:
+                sector = rng.choice(lines) >> SMALL.sector_bits
+                ctx.set(dut.i_ask.p, sector)
+                await alone.whole("i_ask", {"kind": DirectoryOp.ASK, "sector": sector}, 0)
+                met["ask"] += 1
+                continue
+            address, session, ld_id, own = _some_line(rng, config, owners)
+            kind = rng.choice([M2SReq.MEM_RD] * 3 + [M2SReq.MEM_INV, M2SReq.MEM_CLN_EVCT, "rwd"])
+            port = dut.m2s_rwd if kind == "rwd" else dut.m2s_req
+            opcode = rng.choice([M2SRwD.MEM_WR, M2SRwD.BI_CONFLICT]) if kind == "rwd" else kind
+            encoding = {"opcode": opcode, "meta_field": MetaField.META0, "snp_type": SnpType.DATA}
+            encoding |= {"meta_value": rng.choice([MetaValue.SHARED, MetaValue.ANY])}
+            for name, value in (
+                encoding | {"tag": tag, "address": address, "ld_id": ld_id}
+            ).items():
+                ctx.set(port.p[name], int(value))
+            usable = is_open >> session & 1 or kind in ("rwd", M2SReq.MEM_CLN_EVCT)
+            tracked = own and bool(usable) and opcode is not M2SRwD.BI_CONFLICT
+            line = address & (1 << config.aperture_bits - 6) - 1
+            wants = {
+                "kind": DirectoryOp.WRITE if kind == "rwd" else DirectoryOp.REQUEST,
+                "tracked": tracked,
+                "sector": line >> SMALL.sector_bits,
+                "line": line % SMALL.sector,
+            }
+            if tracked:
+                wants |= {"rounds": rounds >> session & 1}
+                lines.append(line)
+            name = "m2s_rwd" if kind == "rwd" else "m2s_req"
+            await alone.whole(name, wants, 2 if kind == M2SReq.MEM_RD else 1)
+            assert bool(alone.ops) == (tracked or kind != "rwd")
+            met["tracked" if tracked else "other"] += 1
+            met["recall"] += alone.ops > 1
+        # After a fatal error nothing is granted, as the golden directory's test says.
+        ctx.set(dut.fatal, 1)
+        read = {"opcode": M2SReq.MEM_RD, "meta_value": MetaValue.SHARED, "address": 8}
+        for name, value in (read | {"tag": 999, "ld_id": owners[0]}).items():
+            ctx.set(dut.m2s_req.p[name], int(value))
+        await alone.whole("m2s_req", {"tracked": 1}, 2)
+        assert alone.told.pop() == S2MNDR.CMP
+
+    simulate(opened(dut)[0], bench)
+    assert min(met.values()) > 4, met
 
 
 @pytest.mark.parametrize(

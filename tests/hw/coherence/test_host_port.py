@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The host's port of the endpoint: its pace, and what it knows of the sessions. What it does for a
-host that caches is tests/verif/coherence's business."""
+"""The host's port of the endpoint: its pace, what it knows of the sessions, and what it puts where,
+wire by wire. What it does for a host that caches is tests/verif/coherence's business."""
+
+import random
+from unittest import mock
 
 import pytest
+from amaranth.hdl import Const, Module, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
 from flips import opened
 from simulation import simulate
 from timing import check_pace, offers, shown
 
+from kelp_hw.coherence import host_port
+from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.host_port import CoherentHostPort
 from kelp_hw.coherence.lost_lines import LostLines
 from kelp_spec.coherence import MetaValue, sizes_of
@@ -26,6 +34,164 @@ OPEN = {
 
 def new_port():
     return CoherentHostPort(config=CONFIG)
+
+
+def _aside(block):
+    """A block's ports and nothing behind them; the bench is what is in it."""
+
+    class Aside(wiring.Component):
+        made = []  # the one that was built
+
+        def __init__(self, **arguments):
+            super().__init__(dict(block(**arguments).signature.members))
+            self.made.append(self)
+
+        def elaborate(self, platform):
+            return Module()
+
+    return Aside
+
+
+class _Ports:
+    """The signals of a block's ports by their path, and which of them it is told."""
+
+    def __init__(self, block):
+        flat = [each for each in block.signature.flatten(block) if type(each[2]) is not Const]
+        self.at = {path: Value.cast(value) for path, _, value in flat}
+        self.told = [path for path, member, _ in flat if member.flow == In]
+        self.says = [path for path, member, _ in flat if member.flow != In]
+
+
+class _Sessions:
+    """What the port is to know of the sessions: of each, whether it rounds."""
+
+    def __init__(self):
+        self.rounds, self.was_open = ([0] * CONFIG.sessions for _ in range(2))
+        self.fresh = [1] * CONFIG.sessions
+
+    def tick(self, is_open, write):
+        """A cycle with the configuration `write` of a queue: (squeue, whether it is raw), or
+        None."""
+        for k in range(CONFIG.sessions):
+            if write and write[0] // CONFIG.queues == k:
+                kept = 0 if self.fresh[k] else self.rounds[k]
+                self.rounds[k], self.fresh[k] = int(kept or not write[1]), 0
+            elif self.was_open[k] and not is_open[k]:
+                self.fresh[k] = 1
+        self.was_open = is_open
+
+
+#: Port of the endpoint's, as it is, at the front (`to`: the endpoint's own; `from`: the host's).
+_FROM = ("s2m_drs", "s2m_ndr", "s2m_bisnp", "inner_req", "o_answer")
+_TO = ("inner_drs", "i_ask")
+
+
+def _wired(dut, front, lost, sessions, stays):
+    """Every wire that leaves the port, or goes to one of its blocks: what is to be on it. Each
+    argument is what is on the wires by path; `stays`: the host's write was offered before."""
+    on = {}
+
+    def stream(source, sink, *names):
+        (out, out_of), (into, into_of) = source, sink
+        for kind in ("valid", "payload"):
+            on[into, *names[1], kind] = out_of[*names[0], kind]
+        if (*names[0], "ready") in out_of:
+            on[out, *names[0], "ready"] = into_of.get((*names[1], "ready"), 1)
+
+    ports = {"dut": ("dut", dut), "front": ("front", front), "lost": ("lost", lost)}
+    for name in _FROM:
+        stream(ports["front"], ports["dut"], (name,), (name,))
+    for name in _TO:
+        stream(ports["dut"], ports["front"], (name,), (name,))
+    stream(ports["dut"], ports["lost"], ("inner_ndr",), ("i_ndr",))
+    stream(ports["lost"], ports["front"], ("o_ndr",), ("inner_ndr",))
+    stream(ports["front"], ports["lost"], ("o_lost",), ("i",))
+    stream(ports["lost"], ports["dut"], ("o_event",), ("o_event", 0))
+    stream(ports["dut"], ports["front"], ("m2s_birsp",), ("m2s_birsp",))
+    for name in ("m2s_req", "m2s_rwd"):
+        on["front", name, "valid"] = dut[name, "valid"] & dut["enable",]
+        on["front", name, "payload"] = dut[name, "payload"]
+        on["dut", name, "ready"] = front[name, "ready"] & dut["enable",]
+    turn = lost["o_rwd", "valid"] and not stays
+    own = lost if turn else front
+    name = "o_rwd" if turn else "inner_rwd"
+    on["dut", "inner_rwd", "valid"] = own[name, "valid"]
+    on["dut", "inner_rwd", "payload"] = own[name, "payload"]
+    on["lost", "o_rwd", "ready"] = int(dut["inner_rwd", "ready"] and turn)
+    on["front", "inner_rwd", "ready"] = int(dut["inner_rwd", "ready"] and not turn)
+    for name in ("now", "bi", "fatal"):
+        on["front", name] = dut[name,]
+    for name in ("ready", "fault"):
+        on["dut", name] = front[name,]
+    on["dut", "idle"] = front["idle",] & lost["idle",]
+    on["lost", "owners"] = on["front", "sessions"] = None  # by field, by the caller
+    for n, (bit, code) in enumerate(((0, Event.BIRSP_UNASKED), (1, Event.COPY_UNGRANTED)), 1):
+        on["dut", "o_event", n, "valid"] = front["pulses",] >> bit & 1
+        on["dut", "o_event", n, "payload"] = int(code)
+    return on, turn
+
+
+def test_every_wire_is_where_it_belongs():
+    """Every port of the front and of what poisons lost lines, with anything on it, in every
+    cycle."""
+    rng = random.Random(3)
+    asides = {"front": _aside(CoherentFront), "lost": _aside(LostLines)}
+    known, seen = _Sessions(), set()
+    dut = new_port()
+
+    async def bench(ctx):
+        front, lost = (asides[name].made[-1] for name in ("front", "lost"))
+        ports = {"dut": _Ports(dut), "front": _Ports(front), "lost": _Ports(lost)}
+        driven = [(ports["dut"], ports["dut"].told)]
+        driven += [(ports[name], ports[name].says) for name in asides]
+        checked = {("dut", *path) for path in ports["dut"].says}
+        checked |= {(name, *path) for name in asides for path in ports[name].told}
+        stays = False
+        for _ in range(500):
+            for port, paths in driven:
+                for path in paths:
+                    ctx.set(port.at[path], rng.getrandbits(len(port.at[path])))
+            write = dut.config_write.p
+            raw = rng.random() < 0.7
+            for name in ("format_k", "format_v"):
+                each = Format.RAW16 if raw or rng.random() < 0.5 else rng.choice(list(Format))
+                ctx.set(write.queue_config[name], each)
+            raw = all(
+                ctx.get(write.queue_config[name]) == Format.RAW16
+                for name in ("format_k", "format_v")
+            )
+            ctx.set(dut.config_write.valid, rng.random() < 0.3)
+            has = {
+                name: {path: ctx.get(value) for path, value in port.at.items()}
+                for name, port in ports.items()
+            }
+            wanted, turn = _wired(has["dut"], has["front"], has["lost"], known, stays)
+            assert wanted.keys() == checked
+            for (name, *path), value in wanted.items():
+                if value is not None:
+                    assert has[name][*path] == value, (name, *path)
+            is_open = [ctx.get(each.open) for each in dut.sessions]
+            for k, session in enumerate(dut.sessions):
+                owner = ctx.get(session.ld_id)
+                usable = is_open[k] and not ctx.get(session.closing)
+                assert ctx.get(lost.owners[k]) == ctx.get(front.sessions.owners[k]) == owner
+                assert ctx.get(front.sessions.open) >> k & 1 == usable
+                if not known.fresh[k]:
+                    assert ctx.get(front.sessions.rounds) >> k & 1 == known.rounds[k]
+                    seen.add((k, known.rounds[k]))
+            comes = (ctx.get(write.squeue), raw) if ctx.get(dut.config_write.valid) else None
+            stays = bool(
+                ctx.get(dut.inner_rwd.valid) and not ctx.get(dut.inner_rwd.ready) and not turn
+            )
+            await ctx.tick()
+            known.tick(is_open, comes)
+
+    with (
+        mock.patch.object(host_port, "CoherentFront", asides["front"]),
+        mock.patch.object(host_port, "LostLines", asides["lost"]),
+    ):
+        simulate(dut, bench)
+    assert len(seen) == 2 * CONFIG.sessions
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 """Lines that the host does not give back are poisoned in the name of their owner, and told."""
 
+import random
+
+from flips import fields
 from simulation import simulate
 from timing import check_pace, shown
 
@@ -65,3 +68,76 @@ def test_a_line_is_poisoned_told_and_its_completion_is_not_the_hosts():
         assert ctx.get(dut.idle)
 
     simulate(dut, bench)
+
+
+def test_any_lines_of_any_session_amid_the_hosts_completions():
+    """Every field, in every cycle, with completions that look like its own but for a bit; queues
+    that are no power of two."""
+    config, rng = CONFIG.with_(queues=3), random.Random(6)
+    dut, waits, owner, met = LostLines(config=config), False, None, {True: 0, False: 0}
+    widths = (config.line_bits, config.page_bits, config.queue_bits, config.session_bits)
+
+    async def bench(ctx):
+        nonlocal waits, owner
+        rwd, event, ndr = dut.o_rwd, dut.o_event, dut.i_ndr
+        offered = None
+        for _ in range(1500):
+            if offered is None and rng.random() < 0.7:
+                queue, session = rng.randrange(config.queues), rng.randrange(config.sessions)
+                page, line = rng.getrandbits(config.page_bits), rng.getrandbits(config.line_bits)
+                offered = line, page, queue, session
+                address = 0
+                for value, bits in zip(reversed(offered), reversed(widths), strict=True):
+                    address = address << bits | value
+                refused = rng.randrange(2)
+                ctx.set(dut.i.p, {"sector": address >> 2, "line": address & 3, "refused": refused})
+            ctx.set(dut.i.valid, offered is not None)
+            owners = [rng.randrange(16) for _ in range(config.sessions)]
+            for k, ld_id in enumerate(owners):
+                ctx.set(dut.owners[k], ld_id)
+            message = {name: rng.getrandbits(2) for name in ndr.p.shape().members}
+            message["tag"] = dut.TAG ^ rng.choice([0, 0, 1 << rng.randrange(16)])
+            message["ld_id"] = (owner or 0) ^ rng.choice([0, 0, 1 << rng.randrange(4)])
+            answers = rng.random() < 0.5
+            ctx.set(ndr.valid, answers)
+            ctx.set(ndr.p, message)
+            ctx.set(rwd.ready, rng.random() < 0.5)
+            ctx.set(dut.o_ndr.ready, rng.random() < 0.5)
+
+            begins = offered is not None and not waits
+            taken = begins and ctx.get(rwd.ready)
+            assert (ctx.get(rwd.valid), ctx.get(event.valid)) == (begins, taken)
+            assert ctx.get(dut.i.ready) == (not waits and ctx.get(rwd.ready))
+            assert ctx.get(dut.idle) == (not waits and offered is None)
+            own = waits and answers and (message["tag"], message["ld_id"]) == (dut.TAG, owner)
+            assert ctx.get(dut.o_ndr.valid) == (answers and not own)
+            assert fields(ctx, dut.o_ndr.p) == message
+            assert not answers or ctx.get(ndr.ready) == (own or ctx.get(dut.o_ndr.ready))
+            if begins:
+                line, page, queue, session = offered
+                said = fields(ctx, rwd.p)
+                assert said == dict.fromkeys(said, 0) | {
+                    "opcode": M2SRwD.MEM_WR,
+                    "meta_field": MetaField.NO_OP,
+                    "tag": dut.TAG,
+                    "ld_id": owners[session],
+                    "address": address,
+                    "poison": 1,
+                    "byte_enable": (1 << 64) - 1,
+                }
+                assert fields(ctx, event.p) == {
+                    "code": Event.SNOOP_LOST,
+                    "ld_id": owners[session],
+                    "squeue": session * config.queues + queue,
+                    "page": page,
+                    "argument": refused << 15 | line,
+                }
+            await ctx.tick()
+            met[own] += 1
+            if own:
+                waits = False
+            if taken:
+                waits, owner, offered = True, owners[session], None
+
+    simulate(dut, bench)
+    assert met[True] > 50

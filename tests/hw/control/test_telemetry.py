@@ -78,11 +78,11 @@ def test_an_event_names_the_last_frame(config, told):
     simulate(dut, bench)
 
 
-def run(block=Telemetry, cycles=6_000, **change):
+def run(block=Telemetry, base="unit", cycles=6_000, **change):
     return run_cocotb(
-        made(block, config=named("unit").with_(**change)),
+        made(block, config=named(base).with_(**change)),
         bench="kelp_verif.control.telemetry_bench",
-        params={"config": change, "cycles": cycles},
+        params={"base": base, "config": change, "cycles": cycles},
         timeout_s=120,
     ).records
 
@@ -126,6 +126,12 @@ def test_four_counters_a_queue_where_no_more_are_kept():
     assert all(seen[name] for name in ("hits", "misses", "evictions")) and not seen.keys() & {
         name for name, _ in QUEUE_COUNTERS[4:]
     }
+
+
+def test_an_eviction_that_the_hosts_lines_have_ended_is_no_event():
+    """Of those that failed, with a host that caches, those alone that were to be written are."""
+    seen = run(base="unit_coherent", cycles=2_000)["seen"]
+    assert seen["WRITE_BACK_FAILED"] > 5 and seen["ended by the host"] > 5
 
 
 def test_the_bench_catches_a_planted_bug():

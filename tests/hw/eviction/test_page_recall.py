@@ -3,6 +3,7 @@
 """Pages that are to leave are asked for sector by sector, and wait no longer than they may."""
 
 import random
+from collections import deque
 
 from simulation import simulate
 from timing import check_pace, shown
@@ -10,18 +11,25 @@ from timing import check_pace, shown
 from kelp_hw.eviction.page_recall import PageRecall
 from kelp_spec.config import named
 
-CONFIG = named("unit_coherent").with_(queues=3)
+UNIT = named("unit_coherent")
+CONFIG = UNIT.with_(queues=3, half_lines=8)
 SECTORS = CONFIG.page_lines // 4  # of a page
+NAMES = ("squeue", "page")
 
 
-def new_recall():
-    return PageRecall(config=CONFIG)
+def new_recall(config=CONFIG):
+    return PageRecall(config=config)
 
 
 def test_latency_and_interval():
     claims = [{"i_claim.valid": 1, "i_claim.p.slot": 1, "i_claim.p.page.page": 3}]
     check_pace(
-        new_recall(), "LATENCY", shown("o_ask", ""), claims, prepare={"o_ask.ready": 1}, within=4
+        new_recall(UNIT),
+        "LATENCY",
+        shown("o_ask", ""),
+        claims,
+        prepare={"o_ask.ready": 1},
+        within=4,
     )
 
 
@@ -155,3 +163,145 @@ def test_the_closer_waits_as_long_as_it_takes_and_others_go_on():
         assert not ctx.get(dut.i_scrub.ready)
 
     run(test)
+
+
+class Model:
+    """What the block has been told of its pages, and what it may do."""
+
+    def __init__(self):
+        self.slots = {}  # slot → its eviction: page, since, walk, flushed, over
+        self.scrub = None  # the closer's page: sectors, since
+        self.walk = None  # (slot or "scrub", sectors, answers)
+        self.walks, self.begun, self.ended = [], 0, {"held": 0, "clear": 0, "scrub": 0}
+
+    def asked(self, sector, cycle):
+        """The next sector of the page at hand, or the first one of a page whose turn it is."""
+        if self.walk is None:
+            (who,) = (
+                who
+                for who, each in {**self.slots, "scrub": self.scrub}.items()
+                if each and each["sectors"][0] == sector and not each.get("over")
+            )
+            self._turn(who, cycle)
+            self.walks.append((who, cycle))
+            self.walk = who, deque(self._of(who)["sectors"]), []
+        assert self.walk[1].popleft() == sector
+
+    def _of(self, who):
+        return self.scrub if who == "scrub" else self.slots[who]
+
+    def _turn(self, who, cycle):
+        """Nobody who has waited since before the last walk of `who` began has been passed over."""
+        before = [n for n, (other, _) in enumerate(self.walks) if other == who]
+        if who == "scrub":
+            before = [n for n in before if n == len(self.walks) - 1]
+        if before:
+            walked = {other for other, _ in self.walks[before[-1] :]}
+            since = self.walks[before[-1]][1]
+            # One that may have failed may wait for its flush alone.
+            sure = {k: e for k, e in self.slots.items() if not e["over"] and not e.get("may")}
+            waiting = {k for k, each in sure.items() if each["since"] < since - 4}
+            passed = waiting - walked
+            assert not passed or who == "scrub" and len(passed) < len(waiting), (who, passed)
+        if who != "scrub" and self.scrub and len(self.walks) > 1:
+            (last, began), waits = self.walks[-1], self.scrub["since"]
+            assert last == "scrub" or waits >= began - 4, "the closer is passed over"
+
+    def answered(self, held, cycle):
+        who, left, answers = self.walk
+        answers.append(held)
+        if len(answers) < SECTORS:
+            return
+        self.walk = None
+        each = self._of(who)
+        each["held"] = any(answers)
+        if who == "scrub":
+            each["done"] = not any(answers)
+        elif not any(answers) or cycle - each["since"] > PageRecall.PATIENCE * 3 // 2 + 40:
+            each["over"] = True
+        elif cycle - each["since"] > PageRecall.PATIENCE:
+            each["may"] = True  # it fails in this half of its patience, or in the next
+
+    def gone(self, slot, held, cycle):
+        each = self.slots.pop(slot)
+        assert each["flushed"] and (each["over"] or each.get("may"))
+        assert held == each["held"]
+        self.ended["held" if held else "clear"] += 1
+
+
+def test_any_pages_of_any_slots_in_turn_beside_the_closers():
+    """With a host that keeps some of its lines, in any slot; a frame is flushed before, amid or
+    after. Each page is asked for sector by sector, and fails when it has waited so long."""
+    rng, model, dut = random.Random(9), Model(), new_recall()
+
+    async def bench(ctx):
+        held, asked, waited = set(), deque(), 0
+        for cycle in range(10_000):
+            ends = cycle > 9_000
+            claims = flushes = False
+            free = [k for k in range(CONFIG.write_backs) if k not in model.slots]
+            taken = {tuple(each["page"]) for each in (*model.slots.values(), model.scrub) if each}
+            page = rng.randrange(CONFIG.squeues), rng.randrange(CONFIG.pages)
+            busy = cycle // 1000 % 3 * 0.04 + 0.01
+            if free and page not in taken and not ends and rng.random() < busy:
+                slot = rng.choice(free)
+                model.slots[slot] = {
+                    "page": page,
+                    "sectors": sectors(*page),
+                    "since": cycle,
+                    "flushed": False,
+                    "over": False,
+                }
+                claims = True
+                ctx.set(dut.i_claim.p, {"slot": slot, "page": dict(zip(NAMES, page, strict=True))})
+                held |= {each for each in sectors(*page) if rng.random() < 0.2}
+            elif model.scrub is None and page not in taken and not ends and rng.random() < 0.05:
+                model.scrub = {"page": page, "sectors": sectors(*page), "since": cycle}
+                ctx.set(dut.i_scrub.p, dict(zip(NAMES, page, strict=True)))
+                held |= {each for each in sectors(*page) if rng.random() < 0.2}
+            ctx.set(dut.i_claim.valid, claims)
+            ctx.set(dut.i_scrub.valid, model.scrub is not None)
+            owed = [k for k, each in model.slots.items() if not each["flushed"]]
+            new = slot if claims else None
+            if [k for k in owed if k != new] and rng.random() < 0.02 + ends:
+                flushes = True
+                flushed = rng.choice([k for k in owed if k != new])
+                ctx.set(dut.i_flushed.p, flushed)
+            ctx.set(dut.i_flushed.valid, flushes)
+            if held and rng.random() < (1 if ends else 0.01):
+                held.remove(rng.choice(sorted(held)))
+            answers = bool(asked) and rng.random() < 0.6
+            ctx.set(dut.i_answer.valid, answers)
+            answer = int(asked.popleft() in held) if answers else rng.randrange(2)
+            ctx.set(dut.i_answer.p, answer)
+            ctx.set(dut.o_ask.ready, rng.random() < 0.7)
+
+            evictions = model.slots.values()
+            if any(e["flushed"] or not e["over"] and not e.get("may") for e in evictions):
+                assert not ctx.get(dut.idle)
+            elif all(each["over"] for each in evictions):
+                assert ctx.get(dut.idle)
+            if ctx.get(dut.o_ask.valid) and ctx.get(dut.o_ask.ready):
+                model.asked(ctx.get(dut.o_ask.p), cycle)
+                asked.append(ctx.get(dut.o_ask.p))
+            done = ctx.get(dut.i_scrub.ready)
+            assert bool(done) == bool(model.scrub and model.scrub.get("done"))
+            if ctx.get(dut.o_flushed.valid):
+                model.gone(ctx.get(dut.o_flushed.p.slot), ctx.get(dut.o_flushed.p.held), cycle)
+            if answers:
+                model.answered(answer, cycle)
+            if flushes:
+                model.slots[flushed]["flushed"] = True
+            await ctx.tick()
+            if done:
+                model.scrub = None
+                model.ended["scrub"] += 1
+            # Who may go on does, one a cycle.
+            late = [k for k, each in model.slots.items() if each["over"] and each["flushed"]]
+            waited = waited + 1 if late else 0
+            assert waited <= CONFIG.write_backs
+        assert ctx.get(dut.idle)
+
+    simulate(dut, bench)
+    assert not model.slots and model.scrub is None
+    assert min(model.ended.values()) > 10, model.ended

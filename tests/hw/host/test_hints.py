@@ -28,7 +28,8 @@ from kelp_spec.hints import (
 )
 from kelp_spec.metadata import Event, Op
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.flips import PUBLIC
+from kelp_verif.harness.runner import Model, run_cocotb
 from kelp_verif.host.hints_bench import Session
 
 UNIT = named("unit")
@@ -230,7 +231,13 @@ def test_absorber_agrees_with_golden(fields):
     result = run_cocotb(
         HintAbsorber(config=named("unit").with_(**fields)),
         bench="kelp_verif.host.hints_bench",
-        test=["random_lines", "sessions_open_and_close", "a_session_closes_under_way"],
+        model=Model(public=PUBLIC),
+        test=[
+            "random_lines",
+            "sessions_open_and_close",
+            "a_session_closes_under_way",
+            "flipped_headers",
+        ],
         params={"config": "unit", "fields": fields, "rounds": 30},
     )
     assert {

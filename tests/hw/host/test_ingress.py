@@ -58,12 +58,12 @@ def test_latency_and_interval(attribute, output, stimuli):
     check_pace(Ingress(config=UNIT), attribute, output, stimuli, prepare=OPEN)
 
 
-def run(test, block=Ingress, change=ODD, **params):
+def run(test, block=Ingress, base="unit", **params):
     return run_cocotb(
-        made(block, config=named("unit").with_(**change)),
+        made(block, config=named(base).with_(**ODD)),
         bench="kelp_verif.host.ingress_bench",
         test=test,
-        params={"config": change, **params},
+        params={"base": base, "config": ODD, **params},
         timeout_s=120,
     ).records
 
@@ -98,9 +98,17 @@ def test_every_message_goes_where_its_opcode_and_address_say():
         "req in its turn",
         "two requests held",
         "window waits for a request",
+        "foretold",
     ]
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 3} == {}
     assert records["rates"] == {"req": 1.0, "rwd": 1.0, "both": 1.0}
+
+
+def test_with_a_choice_and_a_host_that_caches():
+    """Reads for ownership, of the GATHER window, and what goes to the SELECT region."""
+    seen = run("random_messages", base="unit_select_coherent", cycles=6_000)["seen"]
+    wanted = ("for ownership", "gathered", "select read", "select write", "foretold")
+    assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 20} == {}
 
 
 @pytest.mark.parametrize(

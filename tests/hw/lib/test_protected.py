@@ -3,6 +3,7 @@
 """Protected memories: what was written is read with any bit of a code word flipped, and two flipped
 bits of one are reported."""
 
+import itertools
 import random
 
 import pytest
@@ -18,6 +19,9 @@ from kelp_hw.lib.protected import (
     ProtectedFifo,
     ProtectedMemory,
     gather,
+    gather_blocks,
+    merged,
+    used,
 )
 from kelp_hw.lib.split_sram import SplitSram
 from kelp_hw.lib.sram import Sram
@@ -329,3 +333,51 @@ def test_gathered_faults():
     simulate(m, bench)
     corrected, poisoned, fatal = 1, 2, 4
     assert list(seen.values()) == [corrected, fatal, corrected, fatal, corrected, poisoned]
+
+
+def test_faults_of_several_are_joined_and_count_where_they_are_used():
+    m, word, block = Module(), Signal(2), Signal(BlockFault)
+    faults = [Signal(Fault, name=f"fault_{k}") for k in range(2)]
+    blocks = [Signal(BlockFault, name=f"block_{k}") for k in range(2)]
+    condition = Signal()
+    m.d.comb += word.eq(used(merged(*faults), condition).as_value())
+    gather_blocks(m, block, *blocks)
+
+    async def bench(ctx):
+        for first, second, uses in itertools.product(range(4), range(4), range(2)):
+            ctx.set(faults[0].as_value(), first)
+            ctx.set(faults[1].as_value(), second)
+            ctx.set(condition, uses)
+            assert ctx.get(word) == (first | second if uses else 0)
+        for first, second in itertools.product(range(8), range(8)):
+            ctx.set(blocks[0].as_value(), first)
+            ctx.set(blocks[1].as_value(), second)
+            assert ctx.get(block.as_value()) == first | second
+
+    sim = Simulator(m)
+    sim.add_testbench(bench)
+    sim.run()
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_fifo_takes_as_many_items_as_it_is_deep(buffered):
+    dut, taken = ProtectedFifo(shape=8, depth=4, protect=True, buffered=buffered), []
+
+    async def bench(ctx):
+        ctx.set(dut.w_en, 1)
+        for n in range(8):
+            ctx.set(dut.w_data, n)
+            if ctx.get(dut.w_rdy):
+                taken.append(n)
+            await ctx.tick()
+        assert not ctx.get(dut.w_rdy) and ctx.get(dut.w_level) == dut.depth
+        ctx.set(dut.w_en, 0)
+        for n in taken:
+            assert ctx.get(dut.r_rdy) and ctx.get(dut.r_data) == n
+            ctx.set(dut.r_en, 1)
+            await ctx.tick()
+        assert not ctx.get(dut.r_rdy)
+
+    simulate(dut, bench)
+    # One that is buffered is full for a cycle while a word moves to its output.
+    assert len(taken) == dut.depth

@@ -253,16 +253,21 @@ class QueueRows:
         self.tb.seen["wipe waits"] += self.wiping is not None
 
     async def to_the_end(self):
-        """Rest, then a row that is about to wrap."""
+        """Rest, then rows with any counts, one of them about to wrap."""
         busy = 0
         while not await self.cycle(0, 0, 0):
             busy += 1
             assert busy < 20, "the queue counters do not come to rest"
         assert self.wiping is None, "the wipe is never done"
         await self.cycle(0, 0, 0)
-        self.rows[1] = [0xFFFFFFFF] * self.kept
-        await self.tb.deposit(self.dut.counts.memory[1], (1 << 32 * (self.kept - 1)) - 1)
-        await self.tb.deposit(self.dut.useful.memory[1], (1 << 32) - 1)
+        # `prefetch_useful` has a memory of its own.
+        for squeue in range(self.config.squeues):
+            row = [self.tb.rng.getrandbits(32) for _ in range(self.kept)]
+            self.rows[squeue] = row = [0xFFFFFFFF] * self.kept if squeue == 1 else row
+            others = [count for k, count in enumerate(row) if k != self.useful_at]
+            word = sum(count << 32 * k for k, count in enumerate(others))
+            await self.tb.deposit(self.dut.counts.memory[squeue], word)
+            await self.tb.deposit(self.dut.useful.memory[squeue], row[self.useful_at])
         self.granted = None
 
 

@@ -44,7 +44,7 @@ ON_ITS_WAY = 8
 LINE_LIMIT = 1500
 #: Cycles until a queue's resident lines are counted; the last is more than a read waits.
 COUNTING = (0, 0, 1, 2, 30, 100, 400)
-READY, FATAL = 1, 4  #: bits of `status`
+READY, QUIESCENT, FATAL = 1, 2, 4  #: bits of `status`
 
 
 def fields_of(register, value):
@@ -109,6 +109,8 @@ class TB:
         )
         self.pool_used, self.limits = [0] * len(POOLS), list(c.frames)
         self.offer, self.got, self.answered = None, None, 0
+        self.status, self.decoding = READY, 0
+        self.reports, self.was_idle = False, False
         self.ops, self.writes, self.due = [], [], []
 
     async def reset(self):
@@ -160,7 +162,8 @@ class TB:
         dut.sessions.value = sum(
             self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions)
         )
-        dut.now.value, dut.status.value = self.now, READY | FATAL * int(self.fatal)
+        dut.now.value, dut.status.value = self.now, self.status | FATAL * int(self.fatal)
+        dut.decode.value = self.decoding
         dut.pools__used.value = sum(n << count_bits(c) * p for p, n in enumerate(self.pool_used))
         dut.pools__unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
@@ -240,6 +243,7 @@ class TB:
         for (port, payload), valid in zip(payloads.items(), given, strict=True):
             getattr(dut, f"{port}__valid").value = int(valid)
             getattr(dut, f"{port}__payload").value = payload
+        self.reports = bool(pulses or given[0] or given[1])
         if given[0]:
             self.queues[squeue].update(
                 name for i, (name, _) in enumerate(QUEUE_COUNTERS) if bump >> i & 1
@@ -251,6 +255,12 @@ class TB:
 
     def look(self):
         dut = self.dut
+        idle, commands = dut.idle.value == 1, dut.o_control__valid.value == 1
+        assert not idle or self.offer is None and not commands and not self.reports, (
+            f"cycle {self.cycles}: idle with {self.offer}"
+        )
+        assert not (self.was_idle and commands), f"cycle {self.cycles}: a command out of nothing"
+        self.was_idle = idle
         if dut.o__valid.value == 1 and dut.o__ready.value == 1:
             assert self.offer is not None and self.got is None, "an answer to nothing"
             self.got = self.answer.unpack(dut.o__payload.value)
@@ -296,6 +306,8 @@ class TB:
     async def access(self, *, offset, write=False, data=0, byte_enable=FULL, ld_id=0, poison=0):
         """One access of a line; checks the answer's head and returns its data."""
         tag = self.rng.getrandbits(16)
+        self.status = self.rng.choice([READY, READY, QUIESCENT, READY | QUIESCENT, 0])
+        self.decoding = self.rng.getrandbits(self.config.sessions)
         self.offer = {
             "write": write,
             "offset": offset,
@@ -387,7 +399,8 @@ class TB:
         if name in ("identity", "digest", "geometry"):
             return r.reset
         if name == "status":
-            return 1 | (self.fatal << 4) | (self.lost << 3) | ((self.irq or self.fatal) << 2)
+            irq = self.irq or self.fatal
+            return self.status | irq << 2 | self.lost << 3 | self.fatal << 4
         if name == "event_count":
             return len(self.events)
         if name.startswith("pool_used_"):
@@ -403,6 +416,7 @@ class TB:
                 (regs["open"] & 1 - regs["closing"])
                 | regs["closing"] << 1
                 | self.refused[int(s)] << 2
+                | (self.decoding >> int(s) & 1) << 3
                 | regs["step"] << 8
             )
         if rest == "page_word":

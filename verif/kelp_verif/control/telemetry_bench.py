@@ -32,6 +32,9 @@ LATE_STARTERS = (
     "uncorrected",
     *(f"prefetch_dropped_{s.name.lower()}" for s in SOURCES),
 )
+SHOWN = ("o_counted__queue", "o_counted__useful", "o_event")
+#: What says nothing of an op that is no access but that it was not DONE.
+ANY_OUTCOME = [each for each in Outcome if each not in (Outcome.REFUSED, Outcome.MISSED)]
 SINGLE = {
     "swept": "sweeps",
     "hint_line": "hint_lines",
@@ -46,6 +49,12 @@ SINGLE = {
 class Model:
     """What is due: totals, and the queue bumps, useful and late reports and events in order, each
     with the cycle of its cause."""
+
+    FAILURES = {
+        Op.FILL: Event.FETCH_FAILED,
+        Op.RELEASE: Event.WRITE_BACK_FAILED,
+        Op.GRANT: Event.STARVED,
+    }
 
     def __init__(self, config: Config):
         self.config = config
@@ -93,7 +102,10 @@ class Model:
             self.totals[name] += r[name]
         # in total those are counted by source, at the prefetcher
         self.totals.update(name for name in mine if name != "prefetch_issued")
-        if kept := frozenset(mine) & frozenset(self.kept):
+        # Also where none of its queue's counters is kept, or counts.
+        access = demand and outcome != Outcome.REFUSED and not r["op.no_memory"] and r["first"]
+        if access or op == Op.RELEASE or "prefetch_issued" in mine:
+            kept = frozenset(mine) & frozenset(self.kept)
             self.due["queue"].append((now, (r["op.squeue"], kept)))
         if code := self.event(r, op, outcome, demand):
             self.due["event"].append(
@@ -109,20 +121,16 @@ class Model:
                 )
             )
 
-    @staticmethod
-    def event(r, op, outcome, demand):
+    def event(self, r, op, outcome, demand):
         """One event a result, the gravest."""
-        failures = {
-            Op.FILL: Event.FETCH_FAILED,
-            Op.RELEASE: Event.WRITE_BACK_FAILED,
-            Op.GRANT: Event.STARVED,
-        }
+        failures = self.FAILURES
         if r["uncorrected"]:
             return Event.UNCORRECTED
         if outcome == Outcome.REFUSED:
             return r["op.refused"] if r["op.refused"] != Event.FATAL else Event.NONE
         if r["op.failed"] and op in failures:
-            return failures[op]
+            ended = self.config.coherence and op == Op.RELEASE and not r["op.written"]
+            return Event.NONE if ended else failures[op]
         if demand and r["op.poison"]:
             return Event.POISON_RECEIVED
         return Event.CORRECTED if r["corrected"] else Event.NONE
@@ -131,7 +139,7 @@ class Model:
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = named("unit").with_(**bench_params()["config"])
+        self.config = named(bench_params()["base"]).with_(**bench_params()["config"])
         layouts = Layouts(self.config)
         self.model = Model(self.config)
         self.packed = {
@@ -212,7 +220,7 @@ class TB:
             "first": 0,
             "miss": rng.choice([rng.randrange(4), rng.randrange(c.misses)]),
             "outcome": Outcome.DONE,
-            "old.state": rng.choice(list(PageState)),
+            "old.state": rng.choice([*PageState, PageState.COLD, PageState.FETCHING]),
             "old.place": self.step - age & (1 << c.place_bits) - 1,
             "word.last_step": self.step,
             "corrected": rng.random() < 0.05,
@@ -260,7 +268,7 @@ class TB:
             r["outcome"] = Outcome.MISSED if state == PageState.COLD else Outcome.DROPPED
         elif kind == Op.RELEASE:
             r |= {
-                "outcome": rng.choice([Outcome.DONE, Outcome.VOID]),
+                "outcome": rng.choice([Outcome.DONE, Outcome.VOID, rng.choice(ANY_OUTCOME)]),
                 "op.failed": rng.random() < 0.3,
                 "op.written": rng.getrandbits(1),
             }
@@ -276,14 +284,20 @@ class TB:
                 "outcome": Outcome.REFUSED,
                 "op.refused": Event.PIN_REFUSED if kind == Op.PIN else Event.OPEN_REFUSED,
             }
-        return {name: int(value) for name, value in r.items()}
+        elif kind not in Model.FAILURES:
+            r["outcome"] = rng.choice([Outcome.DONE, Outcome.DONE, Outcome.MISSED])
+        # What is not asked for is anything.
+        fields = self.packed["i_result"].fields
+        others = {name: rng.getrandbits(64) & mask for name, (_, mask) in fields.items()}
+        return others | {name: int(value) for name, value in r.items()}
 
     def reports(self):
         """What the prefetcher counts in a cycle, (kind, reason) → sources; a storm of drops as far
         as the backlog is deep."""
         rng, out = self.rng, {}
+        often = rng.choice([0, 0.2, 0.2])  # or nothing but drops
         for what in ("issued", "useful", "late", "useless"):
-            out[what, 0] = [s for s in SOURCES if rng.random() < 0.2]
+            out[what, 0] = [s for s in SOURCES if rng.random() < often]
         backlog = max(self.model.totals[n] - self.got[n] for n in LATE_STARTERS[2:])
         for why in range(self.reasons):
             out["dropped", why] = [s for s in SOURCES if backlog < 40 and rng.random() < self.storm]
@@ -324,6 +338,8 @@ class TB:
         self.drive(result, hot, usage, prefetch, single)
         if result:
             model.result(self.cycles, result)
+            failed = result["op.kind"] == Op.RELEASE and result["op.failed"]
+            self.seen["ended by the host"] += failed and not result["op.written"]
             self.seen[f"{Op(result['op.kind']).name} {Outcome(result['outcome']).name}"] += 1
         if hot:
             model.totals["writes" if hot["write"] else "reads"] += 1
@@ -351,9 +367,8 @@ class TB:
         if dut.o_counted__queue__valid.value == 1:
             got = self.queue.unpack(dut.o_counted__queue__payload.value)
             names = frozenset(name for i, name in enumerate(model.kept) if got["bump"] >> i & 1)
-            if names:
-                self.take("queue", (got["squeue"], names))
-                self.seen.update(names)
+            self.take("queue", (got["squeue"], names))
+            self.seen.update(names)
         if dut.o_counted__useful__valid.value == 1:
             self.take("useful", int(dut.o_counted__useful__payload.value))
         if dut.o_late__valid.value == 1:
@@ -371,6 +386,8 @@ class TB:
             assert not arriving and self.got == +self.before and not any(model.due.values()), (
                 f"cycle {self.cycles}: idle too early"
             )
+            told = [name for name in SHOWN if getattr(dut, f"{name}__valid").value == 1]
+            assert not pulses and not told, f"cycle {self.cycles}: idle with {told}"
 
     def take(self, port, got):
         assert self.model.due[port], f"cycle {self.cycles}: {port} {got} out of nothing"
@@ -394,7 +411,9 @@ async def random_results(dut):
     armed = False
     for n in range(bench_params()["cycles"]):
         if n % 100 == 0:
-            tb.rate = {what: tb.rng.choice([0.02, 0.4, 1.0]) for what in tb.rate}
+            # Now and then a cause comes alone.
+            rates = [0.02] if tb.rng.random() < 0.3 else [0.02, 0.4, 1.0]
+            tb.rate = {what: tb.rng.choice(rates) for what in tb.rate}
             tb.storm = tb.rng.choice([0.0, 0.05, 0.5])
         if n % 500 == 250:
             await tb.rest()

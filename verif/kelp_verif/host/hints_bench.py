@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Hint absorber against its golden model: good lines and bad, idles on the input, back-pressure on
-both outputs."""
+both outputs; headers whose bits flip."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import cocotb
@@ -12,8 +13,10 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_golden.hints import HintAbsorber, HintEvent, HintOp
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
+from kelp_hw.lib.protected import BlockFault, CheckedWord
 from kelp_spec.config import Config, named
-from kelp_spec.hints import ENTRIES, HintKind, HintLine, mass_lines, pack
+from kelp_spec.hints import ENTRIES, HEADER_BITS, HintKind, HintLine, mass_lines, pack
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import Event, Op
 
 from ..harness.clocking import start_clock
@@ -69,6 +72,7 @@ class TB:
             )
             for s in range(config.sessions)
         ]
+        self.fault, self.flipped, self.told = Packing(BlockFault), False, Counter()
         self.out, self.events, self.cycles = [], [], 0
         self.lines_taken = self.masses_taken = 0
         self.p_valid = self.p_ready = 1.0
@@ -139,6 +143,10 @@ class TB:
                 self.events.append(
                     HintEvent(Event(e["code"]), e["ld_id"], e["squeue"], e["page"], e["argument"])
                 )
+            fault = self.fault.unpack(dut.fault.value)
+            assert self.flipped or not any(fault.values()), f"{fault}, and no bit has flipped"
+            self.told.update(name for name, told in fault.items() if told)
+            assert held is None or dut.idle.value == 0, "idle while a line is offered"
             self.lines_taken += dut.line_taken.value == 1
             self.masses_taken += dut.mass_taken.value == 1
             if held is not None and dut.i__ready.value == 1:
@@ -370,6 +378,44 @@ async def a_session_closes_under_way(dut):
         await tb.check([closing.line(s, 0), closing.line(s, 1)])
         assert not tb.events
         numbers[s] = 2
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def flipped_headers(dut):
+    """Of a header that waits, one flipped bit is corrected and told; of two, in either code word,
+    its line is malformed, which is told as poison. The line under way and the one behind it have
+    left the rows."""
+    tb = TB(dut, _config())
+    closing = Closing(tb)
+    await tb.reset()
+    here, numbers = tb.config.hint_lines, [0] * tb.config.sessions
+    word = CheckedWord(HEADER_BITS + LD_ID_BITS + 1, protect=True)
+    parts = [(sum(word.widths[:p]), width) for p, width in enumerate(word.widths)]
+    for bits, (low, width) in ((bits, part) for bits in (1, 2) for part in 2 * parts):
+        lines, tb.out, tb.events = [], [], []
+        for n in range(here):
+            session = tb.rng.randrange(tb.config.sessions)
+            lines.append(closing.line(session, numbers[session]))
+            numbers[session] += bits == 1 or n < 2
+        tb.p_valid, tb.p_ready = 1.0, 0.0
+        running = cocotb.start_soon(tb.run(lines))
+        for _ in range(30):  # all are in, and nothing is taken
+            await RisingEdge(dut.clk)
+        for row in dut.heads.fifo.storage:
+            flips = tb.rng.sample(range(low, low + width), bits)
+            row.value = int(row.value) ^ sum(1 << bit for bit in flips)
+        tb.flipped, tb.p_ready = True, 0.5
+        tb.told.clear()
+        await running
+        await tb.run([])  # what is told of the last one
+        await tb.run([])
+        tb.flipped = False
+        kind = "corrected" if bits == 1 else "poisoned"
+        assert tb.told == {kind: here - 2}, f"{bits} in each row: {tb.told}"
+        sound = lines if bits == 1 else lines[:2]
+        want = [x for line in sound for x in tb.golden.absorb(*line[:2], tb.sessions)]
+        assert tb.out == want
+        assert [e.code for e in tb.events] == [Event.HINT_MALFORMED] * (here - len(sound))
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -12,9 +12,11 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_spec.address import AddressMap, KvAddress, Region
+from kelp_spec.coherence import MetaField, MetaValue
 from kelp_spec.config import Config, named
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
+from kelp_spec.select import select_offset_bits
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
@@ -39,7 +41,9 @@ class Model:
 
     def region(self, line):
         region, where = self.map.decode(line << 6)
-        if region == Region.KV and (
+        if region == Region.GATHER:  # as GatherWindow leaves it: the line's own address
+            _, where = self.map.decode(where)
+        if region in (Region.KV, Region.GATHER) and (
             where.session >= self.config.sessions or where.queue >= self.config.queues
         ):
             return Region.OUTSIDE, None
@@ -51,7 +55,7 @@ class Model:
         region, where = self.region(m["address"])
         opcode = m["opcode"]
         full = m["byte_enable"] if is_write and opcode == M2SRwD.MEM_WR_PTL else FULL
-        kv = region == Region.KV
+        kv = region == Region.KV or region == Region.GATHER and not is_write
         if not is_write and opcode == M2SReq.MEM_SPEC_RD:
             if not kv:
                 return None, {}
@@ -62,7 +66,7 @@ class Model:
                 "ld_id": m["ld_id"],
             }
         moves = opcode in (WRITES if is_write else READS)
-        if moves and region in (Region.HINT, Region.REGISTER):
+        if moves and region in (Region.HINT, Region.REGISTER, Region.SELECT):
             want = {
                 "hint": region == Region.HINT,
                 "write": is_write,
@@ -71,6 +75,8 @@ class Model:
                 "tag": m["tag"],
                 "poison": m["poison"] if is_write else 0,
             }
+            if c.select:
+                want["select"] = region == Region.SELECT
             return "window", want | ({"byte_enable": full, "data": m["data"]} if is_write else {})
         known = moves or not is_write and opcode in NOTHING
         no_byte = is_write and not full and not m["poison"]  # nothing to write
@@ -88,6 +94,11 @@ class Model:
             "origin.start": now & 0xFFFFF,
             "origin.missed": 0,
         }
+        if kv and moves and not is_write:
+            owns = m["meta_field"] == MetaField.META0 and m["meta_value"] == MetaValue.ANY
+            want |= {"partial": c.coherence and owns, "poison": 0}
+        if kv and c.select:
+            want["gathered"] = region == Region.GATHER
         if want["has_write"]:
             want |= {"write_slot": slot, "partial": full != FULL, "poison": m["poison"]}
         if kv:
@@ -104,7 +115,8 @@ class Model:
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = named("unit").with_(**bench_params()["config"])
+        params = bench_params()
+        self.config = named(params.get("base", "unit")).with_(**params["config"])
         self.model, layouts = Model(self.config), Layouts(self.config)
         self.req, self.rwd, self.write = (
             Packing(MESSAGES["M2SReq"]),
@@ -116,6 +128,7 @@ class TB:
             "window": Packing(layouts.window_access),
             "spec": Packing(layouts.spec_read),
         }
+        self.coming = Packing(layouts.coming)
         self.seen, self.cycles, self.now, self.tag = Counter(), 0, self.rng.getrandbits(32), 0
         self.p_req = self.p_rwd = self.p_slot = 0.5
         self.p_ready = dict.fromkeys(OUTPUTS, 0.5)
@@ -127,6 +140,7 @@ class TB:
         self.held = {name: [] for name in OUTPUTS}
         self.passed = False  # a RwD went past the Req that is offered
         self.behind = 0  # requests held that were accepted before what goes to the side
+        self.foretold = None  # of the request that is shown in the next cycle
 
     async def reset(self):
         dut = self.dut
@@ -154,7 +168,14 @@ class TB:
                 "outside",
                 "high",
             ]
+            + ["gather", "gather", "select", "select end"] * (c.select > 0)
         )
+        if region.startswith("select"):
+            size = 1 << select_offset_bits(c)
+            offset = rng.randrange(size) + (size if region == "select end" else 0)
+            return (base.select_base >> 6) + offset
+        if region == "gather":
+            return (Region.GATHER << c.aperture_bits) + rng.randrange(base.hint_base) >> 6
         if region == "kv":
             return (
                 base.encode(
@@ -268,6 +289,7 @@ class TB:
                 assert {f: got[f] for f in want} == want, (
                     f"cycle {self.cycles}: o_{name} {got}, expected {want}"
                 )
+        self.look_ahead(self.held["request"][:1], ready["request"])
         # What takes requests in a cycle is not known in it.
         taking = {name: ready[name] and not (name == "window" and self.behind) for name in OUTPUTS}
         free = {
@@ -319,6 +341,23 @@ class TB:
         if takes_req:
             self.offered_req = None
 
+    def look_ahead(self, shown, taken):
+        """`o_ahead` said of the request that is shown now what it is, but for one that stood; and
+        what it says now."""
+        if shown and self.foretold:
+            want = shown[0]
+            got = self.foretold | {"origin.ld_id": self.foretold["ld_id"]}
+            fields = ("origin.ld_id", *(f for f in got if f in want and f in PLACE))
+            assert {f: got[f] for f in fields} == {f: want[f] for f in fields}, (
+                f"cycle {self.cycles}: {got} was foretold of {want}"
+            )
+            assert got["memory"] == (not want["refused"] and not want["no_memory"]), want
+            self.seen["foretold"] += 1
+        said = int(self.dut.o_ahead.value)
+        which, width = said >> 2 * self.coming.width, self.coming.width
+        chosen = self.coming.unpack(said >> width * which & (1 << width) - 1)
+        self.foretold = None if shown and not taken else chosen
+
     def liveness(self, req, rwd, slot, enable, free, takes_req, takes_rwd):
         """Nobody waits for a place that is free, nor a Req for a write that has no slot; a
         MemSpecRd waits for nothing but a RwD. A RwD goes past a Req once, and then no more when
@@ -337,19 +376,15 @@ class TB:
             assert takes_rwd, f"cycle {self.cycles}: {rwd} waits for nothing"
         if req and not takes_rwd and (open_ways or req["opcode"] == M2SReq.MEM_SPEC_RD):
             assert takes_req, f"cycle {self.cycles}: {req} waits for nothing"
-        if (
-            req
-            and not takes_rwd
-            and req["opcode"] in READS
-            and self.model.region(req["address"])[0] == Region.KV
-            and free["request"]
-        ):
-            assert takes_req, "a read of the KV aperture waits for the side path"
+        to_side = req and req["opcode"] in READS and self._for_side(req)
+        if req and not takes_rwd and not to_side and free["request"]:
+            assert takes_req, "what does not go there waits for the side path"
 
     def _for_side(self, message):
         """Whether the message is for a window, or beyond the end of one."""
         above = message["address"] << 6 >> self.config.aperture_bits
-        return above in (Region.HINT, Region.REGISTER)
+        select = (Region.SELECT,) if self.config.select else ()
+        return above in (Region.HINT, Region.REGISTER, *select)
 
     def cover(self, taken, is_write, where, want, dropped, req, rwd):
         self.seen["both offered"] += req is not None and rwd is not None
@@ -363,13 +398,14 @@ class TB:
                 self.seen[f"{Event(want['refused']).name} {channel}"] += 1
                 if want["has_write"]:
                     self.seen["partial" if want["partial"] else "full"] += 1
+                self.seen["for ownership"] += bool(not is_write and want.get("partial"))
+                self.seen["gathered"] += bool(want.get("gathered"))
                 self.seen["no byte"] += bool(
                     want["write"] and want["no_memory"] and not want["refused"]
                 )
             if where == "window":
-                self.seen[
-                    f"{'hint' if want['hint'] else 'register'} {'write' if is_write else 'read'}"
-                ] += 1
+                kind = "select" if want.get("select") else "hint" if want["hint"] else "register"
+                self.seen[f"{kind} {'write' if is_write else 'read'}"] += 1
             region, _ = self.model.map.decode(taken["address"] << 6)
             self.seen["beyond the configuration"] += (
                 region == Region.KV and self.model.region(taken["address"])[0] == Region.OUTSIDE

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SplitSram and Sram against a dict: the same rows of every part, next to its borders, reads and
-writes in one cycle, reads that pause."""
+"""SplitSram and Sram against a dict: the same rows of every part, next to its borders and a bit of
+the address away from them, reads and writes in one cycle, reads that pause."""
 
 import random
 
@@ -20,7 +20,7 @@ async def reads_what_was_written(dut):
         {
             row
             for border in (*range(0, depth, 1 << 11), depth)
-            for row in range(border - 3, border + 3)
+            for row in (*range(border - 3, border + 3), *(border + (1 << k) for k in range(2, 11)))
             if 0 <= row < depth
         }
     )

@@ -224,8 +224,7 @@ async def it_rests_while_all_wait(dut):
 FLIPS = (
     ("ids.returned.fifo.storage", "idle", 7),
     ("lists.free.returned.fifo.storage", "idle", 15),
-    ("grants.line_raw16.fifo.storage", "waits", 3),
-    ("grants.line_int4.fifo.storage", "waits", 3),
+    *((f"grants.line_{name}.fifo.storage", "waits", 3) for name in POOLS),
     ("grants.rows.rows.memory", "waits", 8),
     ("rows.rows.memory", "fetched", 8),
     ("frames.rows.memory", "fetched", 8),
@@ -241,9 +240,10 @@ FLIPS = (
 
 
 async def _eight_misses(tb, path, stage, bits):
-    """Two requests for each of eight pages of two pools; at `stage` the rows of `path` are
-    flipped."""
-    pools = (0, len(POOLS) - 1)
+    """Two requests for each of eight pages of two pools, that of `path` among them; at `stage` the
+    rows of `path` are flipped."""
+    first = next((p for p, name in enumerate(POOLS) if f"line_{name}." in path), 0)
+    pools = (first, (first - 1) % len(POOLS))
     pages = [(pool, page) for page in range(4) for pool in pools]
     frames = {pool: [tb.config.pool_first_frame[pool] + k for k in range(4)] for pool in pools}
     tb.pages = {}
