@@ -18,6 +18,7 @@ from kelp_spec.metadata import ColdOp, ColdStatus
 
 UNIT = named("unit_cxl")
 EVEN = UNIT.with_(frames=(4, 4, 4, 20))  #: as many lines as a counter of 7 bits has values
+UNEVEN = UNIT.with_(frames=(20, 4, 4, 4))  #: the last percent is of fewer lines
 OWN = UNIT.misses + UNIT.write_backs  #: the id of an ERASE
 LIMIT = 4000
 SET = {"size", "burst"}  #: of an address of its own
@@ -126,12 +127,12 @@ class Bench:
         (EVEN, None, ColdStatus.OK, 0),
         (UNIT, 0, ColdStatus.OK, 1),
         (UNIT, UNIT.dram_lines - 1, ColdStatus.OK, 1),
-        (UNIT, None, ColdStatus.FAILED, 1),
+        (UNEVEN, None, ColdStatus.FAILED, 1),
     ],
 )
 def test_every_line_is_zero_and_the_tier_forgets(config, bad, status, failed):
     bench = Bench(1, bad=bad, status=status, config=config)
-    assert EVEN.dram_lines == 128
+    assert EVEN.dram_lines == 128 and UNEVEN.dram_lines % -(-UNEVEN.dram_lines // 98)
 
     async def run(ctx):
         # Which nobody offers.

@@ -94,6 +94,7 @@ class Bench:
                 assert ctx.get(port.p.opcode) == M2SReq.MEM_RD
                 if not of_host:
                     self.own(ctx, port, "address", "opcode")
+                    assert line < LINES or line in self.registers
                 self.pending.append((due, "drs", tag, line))
 
     def own(self, ctx, port, *used):
