@@ -369,6 +369,7 @@ BENCHES = (
         {"endpoint": ("Endpoint",)},
         # All on the driver's design: random traffic on cocotb has another one, without the mutants.
         (
+            "tests/hw/test_endpoint_wires.py",
             "tests/hw/test_lockstep.py",
             "tests/hw/test_clauses.py",
             "tests/hw/test_storms.py::test_storm",
