@@ -390,12 +390,16 @@ def test_a_prefetch_goes_to_the_tracker_once(monkeypatch):
     async def bench(ctx):
         rests(ctx, made)
         offer, entry = made["prefetcher"].o_op, made["tracker"].ops.prefetch
+        before = 0
         for cycle in range(60):
             ctx.set(offer.valid, 1)
             ctx.set(offer.p.page, len(given) % UNIT.pages)
             ctx.set(entry.ready, cycle % 3 > 0)
             await ctx.delay(1e-9)
-            given.extend([len(given) % UNIT.pages] * ctx.get(offer.ready))
+            ready = ctx.get(offer.ready)
+            assert not (ready and before), cycle  # one that has just left shows nowhere yet
+            given.extend([len(given) % UNIT.pages] * ready)
+            before = ready
             if ctx.get(entry.valid) and ctx.get(entry.ready):
                 taken.append(ctx.get(entry.p.page))
             await ctx.tick()
