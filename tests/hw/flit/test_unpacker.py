@@ -23,6 +23,8 @@ class Both:
     channel → how often it has a message, `offer` elsewhere; `harm`: how often a flit is changed on
     its way; `greed`: how often the sender has a credit too many."""
 
+    protect = True
+
     def __init__(
         self,
         direction,
@@ -33,12 +35,11 @@ class Both:
         ready=None,
         harm=0.0,
         greed=0.0,
-        protect=True,
         seed=1,
     ):
         self.direction, self.rng = DIRECTIONS[direction], random.Random(seed)
         self.channels, self.seed = self.direction.channels, seed
-        self.dut = FlitUnpacker(direction=direction, credits=credits, protect=protect)
+        self.dut = FlitUnpacker(direction=direction, credits=credits, protect=self.protect)
         self.golden = Unpacker(direction, credits=credits)
         self.packer = Packer(direction)
         self.offer, self.rare = offer, rare or {}
@@ -169,6 +170,12 @@ class Both:
         assert self.first[1] - self.first[0] == self.dut.LATENCY
 
 
+class Bare(Both):
+    """Its queues carry no check bits."""
+
+    protect = False
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("offer", "ready"), [(1, 1), (0.9, 0.5), (0.1, 0.9)])
 def test_messages_are_the_golden_models(direction, offer, ready):
@@ -201,8 +208,8 @@ def test_what_is_hostile_is_refused_as_a_whole(direction, seed):
 def test_a_sender_with_a_credit_too_many(direction, credits):
     """Now and then; without check bits, too."""
     channels = DIRECTIONS[direction].channels
-    ready, few = dict.fromkeys(channels, 0.3), credits == 4
-    both = Both(direction, credits=credits, greed=0.05, ready=ready, protect=few, seed=3)
+    ready, kind = dict.fromkeys(channels, 0.3), Both if credits == 4 else Bare
+    both = kind(direction, credits=credits, greed=0.05, ready=ready, seed=3)
     both.simulate(200).check()
     assert Refusal.CREDIT in both.said and all(both.got.values())
 

@@ -18,7 +18,7 @@ from kelp_spec.metadata import ColdOp, ColdStatus
 
 UNIT = named("unit_cxl")
 EVEN = UNIT.with_(frames=(4, 4, 4, 20))  #: as many lines as a counter of 7 bits has values
-UNEVEN = UNIT.with_(frames=(20, 4, 4, 4))  #: the last percent is of fewer lines
+UNEVEN = UNIT.with_(frames=(32, 4, 4, 5))  #: of four lines a percent, the last of fewer
 OWN = UNIT.misses + UNIT.write_backs  #: the id of an ERASE
 LIMIT = 4000
 SET = {"size", "burst"}  #: of an address of its own
@@ -132,7 +132,7 @@ class Bench:
 )
 def test_every_line_is_zero_and_the_tier_forgets(config, bad, status, failed):
     bench = Bench(1, bad=bad, status=status, config=config)
-    assert EVEN.dram_lines == 128 and UNEVEN.dram_lines % -(-UNEVEN.dram_lines // 98)
+    assert EVEN.dram_lines == 128 and UNEVEN.dram_lines == 307
 
     async def run(ctx):
         # Which nobody offers.
@@ -155,8 +155,7 @@ def test_every_line_is_zero_and_the_tier_forgets(config, bad, status, failed):
 def test_what_the_tier_says_before_it_is_asked_is_ignored():
     dut = eraser()
 
-    async def run(ctx):
-        told = dut.outer_completion
+    async def erased(ctx, told):
         for go in (0, 1):
             ctx.set(dut.go, go)
             ctx.set(told.valid, 1)
@@ -167,8 +166,9 @@ def test_what_the_tier_says_before_it_is_asked_is_ignored():
                 await ctx.tick()
         ctx.set(told.valid, 0)
         assert ctx.get(dut.outer_command.valid) and not ctx.get(dut.failed)
-        for port in (dut.outer_command, dut.outer_axi.aw, dut.outer_axi.w):
-            ctx.set(port.ready, 1)
+        ready = (dut.outer_command.ready, dut.outer_axi.aw.ready, dut.outer_axi.w.ready)
+        for port in ready:
+            ctx.set(port, 1)
         await ctx.tick()
         ctx.set(dut.outer_axi.b.valid, 1)
         for _ in range(UNIT.dram_lines):
@@ -179,6 +179,12 @@ def test_what_the_tier_says_before_it_is_asked_is_ignored():
         ctx.set(told.p.status, ColdStatus.OK)
         await ctx.tick()
         assert ctx.get(dut.done) and not ctx.get(dut.failed)
+        for port in ready:
+            ctx.set(port, 0)
+
+    async def run(ctx):
+        for _ in range(2):
+            await erased(ctx, dut.outer_completion)
 
     simulate(dut, run)
 
