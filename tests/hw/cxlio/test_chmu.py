@@ -55,6 +55,8 @@ class Host:
         await self.write(ctx, HOW, mode << 40 | scale << 48 | length << 52)
         await self.write(ctx, FILL, fill)
         await self.write(ctx, CONFIGURE, ALL | OVERFLOW_IRQ | FILL_IRQ | ENABLE | threshold << 32)
+        await self.tick(ctx)  # it is emptied from the next cycle on
+        await self.tick(ctx)
         while not await self.read(ctx, STATUS) & 1:
             assert await self.read(ctx, STATUS) >> 16 & 0xFFFF in (0, 1)
 
@@ -257,6 +259,7 @@ def test_nothing_is_listed_that_is_not_asked_for():
 
     async def bench(ctx):
         async def tried(unit=3, **how):
+            await host.write(ctx, CONFIGURE, ALL)  # what was listed before is forgotten
             await host.start(ctx, **{"mode": Mode.ALWAYS, "threshold": 5} | how)
             await host.tick(ctx, (unit, 900))
             for _ in range(4):
@@ -266,12 +269,24 @@ def test_nothing_is_listed_that_is_not_asked_for():
         await host.tick(ctx, (3, 900))
         assert await tried() == [3 << 16 | 900]
         assert await tried(ranges=2) == []
-        assert await tried(threshold=1 << 16) == []
+        for bit in (16, 20, 31):
+            assert await tried(threshold=1 << bit) == []
         assert await tried(mode=Mode.EPOCH) == []
-        await host.write(ctx, CONFIGURE, 2 | ENABLE)
-        await host.tick(ctx, (4, 900))
+        await host.start(ctx, mode=Mode.ALWAYS, threshold=5)
+        for other in (2, 7, 0x83):
+            await host.write(ctx, CONFIGURE, other | ENABLE | 5 << 32)
+            await host.tick(ctx, (4, 900))
         await host.write(ctx, CONFIGURE, ALL)
         await host.tick(ctx, (5, 900))
+        assert await host.listed(ctx) == []
+        # Disabled as the list of an epoch is made.
+        await host.start(ctx, mode=Mode.EPOCH, threshold=5, length=1)
+        await host.tick(ctx, (7, 900))
+        while not await host.ended(ctx):
+            pass
+        await host.write(ctx, CONFIGURE, ALL)
+        for _ in range(2 * ENTRIES):
+            await host.tick(ctx)
         assert await host.listed(ctx) == []
         await host.start(ctx, mode=Mode.ALWAYS, threshold=5)
         for unit in range(5):
