@@ -466,15 +466,13 @@ class Endpoint(wiring.Component):
     def _settings(self, m: Module) -> None:
         """What the registers set, to whom it concerns."""
         s, settings = m.submodules, m.submodules.registers.settings
-        high, low = settings.high_water, settings.low_water
+        high, low, pools = settings.high_water, settings.low_water, s.tracker.pool_settings
         m.d.comb += [
             s.tracker.descriptor.eq(s.registers.descriptor),
-            s.tracker.pool_settings.low_water.eq(low),
-            s.tracker.pool_settings.reserve.eq(settings.reserve),
-            *(
-                s.tracker.pool_settings.limit[p].eq(settings.pool_limit[p])
-                for p in range(len(POOLS))
-            ),
+            # More than any pool has is as much as all that it has, however wide its counts are.
+            _at_most(pools.low_water, low),
+            _at_most(pools.reserve, settings.reserve),
+            *(pools.limit[p].eq(settings.pool_limit[p]) for p in range(len(POOLS))),
             s.eviction.low_water.eq(Mux(high > low, high, low)),
             s.miss_buffer.starve_limit.eq(settings.starve_limit),
             s.cold.timeout.eq(settings.cold_timeout),
@@ -674,6 +672,12 @@ class Endpoint(wiring.Component):
         ]
         connect(m, s.frame_table.o_commit, flipped(self.commit_frame))
         connect(m, s.ema.o_commit, flipped(self.commit_score))
+
+
+def _at_most(to: Signal, value):
+    """An assignment of `value`, or of the greatest that `to` holds where that is less."""
+    beyond = value[len(to) :]
+    return to.eq(Mux(beyond.any(), ~0, value) if len(beyond) else value)
 
 
 class DataFifo(wiring.Component):

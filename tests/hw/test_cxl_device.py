@@ -3,9 +3,13 @@
 """The endpoint behind CXL.io (kelp_verif.cxlio.device_bench), and what it costs the endpoint alone:
 nothing."""
 
+import random
+from collections import Counter
+
 import pytest
-from amaranth.hdl import Module
 from amaranth.lib import wiring
+from amaranth.lib.wiring import In
+from hollow import hollow, wires
 from simulation import simulate
 
 from kelp_hw import cxl_device
@@ -13,7 +17,10 @@ from kelp_hw.cxl_device import CxlDevice
 from kelp_hw.endpoint import endpoint_signature
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import ConfigError, named
+from kelp_spec.cxlio.pmu import VendorEvent, pmu_map
+from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import ScoreEvent
+from kelp_spec.registers import COUNTERS
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 UNIT = named("unit")
@@ -75,30 +82,115 @@ def test_a_sanitize_needs_an_id_of_its_own_at_the_tier():
         named("unit_cxl").with_(write_backs=16)
 
 
+def hollowed(monkeypatch):
+    """The device's own wires alone: endpoint and CXL.io, by name once they are made, stand still
+    unless a bench drives them."""
+    made, io_of = {}, cxl_device.CxlIo
+    io = hollow(made, "io", lambda config: io_of(config=config).signature)
+    endpoint = hollow(made, "endpoint", lambda config: wiring.Signature(endpoint_signature(config)))
+    monkeypatch.setattr(cxl_device, "CxlIo", io)
+    monkeypatch.setattr(cxl_device, "Endpoint", endpoint)
+    return made
+
+
+#: Ports of the device that are the endpoint's own, and CXL.io's.
+OF_ENDPOINT = ("m2s_birsp", "s2m_bisnp", "ready", "irq", "now", "quiescent", "skip", "lockstep")
+OF_ENDPOINT += ("commit_result", "commit_frame", "commit_hot", "commit_score")
+OF_IO = ("port", "messages", "signals")
+
+
+def test_what_is_the_endpoints_and_what_is_cxl_ios_passes_in_the_cycle(monkeypatch):
+    """Each bit of it, either way; faults of CXL.io's memories, and a sensor's temperature."""
+    made, rng = hollowed(monkeypatch), random.Random(7)
+    dut = CxlDevice(config=named("unit_cxl"))
+
+    async def bench(ctx):
+        ways = []
+        for names, block in ((OF_ENDPOINT, made["endpoint"]), (OF_IO, made["io"])):
+            for name in names:
+                given = dut.signature.members[name].flow == In
+                ends = getattr(dut, name), getattr(block, name)
+                interface = hasattr(ends[0], "signature")
+                ways += wires(*(ends if given or interface else ends[::-1]), outside=True)
+        ways += [
+            (made["endpoint"].ready, made["io"].memory_ready),
+            (made["io"].fault.as_value(), dut.io_fault.as_value()),
+        ]
+        for _ in range(40):
+            for given, _ in ways:
+                ctx.set(given, rng.getrandbits(len(given)))
+            ctx.set(dut.temperature, rng.getrandbits(16))
+            await ctx.delay(1e-9)
+            for given, seen in ways:
+                assert ctx.get(seen) == ctx.get(given), seen.name
+            await ctx.tick().repeat(2)
+            assert ctx.get(made["io"].health.temperature) == ctx.get(dut.temperature)
+
+    simulate(dut, bench)
+
+
+def test_the_monitor_counts_what_moves_on_the_channels(monkeypatch):
+    """By channel and opcode, and what the endpoint counts, in any cycle."""
+    made, rng = hollowed(monkeypatch), random.Random(8)
+    dut = CxlDevice(config=named("unit_cxl"))
+    capabilities, seen = pmu_map(dut.io).capabilities, Counter()
+    names = ("m2s_req", "m2s_rwd", "s2m_ndr", "s2m_drs")
+    hit = 1 << [name for name, _ in COUNTERS].index("hits")
+
+    async def bench(ctx):
+        endpoint, io, owed = made["endpoint"], made["io"], dict.fromkeys(names, 0)
+        ctx.set(io.decoding.mem_enable, 1)
+        ctx.set(endpoint.ready, 1)
+        standing = set()
+        for _ in range(600):
+            for name in names[:2]:
+                port = getattr(dut, name)
+                if name not in standing and rng.random() < 0.5:
+                    standing.add(name)
+                    of = M2SReq if name == "m2s_req" else M2SRwD
+                    ctx.set(port.p.opcode, rng.choice([*of]))
+                ctx.set(port.valid, name in standing)
+                ctx.set(getattr(endpoint, name).ready, rng.random() < 0.7)
+            for name in names[2:]:
+                port = getattr(endpoint, name)
+                if name not in standing and owed[name]:
+                    standing.add(name)
+                    owed[name] -= 1
+                    ctx.set(port.p.opcode, rng.randrange(3))
+                ctx.set(port.valid, name in standing)
+                ctx.set(getattr(dut, name).ready, rng.random() < 0.7)
+            hits = rng.random() < 0.3
+            ctx.set(endpoint.o_counted, hit * hits)
+            await ctx.delay(1e-9)
+            moved = {VendorEvent.GROUP: hits << VendorEvent.HIT}
+            for name, group in zip(names, cxl_device.GROUPS, strict=True):
+                port = getattr(dut, name)
+                moves = ctx.get(port.valid) and ctx.get(port.ready)
+                moved[group] = moves << ctx.get(port.p.opcode)
+                seen[name] += moves
+                inner = port if name in names[:2] else getattr(endpoint, name)
+                if ctx.get(inner.valid) and ctx.get(inner.ready):
+                    standing.discard(name)
+                if name in names[:2]:
+                    to = getattr(endpoint, name)
+                    answer = names[3] if name == names[0] else names[2]
+                    told = name == names[1] or ctx.get(to.p.opcode) != M2SReq.MEM_SPEC_RD
+                    owed[answer] += told and ctx.get(to.valid) and ctx.get(to.ready)
+            for n, (_, group, _) in enumerate(capabilities):
+                counted = ctx.get(io.counted[n])
+                assert (counted["events"], counted["decoder"]) == (moved[group], 0), group
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert min(seen.values()) > 60, seen
+
+
 @pytest.mark.parametrize("sizes", [{}, {"sessions": 3, "queues": 3}, {"sessions": 1, "queues": 5}])
 def test_the_hot_list_hears_of_pages_by_their_addresses(monkeypatch, sizes):
     """Also where a session's queues are no power of two. The device's own wires alone: what they
     join stands still."""
-    c, made = UNIT.with_(cxlio="joined", **sizes), {}
-
-    def hollow(name, signature_of):
-        class Hollow(wiring.Component):
-            def __init__(self, *, config):
-                super().__init__(signature_of(config))
-                made[name] = self
-
-            def elaborate(self, platform):
-                return Module()
-
-        return Hollow
-
-    io_of = cxl_device.CxlIo
-    monkeypatch.setattr(cxl_device, "CxlIo", hollow("io", lambda io: io_of(config=io).signature))
-    monkeypatch.setattr(
-        cxl_device,
-        "Endpoint",
-        hollow("endpoint", lambda c: wiring.Signature(endpoint_signature(c))),
-    )
+    c = UNIT.with_(cxlio="joined", **sizes)
+    made = hollowed(monkeypatch)
     pages = [
         KvAddress(s, q, p, 0, 0)
         for s in range(c.sessions)

@@ -5,9 +5,11 @@
 import numpy as np
 import pytest
 from amaranth.lib import data
+from streams import Ends, pump
 
 from kelp_hw.codec.dequantise import Dequantiser
 from kelp_spec.formats import ELEMENTS, Format, HostType
+from kelp_verif.codec.codec_bench import expected_lines
 from kelp_verif.codec.codec_cases import mixed_stored
 from kelp_verif.codec.codec_model import META_BITS, pack_stored, rtl_decode
 from kelp_verif.harness.runner import run_cocotb
@@ -50,6 +52,35 @@ def test_bench(lanes):
         "count": 1500,
     }
     run_cocotb(component, bench="kelp_verif.codec.codec_bench", params=params)
+
+
+def test_whole_lines():
+    """Any format behind any other, amid pauses: answers, and when they come."""
+    count, lanes = 24, 32
+    columns = mixed_stored(np.random.default_rng(5), count)
+    columns[3][:5] = [*Format]
+    dut = Dequantiser(meta_shape=5, lanes=lanes)
+    items = [
+        {
+            "payload": int.from_bytes(payload.tobytes(), "little"),
+            "scale": int(scale),
+            "host_type": int(host_type),
+            "format": int(fmt),
+            "meta": n,
+        }
+        for n, (payload, scale, host_type, fmt) in enumerate(zip(*columns, strict=True))
+    ]
+    wanted = expected_lines(*columns)
+    ends = Ends(sends={"i": items}, takes=("o",), offer=0.8, take=0.6)
+    seen = pump(dut, ends, cycles=int(count * dut.INTERVAL / 0.4) + 60)
+    assert len(seen["o"]) == count
+    for n, (found, line) in enumerate(zip(seen["o"], wanted, strict=True)):
+        bits = int.from_bytes(line.astype("<u2").tobytes(), "little")
+        assert (found.item.line, found.item.meta) == (bits, n), n
+    seen = pump(dut, Ends(sends={"i": items[:3]}, takes=("o",)), cycles=60)
+    apart = [o.offered - i.taken for i, o in zip(seen["i"], seen["o"], strict=True)]
+    assert apart == [dut.LATENCY] * 3
+    assert seen["i"][2].taken - seen["i"][1].taken == dut.INTERVAL
 
 
 def test_meta_may_be_a_struct_or_empty():

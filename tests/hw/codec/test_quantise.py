@@ -56,30 +56,36 @@ def test_bench(lanes):
 
 @pytest.mark.parametrize(
     ("fmt", "lanes", "count"),
-    [(Format.INT8, 32, 16), (Format.INT8, 8, 30), *((f, 8, 4) for f in Format)],
+    [
+        (None, 32, 24),
+        (Format.INT8, 8, 30),
+        *((f, 8, 4) for f in Format),
+    ],
 )
-def test_of_one_format_alone(fmt, lanes, count):
-    """A Quantiser that is made for it: answers, and when they come."""
-    lines, host_types, _ = mixed_lines(np.random.default_rng(3), count)
+def test_of_one_format_alone_or_of_a_whole_line(fmt, lanes, count):
+    """A Quantiser that is made for it, amid pauses: answers, and when they come."""
+    lines, host_types, formats = mixed_lines(np.random.default_rng(3), count)
     lines[1, 3] |= 0x7FFF  # a NaN
-    dut = Quantiser(meta_shape=4, lanes=lanes, only=fmt)
+    formats[:5] = [*Format][:count]
+    formats = formats if fmt is None else [fmt] * count
+    dut = Quantiser(meta_shape=5, lanes=lanes, only=fmt)
     items = [
         {
             "line": int.from_bytes(line.astype("<u2").tobytes(), "little"),
             "host_type": int(host_type),
-            "format": int(fmt),
-            "meta": n % 16,
+            "format": int(format_),
+            "meta": n,
         }
-        for n, (line, host_type) in enumerate(zip(lines, host_types, strict=True))
+        for n, (line, host_type, format_) in enumerate(zip(lines, host_types, formats, strict=True))
     ]
     cycles = int(count * dut.INTERVAL / 0.4) + 60
     seen = pump(dut, Ends(sends={"i": items}, takes=("o",), offer=0.8, take=0.6), cycles=cycles)
     assert len(seen["o"]) == count
-    for n, (found, line, host_type) in enumerate(zip(seen["o"], lines, host_types, strict=True)):
-        payload, scale = codec.encode(line[None], HostType(host_type), fmt)
+    for n, found in enumerate(seen["o"]):
+        payload, scale = codec.encode(lines[n][None], HostType(host_types[n]), Format(formats[n]))
         bits = int.from_bytes(payload[0].tobytes(), "little")
         assert (found.item.payload, found.item.scale) == (bits, int(scale[0])), n
-        assert (found.item.format, found.item.meta) == (fmt, n % 16)
+        assert (found.item.format, found.item.meta) == (formats[n], n)
     seen = pump(dut, Ends(sends={"i": items[:3]}, takes=("o",)), cycles=60)
     apart = [o.offered - i.taken for i, o in zip(seen["i"], seen["o"], strict=True)]
     assert apart == [dut.LATENCY] * 3

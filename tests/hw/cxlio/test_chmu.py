@@ -9,6 +9,7 @@ from simulation import simulate
 from timing import changes
 
 from kelp_golden.cxlio.chmu import HotList
+from kelp_hw.cxlio import chmu
 from kelp_hw.cxlio.chmu import Chmu
 from kelp_spec.cxlio.chmu import CHMU_LIST, Mode, unit_bits
 from kelp_spec.cxlio.config import named_cxlio
@@ -49,11 +50,13 @@ class Host:
         await self.tick(ctx)
         return ctx.get(self.dut.access.read_data) >> 8 * (at % 8) & (1 << 8 * size) - 1
 
-    async def start(self, ctx, *, mode, threshold, fill=ENTRIES, length=0, ranges=1):
+    async def start(self, ctx, *, mode, threshold, fill=ENTRIES, length=0, ranges=1, scale=1):
         await self.write(ctx, RANGES, ranges)
-        await self.write(ctx, HOW, mode << 40 | 1 << 48 | length << 52)
+        await self.write(ctx, HOW, mode << 40 | scale << 48 | length << 52)
         await self.write(ctx, FILL, fill)
         await self.write(ctx, CONFIGURE, ALL | OVERFLOW_IRQ | FILL_IRQ | ENABLE | threshold << 32)
+        await self.tick(ctx)  # it is emptied from the next cycle on
+        await self.tick(ctx)
         while not await self.read(ctx, STATUS) & 1:
             assert await self.read(ctx, STATUS) >> 16 & 0xFFFF in (0, 1)
 
@@ -200,6 +203,55 @@ def test_a_status_that_is_set_as_it_is_cleared_interrupts_again(bit, entries):
     simulate(host.dut, bench)
 
 
+def test_an_epoch_is_as_long_as_it_says(monkeypatch):
+    """Length by scale; one of length 0, and of a scale that there is not, never ends. A tick is a
+    cycle here."""
+    monkeypatch.setattr(chmu, "TICK_NS", CONFIG.period_ns)
+    host = Host()
+
+    async def bench(ctx):
+        for length, scale in ((0, 1), (37, 0), (1, 6), (1, 7), (1, 15), (0, 5)):
+            await host.start(ctx, mode=Mode.EPOCH, threshold=600, length=length, scale=scale)
+            for _ in range(300):
+                assert not await host.ended(ctx), (length, scale)
+            await host.write(ctx, CONFIGURE, ALL)
+        for length, scale in ((2, 1), (37, 1), (2050, 1), (7, 2), (3, 3), (1, 4), (1, 5)):
+            await host.start(ctx, mode=Mode.EPOCH, threshold=600, length=length, scale=scale)
+            cycles, ends = length * 10 ** (scale - 1), []
+            for cycle in range((2 * cycles if cycles < 500 else cycles) + 30):
+                if await host.ended(ctx):
+                    ends.append(cycle)
+            if cycles < 500:
+                assert ends[1] - ends[0] == cycles
+            else:  # from where it is enabled on, a few cycles from here
+                assert len(ends) == 1 and abs(cycles - ends[0]) < 20, (length, scale)
+            await host.write(ctx, CONFIGURE, ALL)
+
+    simulate(host.dut, bench)
+
+
+def test_only_ranges_that_are_chosen_are_tracked():
+    config, rng = CONFIG.replace(name="large", capacity=8), random.Random(7)
+    host, bits = Host(config=config), unit_bits(config) - 3
+
+    async def bench(ctx):
+        for chosen in (1, 1 << 7, 0b10101010, 0xFF, 0xFFFF_FF00):
+            await host.start(ctx, mode=Mode.ALWAYS, threshold=5, ranges=chosen)
+            wanted = []
+            for n, number in enumerate(rng.sample(range(8), ENTRIES - 1)):
+                # Each is hotter than the one before, whose place it may take.
+                unit = number << bits | rng.getrandbits(bits)
+                await host.tick(ctx, (unit, 100 + n))
+                if chosen >> number & 1:
+                    wanted.append(unit << 16 | 100 + n)
+            await host.tick(ctx)
+            await host.tick(ctx)
+            assert await host.listed(ctx) == wanted
+            await host.write(ctx, CONFIGURE, ALL | RESET)
+
+    simulate(host.dut, bench)
+
+
 def test_nothing_is_listed_that_is_not_asked_for():
     """Disabled; another kind of request; a range that is not chosen; a threshold beyond any score;
     an epoch that never ends. Reset empties what waits."""
@@ -207,6 +259,7 @@ def test_nothing_is_listed_that_is_not_asked_for():
 
     async def bench(ctx):
         async def tried(unit=3, **how):
+            await host.write(ctx, CONFIGURE, ALL)  # what was listed before is forgotten
             await host.start(ctx, **{"mode": Mode.ALWAYS, "threshold": 5} | how)
             await host.tick(ctx, (unit, 900))
             for _ in range(4):
@@ -216,12 +269,24 @@ def test_nothing_is_listed_that_is_not_asked_for():
         await host.tick(ctx, (3, 900))
         assert await tried() == [3 << 16 | 900]
         assert await tried(ranges=2) == []
-        assert await tried(threshold=1 << 16) == []
+        for bit in (16, 20, 31):
+            assert await tried(threshold=1 << bit) == []
         assert await tried(mode=Mode.EPOCH) == []
-        await host.write(ctx, CONFIGURE, 2 | ENABLE)
-        await host.tick(ctx, (4, 900))
+        await host.start(ctx, mode=Mode.ALWAYS, threshold=5)
+        for other in (2, 7, 0x83):
+            await host.write(ctx, CONFIGURE, other | ENABLE | 5 << 32)
+            await host.tick(ctx, (4, 900))
         await host.write(ctx, CONFIGURE, ALL)
         await host.tick(ctx, (5, 900))
+        assert await host.listed(ctx) == []
+        # Disabled as the list of an epoch is made.
+        await host.start(ctx, mode=Mode.EPOCH, threshold=5, length=1)
+        await host.tick(ctx, (7, 900))
+        while not await host.ended(ctx):
+            pass
+        await host.write(ctx, CONFIGURE, ALL)
+        for _ in range(2 * ENTRIES):
+            await host.tick(ctx)
         assert await host.listed(ctx) == []
         await host.start(ctx, mode=Mode.ALWAYS, threshold=5)
         for unit in range(5):

@@ -5,15 +5,20 @@ many cycles each takes."""
 
 import random
 import re
+from collections import Counter
 
 import pytest
 import simulation
+from amaranth.hdl import ResetInserter, Signal
+from flips import fields, flip, opened
 from paths import DOCS
 from timing import changes
 
+from kelp_golden.cxlio.exchange import Exchange
 from kelp_golden.cxlio.mailbox import Event, Mailbox
 from kelp_hw.cxlio.command_engine import CommandEngine
 from kelp_hw.firmware.commands import image
+from kelp_hw.firmware.image import STORE, TABLES
 from kelp_hw.lib.constant_memory import ConstantMemory
 from kelp_spec.cxlio.commands import (
     CEL_UUID,
@@ -32,6 +37,7 @@ from kelp_verif.harness.runner import made
 
 FULL = named_cxlio("full").replace(name="short", patience=300)
 SMALL = FULL.replace(payload_bits=8)
+TINY = SMALL.replace(events=4, lsa=8, poisons=4)  #: its store is cleared soon
 LIMIT = 20_000
 INJECT, CLEAR, SANITIZE, READ, SET = 1, 2, 3, 4, 5  #: kinds of requests
 
@@ -398,6 +404,13 @@ def test_a_data_path_that_does_not_answer():
         # The answer to the lost request comes with its old tag while the next one waits.
         host.codes.append([1, late, 1])
         assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
+        # An answer to nobody, with the tag of the request that is over.
+        host.codes.append([1, host.tag, 1])
+        await host.tick(ctx, 200)
+        state = host.dut.state
+        assert not any(ctx.get(each) for each in (state.opcode, state.running, state.percent))
+        assert not (await host.command(ctx, Opcode.CLEAR_POISON, line(64) + bytes(64)))[0]
+        assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
         # What was not told of may be poisoned: it is listed.
         _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 4))
         assert answer[10] == 2
@@ -452,7 +465,7 @@ def test_the_list_follows_the_data_path():
 @pytest.mark.parametrize("code", [0, 3])
 def test_sanitize_runs_in_the_background(code):
     async def script(ctx, host):
-        dut = host.dut
+        dut, state = host.dut, host.dut.state
         await host.command(ctx, Opcode.INJECT_POISON, line(64))
         await host.event(ctx, poison=1, quiet=1, lost=1)
         assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BACKGROUND
@@ -461,10 +474,12 @@ def test_sanitize_runs_in_the_background(code):
         code_ = (await host.command(ctx, Opcode.INJECT_POISON, line(0)))[0]
         assert code_ == ReturnCode.MEDIA_DISABLED
         await host.command(ctx, Opcode.IDENTIFY)
+        # Longer than any other request may take: it waits.
+        await host.tick(ctx, 2 * host.config.patience)
+        assert ctx.get(state.running) and ctx.get(state.percent) == 0
         host.codes.append([5, host.tag, code])
         await host.tick(ctx, 200)
         told = host.golden.sanitized(code)
-        state = dut.state
         shown = [
             ctx.get(x) for x in (state.running, state.percent, state.background_code, state.media)
         ]
@@ -539,9 +554,16 @@ def test_state_that_a_host_keeps():
         dut = host.dut
         ctx.set(
             dut.health,
-            {"status": 1, "media": 2, "life": 3, "temperature": 40, "corrected": 1 << 20},
+            {
+                "status": 0xA1,
+                "media": 0x52,
+                "additional": 0xC0,
+                "life": 3,
+                "temperature": 40,
+                "corrected": 0x8010_0000,
+            },
         )
-        host.golden.condition = (1, 2, 0, 3, 40, 1 << 20)
+        host.golden.condition = (0xA1, 0x52, 0xC0, 3, 40, 0x8010_0000)
         await host.command(ctx, Opcode.HEALTH)
         for _ in range(12):
             given = bytes([rng.randrange(16), rng.randrange(256), rng.randrange(101), 0])
@@ -640,6 +662,39 @@ def test_the_clock_runs_from_when_it_is_set():
     assert abs((second - first) / FULL.period_ns - 402) < 30
 
 
+def test_both_halves_of_the_clock_are_of_one_moment():
+    """Its lower half wraps before, between and after the two reads."""
+
+    async def script(ctx, host):
+        dut, between = host.dut, []
+
+        async def asked(opcode, cycles):
+            ctx.set(dut.opcode, opcode)
+            ctx.set(dut.length, 8 if opcode is Opcode.SET_TIMESTAMP else 0)
+            ctx.set(dut.ring, 1)
+            await host.tick(ctx)
+            ctx.set(dut.ring, 0)
+            await host.tick(ctx, cycles)
+            assert not ctx.get(dut.busy)
+
+        for before in range(0, 400, 2):
+            given = (5 << 32) - before * host.config.period_ns
+            ctx.set(dut.access.lane, 0)
+            ctx.set(dut.access.write, 1)
+            ctx.set(dut.access.strobe, 0xFF)
+            ctx.set(dut.access.write_data, given)
+            await host.tick(ctx)
+            ctx.set(dut.access.write, 0)
+            await asked(Opcode.SET_TIMESTAMP, 300)
+            await asked(Opcode.GET_TIMESTAMP, 250)
+            told = int.from_bytes(await host.payload(ctx, 8), "little")
+            between.append((told - given) // host.config.period_ns)
+        return between
+
+    between = play(FULL, script)
+    assert max(between) - min(between) < 60 and 100 < min(between) < max(between) < 400
+
+
 def test_features_are_the_data_paths_registers():
     """With `wired` each command asks; what has no place in the register, and what the data path
     refuses, changes nothing."""
@@ -667,6 +722,20 @@ def test_features_are_the_data_paths_registers():
         host.code = 2
         for opcode, given in ((Opcode.GET_FEATURE, get(0)), (Opcode.SET_FEATURE, put(0, 1))):
             assert (await host.command(ctx, opcode, given))[0] == ReturnCode.RETRY
+        # How far a sanitize is: while it runs, and never less than before.
+        dut, state = host.dut, host.dut.state
+        ctx.set(dut.progress, 77)
+        await host.tick(ctx, 3)
+        assert not ctx.get(state.percent)
+        ctx.set(dut.progress, 0)
+        assert (await host.command(ctx, Opcode.SANITIZE))[0] == ReturnCode.BACKGROUND
+        for percent, wanted in ((0, 0), (1, 1), (64, 64), (63, 64), (64, 64), (99, 99)):
+            ctx.set(dut.progress, percent)
+            await host.tick(ctx, 3)
+            assert (ctx.get(state.percent), ctx.get(state.running)) == (wanted, 1)
+        host.codes.append([5, host.tag, 0])
+        await host.tick(ctx, 200)
+        assert (ctx.get(state.percent), ctx.get(state.running)) == (100, 0)
         return len(host.asked)
 
     assert play(config, script) == 3 * len(KNOBS) + 2
@@ -786,6 +855,194 @@ def test_tables_are_at_fault_only_where_they_are_read(monkeypatch):
         assert not await told(300)
 
     simulation.simulate(dut, bench)
+
+
+def test_exchanges_of_data_objects():
+    """Each answer word for word: types, entries of the CDAT, and objects that have no answer."""
+    rng = random.Random(13)
+
+    async def script(ctx, host):
+        dut, golden = host.dut, Exchange(host.config)
+        entry, found = 2 << 16 | 0x1E98, 0
+        objects = [(1, 3, index) for index in (0, 1, 2, 255, 256)]
+        objects += [(entry, 3, handle << 16) for handle in range(len(golden.entries) + 1)]
+        objects += [(entry, 3, 1), (entry, 3, 1 << 31), (entry, 3, 256), (entry ^ 1 << 31, 3, 0)]
+        objects += [(1, 4, 0), (1, 3), (1, 3, 0, 0), (1, 3 | 1 << 18, 0), (1, 3, 0, *[0] * 4)]
+        for words in objects:
+            golden.abort()
+            golden.given = list(words)
+            golden.go()
+            header, length, word = (*words, 0)[:3]
+            fields = {"header": header, "length": length, "word": word, "count": len(words)}
+            ctx.set(dut.exchange.p, fields)
+            ctx.set(dut.exchange.valid, 1)
+            told, sends = [], 0
+            for _ in range(LIMIT):
+                if ctx.get(dut.exchange_word.valid):
+                    told.append(ctx.get(dut.exchange_word.p))
+                sends = ctx.get(dut.exchange_send)
+                await host.tick(ctx)
+                if sends:
+                    break
+            ctx.set(dut.exchange.valid, 0)
+            ctx.set(dut.exchange.p, dict.fromkeys(fields, 7))
+            assert sends and told == golden.answer, words
+            found += bool(told)
+            for _ in range(rng.randrange(40)):
+                await host.tick(ctx)
+                assert not ctx.get(dut.exchange_word.valid) and not ctx.get(dut.exchange_send)
+        return found, len(golden.entries)
+
+    found, entries = play(FULL, script)
+    assert found == 5 + entries
+
+
+class Flips:
+    """An engine on Amaranth's simulator, and what it tells of its memories."""
+
+    def __init__(self, config):
+        self.dut = CommandEngine(config=config)
+        self.reset = Signal()
+        top, self.memories = opened(self.dut)
+        self.top = ResetInserter(self.reset)(top)
+        self.told, self.requested = Counter(), 0
+
+    def rows(self, name):
+        (memory,) = (memory for path, memory in self.memories.items() if name in path)
+        return memory
+
+    async def tick(self, ctx, cycles=1):
+        dut = self.dut
+        for _ in range(cycles):
+            self.requested += ctx.get(dut.requests.valid)
+            await ctx.tick()
+            seen = {**fields(ctx, dut.fault), "host": ctx.get(dut.host_fault.as_value())}
+            self.told.update(name for name, told in seen.items() if told)
+
+    async def ready(self, ctx):
+        while not ctx.get(self.dut.state.ready):
+            await self.tick(ctx)
+
+    async def command(self, ctx, opcode):
+        """Return code, the length that the answer puts there, what was told meanwhile."""
+        dut, length = self.dut, None
+        self.told.clear()
+        ctx.set(dut.opcode, opcode)
+        ctx.set(dut.ring, 1)
+        await self.tick(ctx)
+        ctx.set(dut.ring, 0)
+        for _ in range(2000):
+            if ctx.get(dut.length_load):
+                length = ctx.get(dut.out_length)
+            if not ctx.get(dut.busy):
+                break
+            await self.tick(ctx)
+        assert not ctx.get(dut.busy), f"{opcode:#x} hangs"
+        await self.tick(ctx)
+        return ctx.get(dut.state.code), length, set(self.told)
+
+
+def test_a_flipped_bit_changes_nothing_and_is_told_where_it_is_used():
+    """In store, payload and program: of what is read, of what is written in part, nothing else."""
+    flips = Flips(TINY)
+    dut = flips.dut
+
+    async def bench(ctx):
+        await flips.ready(ctx)
+        await flips.tick(ctx, 100)
+        assert not flips.told
+        store, payload = flips.rows("store"), flips.rows("payload")
+        at = (image(TINY).store("shutdown") - STORE) // 4
+        flip(ctx, store, at, 3)
+        flip(ctx, payload, 0, 3)
+        await flips.tick(ctx, 100)
+        assert not flips.told
+        # The host reads; the engine reads what it has stored, and writes a byte of the payload.
+        ctx.set(dut.access.read, 1)
+        await flips.tick(ctx)
+        ctx.set(dut.access.read, 0)
+        await flips.tick(ctx, 2)
+        assert set(flips.told) == {"corrected", "host"}
+        assert await flips.command(ctx, Opcode.FIRMWARE_INFO) == (0, 0x50, set())
+        assert await flips.command(ctx, Opcode.GET_SHUTDOWN) == (0, 1, {"corrected"})
+        assert await flips.command(ctx, Opcode.GET_TIMESTAMP) == (0, 8, set())
+        flip(ctx, payload, 0, 7)
+        assert await flips.command(ctx, Opcode.GET_SHUTDOWN) == (0, 1, {"corrected"})
+        # A byte of the labels, which is all of their word that changes.
+        flip(ctx, store, (image(TINY).store("lsa") - STORE) // 4, 3)
+        ctx.set(dut.access.write, 1)
+        ctx.set(dut.access.strobe, 0xFF)
+        for lane, value in ((0, 1), (1, 0x55)):
+            ctx.set(dut.access.lane, lane)
+            ctx.set(dut.access.write_data, value)
+            await flips.tick(ctx)
+        ctx.set(dut.access.write, 0)
+        ctx.set(dut.length, 9)
+        assert await flips.command(ctx, Opcode.SET_LSA) == (0, 0, {"corrected"})
+        ctx.set(dut.access.lane, 0)
+        ctx.set(dut.length, 0)
+        flip(ctx, payload, 0, 3, 9)
+        flips.told.clear()
+        ctx.set(dut.access.read, 1)
+        await flips.tick(ctx)
+        ctx.set(dut.access.read, 0)
+        await flips.tick(ctx, 2)
+        assert set(flips.told) == {"poisoned", "host"}
+        assert (await flips.command(ctx, Opcode.FIRMWARE_INFO))[:2] == (0, 0x50)
+
+    simulation.simulate(flips.top, bench)
+
+
+def test_what_is_beyond_repair_halts_it_until_reset():
+    """Commands end with an internal error, a sanitize is over, events and exchanges are taken and
+    dropped, and no request leaves."""
+    flips, im = Flips(TINY), image(TINY)
+    dut, state = flips.dut, flips.dut.state
+
+    async def halted(ctx, opcode, memory, row):
+        await flips.ready(ctx)
+        flips.requested = 0
+        assert await flips.command(ctx, Opcode.SANITIZE) == (ReturnCode.BACKGROUND, 0, set())
+        assert ctx.get(state.running) and flips.requested == 1
+        flip(ctx, memory, row, 3, 9)
+        await flips.tick(ctx, 50)
+        assert not flips.told
+        ctx.set(dut.length, opcode == Opcode.SET_SHUTDOWN)
+        assert await flips.command(ctx, opcode) == (ReturnCode.INTERNAL, 0, {"fatal"})
+        assert not ctx.get(state.running)
+        assert ctx.get(state.background_code) == ReturnCode.INTERNAL
+        ctx.set(dut.length, 0)
+        for each in (Opcode.IDENTIFY, Opcode.INJECT_POISON):
+            assert (await flips.command(ctx, each))[:2] == (ReturnCode.INTERNAL, 0)
+        ctx.set(dut.events.valid, 1)
+        assert ctx.get(dut.events.ready) and not ctx.get(dut.exchange_send)
+        ctx.set(dut.exchange.valid, 1)
+        assert ctx.get(dut.exchange_send)
+        await flips.tick(ctx, 50)
+        assert ctx.get(dut.events.ready) and not ctx.get(dut.length_load)
+        assert flips.requested == 1 and not ctx.get(dut.interrupt)
+        for port in (dut.events, dut.exchange):
+            ctx.set(port.valid, 0)
+        flip(ctx, memory, row, 3, 9)
+        await flips.tick(ctx)
+
+    async def bench(ctx):
+        ctx.set(dut.requests.ready, 1)
+        logs, shutdown = im.table("logs") - TABLES, im.store("shutdown") - STORE
+        for opcode, name, at in (
+            (Opcode.SUPPORTED_LOGS, "tables", logs),
+            (Opcode.GET_SHUTDOWN, "store", shutdown),
+            (Opcode.SET_SHUTDOWN, "payload", 0),
+        ):
+            await halted(ctx, opcode, flips.rows(name), at // 4)
+            ctx.set(flips.reset, 1)
+            await flips.tick(ctx)
+            ctx.set(flips.reset, 0)
+            flips.told.clear()
+            await flips.ready(ctx)
+            assert await flips.command(ctx, Opcode.GET_SHUTDOWN) == (0, 1, set())
+
+    simulation.simulate(flips.top, bench)
 
 
 def test_latency_and_interval():

@@ -10,10 +10,12 @@ from timing import changes
 
 from kelp_hw.cxlio.cxl_io import CxlIo
 from kelp_spec.cxlio.config import named_cxlio
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.flips import PUBLIC
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 LINUX = ROOT / "data" / "linux"
 CONFIGS = ("recorded", "joined")
+MODEL = Model(public=PUBLIC)
 # The stand-in's command effects log had no effects; ours are true. Line of the recording → what it
 # read, and what the RTL reads.
 EFFECTS = {
@@ -34,6 +36,7 @@ def run(bench, config, test=None, **params):
         bench=bench,
         test=test,
         params={"config": config, **params},
+        model=MODEL,
         timeout_s=280,
     ).records
 
@@ -74,6 +77,8 @@ def test_perf_counts_what_it_counted():
         "interrupts",
         "errors",
         "cdat",
+        "monitors",
+        "flips",
     ],
 )
 def test_what_a_driver_relies_on(config, test):

@@ -14,6 +14,8 @@ from kelp_spec.cxlio.config import named_cxlio
 from kelp_spec.cxlio.pmu import COUNTER_BITS, EVENT_BITS, pmu_map
 
 FULL = named_cxlio("full")
+THRESHOLDS = (0, 0, 0, 1, 1, 2, 3, 4, 7, 12, 13, 64, 255)
+FILTERS = (0, 1, 9, 0xFFFF, 0xFFFFFFFF)
 
 
 class Both:
@@ -65,10 +67,10 @@ def test_random_events():
     async def set_up(ctx):
         for i in range(counters):
             if rng.random() < 0.3:
-                setting = 1 << 8 | rng.getrandbits(2) << 9 | rng.choice((0, 0, 1, 2, 3)) << 16
+                setting = 1 << 8 | rng.getrandbits(2) << 9 | rng.choice(THRESHOLDS) << 16
                 setting |= rng.choice((0, 0, 0, 1, 2, 3)) << 11 | rng.getrandbits(12) << 24
                 await both.write(ctx, 0x200 + 8 * i, 8, setting | rng.choice((0, 0, 0, 1)) << 59)
-                await both.write(ctx, 0x400 + 32 * i, 4, rng.choice((0, 1, 0xFFFF, 0xFFFFFFFF)))
+                await both.write(ctx, 0x400 + 32 * i, 4, rng.choice(FILTERS))
         await both.write(ctx, 0x18, 8, (1 << 64) - 1)
         for i in range(counters):
             if rng.random() < 0.3:
@@ -81,7 +83,8 @@ def test_random_events():
             await set_up(ctx)
             await both.write(ctx, 0x18, 8, rng.getrandbits(counters) & rng.getrandbits(counters))
             for _ in range(rng.randrange(1, 25)):
-                now = [(rng.getrandbits(12), rng.randrange(2)) for _ in range(capabilities)]
+                events = rng.choice((rng.getrandbits(12), 0xFFF))
+                now = [(events, rng.choice((0, 1, 9))) for _ in range(capabilities)]
                 await both.step(ctx, now)
             for _ in range(2):
                 await both.step(ctx)

@@ -61,6 +61,10 @@ def test_random_accesses(name):
             if write:
                 golden.write(at, size, value)
             before = golden.read(at, size)
+            for key, bits in block.keys(Access.COUNT).items():
+                added = 0 if write else rng.getrandbits(6)
+                ctx.set(bank.adds[key], added)
+                golden.values[key] = (golden.values[key] + added) % (1 << bits)
             for key, on in sets.items():
                 golden.values[key] |= on
             for key, bits in block.keys(Access.SHARED).items():
@@ -89,6 +93,7 @@ def test_strobes_and_watched_writes():
             (0x1E8, 0x8, 1 << 31),
             (0x1F0, 0xF, 7),
             (0x1F0, 0, 7),
+            (0x1F0, 0x4, 0x55_6677),
         ):
             ctx.set(bank.access.lane, lane // 8)
             ctx.set(bank.access.write, 1)
@@ -110,7 +115,7 @@ def test_strobes_and_watched_writes():
             await ctx.tick()
 
     simulate(bank, bench)
-    assert heard == [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 7, 1), (0, 0, 0, 0)]
+    assert heard == [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 7, 1), (0, 0, 0, 0), (0, 0, 0x55_0000, 1)]
 
 
 def test_latency_and_interval():

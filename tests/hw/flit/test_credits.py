@@ -18,8 +18,9 @@ COUNTS = 1 << COUNT_BITS
 @pytest.mark.parametrize("credits", [4, 16, 64])
 @pytest.mark.parametrize("loss", [0, 0.2])
 def test_all_credits_come_back(credits, loss):
-    """Flits of up to five messages pass or are refused, places are freed at random: at the end
-    the sender has exactly the credits that it had at the beginning."""
+    """Flits of some messages pass or are refused, places are freed at random: in each cycle either
+    end allows what is left, and at the end the sender has exactly the credits that it had at the
+    beginning."""
     sender, receiver, m = CreditSender(), CreditReceiver(credits=credits), Module()
     m.submodules.sender, m.submodules.receiver = sender, receiver
     rng, sent = random.Random(credits), [0, 0, 0]
@@ -27,16 +28,27 @@ def test_all_credits_come_back(credits, loss):
     async def bench(ctx):
         held, received = [0, 0, 0], [0, 0, 0]
         before, new = [0, 0, 0], [0, 0, 0]
+        heard, granted, longest = [0, 0, 0], [credits] * 3, 0
+        most, ended = (20, 0.06) if credits == 64 else (5, 0.4)
         for cycle in range(900):
             ends = cycle >= 800
             loses = not ends and rng.random() < loss
             takes = 0
+            left = [(has - gone) % COUNTS != 0 for has, gone in zip(heard, sent, strict=True)]
+            assert ctx.get(sender.left) == sum(has << n for n, has in enumerate(left))
+            allowed = [count % COUNTS for count in granted]
+            assert [ctx.get(receiver.granted[n]) for n in range(3)] == allowed, f"cycle {cycle}"
             for n in range(3):
-                if not ends and new[n] < 5 and ctx.get(sender.left) >> n & 1 and rng.random() < 0.7:
+                if (
+                    not ends
+                    and new[n] < most
+                    and ctx.get(sender.left) >> n & 1
+                    and rng.random() < 0.7
+                ):
                     takes |= 1 << n
                     new[n] += 1
                     sent[n] += 1
-            closes = ends or rng.random() < 0.4
+            closes = ends or rng.random() < ended
             ctx.set(sender.takes, takes)
             ctx.set(sender.closes, closes)
             # What was told last, and comes with this flit: a sum of each kind.
@@ -55,16 +67,21 @@ def test_all_credits_come_back(credits, loss):
                 assert not ctx.get(receiver.refuses), f"cycle {cycle}"
                 if not loses:
                     held = [h + k for h, k in zip(held, new, strict=True)]
+                    granted[n] += lost
+                    longest = max(longest, *new)
                     received[n] = before[n]
                     received = [r + k for r, k in zip(received, new, strict=True)]
                 before, new = list(sent), [0, 0, 0]
             held = [h - (freed >> n & 1) for n, h in enumerate(held)]
+            granted = [g + (freed >> n & 1) for n, g in enumerate(granted)]
             k = rng.randrange(3)
             count = ctx.get(receiver.granted)[k]
             ctx.set(sender.heard, {"valid": not loses, "channel": k, "count": count})
+            heard[k] = heard[k] if loses else count
             await ctx.tick()
             assert not ctx.get(sender.wrong)
         assert min(sent) > 100 and held == [0, 0, 0]
+        assert longest >= (16 if credits == 64 else most - 1)
         for n in range(3):
             assert (ctx.get(receiver.granted)[n] - sent[n]) % COUNTS == credits
 

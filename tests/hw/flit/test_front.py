@@ -5,12 +5,14 @@ spoils is counted, and afterwards everything goes on."""
 
 import pytest
 from amaranth.hdl import Shape
+from flips import fields, flip, opened
 from flit_link import Link
 from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
 from kelp_hw.flit.front import FLIT_COUNTS, FlitFront
 from kelp_hw.flit.layouts import FLIT, PORTS
+from kelp_hw.lib.protected import BlockFault
 from kelp_spec.flit import COUNT_BITS, NOTHING_TOLD, QUEUE, REFRESH, VERSION
 from kelp_spec.messages import FIELDS
 
@@ -151,6 +153,42 @@ def test_a_count_that_is_full_stands_still():
         assert seen[first - 1] == full + 1 - 64 and set(seen[first:]) == {full}
 
     simulate(dut, bench)
+
+
+@pytest.mark.parametrize(("bits", "kind"), [((3,), "corrected"), ((3, 9), "fatal")])
+def test_flips_of_what_waits_for_a_credit_are_told(bits, kind):
+    """By `fault`, once, and counted: a message that leaves, or does not."""
+    dut = FlitFront(side="device", credits=4, protect=True)
+    top, memories = opened(dut)
+    waiting = [memory for path, memory in memories.items() if "packer" in path]
+    left, told = [], []
+
+    async def bench(ctx):
+        ctx.set(dut.i_flit.p.version, VERSION)
+        ctx.set(dut.s2m_ndr.valid, 1)
+        for tag in (5, 6):
+            ctx.set(dut.s2m_ndr.p.tag, tag)
+            await ctx.tick()
+        ctx.set(dut.s2m_ndr.valid, 0)
+        await ctx.tick().repeat(4)
+        for memory in waiting:
+            for row in range(memory.depth):
+                flip(ctx, memory, row, *bits)
+        ctx.set(dut.o_flit.ready, 1)
+        for cycle in range(40):
+            # Two credits of each channel.
+            ctx.set(dut.i_flit.valid, cycle < 3)
+            ctx.set(dut.i_flit.p.told, cycle)
+            ctx.set(dut.i_flit.p.count, 2)
+            if ctx.get(dut.o_flit.valid):
+                left.append(ctx.get(dut.o_flit.p.x) & 3 != 0)
+            told.append(fields(ctx, dut.fault))
+            await ctx.tick()
+        assert {name for name in BlockFault.members if ctx.get(dut.counts[name])} == {kind}
+        assert ctx.get(dut.counts[kind]) == sum(each[kind] for each in told) > 0
+
+    simulate(top, bench)
+    assert any(left) == (kind == "corrected")
 
 
 def test_arguments_are_checked():

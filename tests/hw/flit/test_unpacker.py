@@ -3,6 +3,7 @@
 """The unpacker: messages and refusals are the golden model's, whatever comes."""
 
 import random
+from collections import Counter
 
 import pytest
 from flit_traffic import random_message
@@ -22,6 +23,8 @@ class Both:
     channel → how often it has a message, `offer` elsewhere; `harm`: how often a flit is changed on
     its way; `greed`: how often the sender has a credit too many."""
 
+    protect = True
+
     def __init__(
         self,
         direction,
@@ -36,7 +39,7 @@ class Both:
     ):
         self.direction, self.rng = DIRECTIONS[direction], random.Random(seed)
         self.channels, self.seed = self.direction.channels, seed
-        self.dut = FlitUnpacker(direction=direction, credits=credits, protect=True)
+        self.dut = FlitUnpacker(direction=direction, credits=credits, protect=self.protect)
         self.golden = Unpacker(direction, credits=credits)
         self.packer = Packer(direction)
         self.offer, self.rare = offer, rare or {}
@@ -44,8 +47,11 @@ class Both:
         self.expected = {name: [] for name in self.channels}
         self.got = {name: [] for name in self.channels}
         self.refused, self.said = [], []
-        self.orphans, self.lost, self.heard = [0, 0], [0, 0], []
+        self.orphans, self.lost, self.heard = [0, 0], [0, 0], [[], []]
         self.halves = 0
+        #: When the flit that came last is taken from the register, and when its messages are in
+        #: their queues; when the first one came, what was seen first, and when.
+        self.moves, self.ends, self.first = -1, 0, None
 
     def simulate(self, cycles):
         async def bench(ctx):
@@ -83,14 +89,18 @@ class Both:
             del waiting[name]
         return flit
 
-    def _count(self, ctx):
+    def _count(self, ctx, cycle):
         told, heard = ctx.get(self.dut.told), ctx.get(self.dut.heard)
         if told.refused:
             self.said.append(Refusal(told.reason))
         self.orphans[0] += told.orphan
         self.lost[0] += told.lost
         if heard.valid:
-            self.heard.append((heard.channel, heard.count))
+            self.heard[0].append((heard.channel, heard.count))
+        assert not ctx.get(self.dut.fault.as_value())
+        if cycle > self.moves:  # what was lost is promised anew then
+            allowed = [self.golden.allowed[name] % COUNTS for name in self.channels]
+            assert [ctx.get(self.dut.granted[n]) for n in range(3)] == allowed
 
     async def run(self, ctx, cycles):
         dut, golden, rng = self.dut, self.golden, self.rng
@@ -108,28 +118,44 @@ class Both:
                 port = getattr(dut, PORTS[name])
                 ready = cycle >= cycles or rng.random() < self.ready.get(name, 1)
                 ctx.set(port.ready, ready)
+                if ctx.get(port.valid) and self.first and len(self.first) == 1:
+                    self.first.append(cycle)
                 if ready and ctx.get(port.valid):
                     message = ctx.get(port.payload)
                     self.got[name].append({field: message[field] for field, _ in FIELDS[name]})
                     freed.append(name)
-            self._count(ctx)
-            # Credits are the golden model's a cycle late, so that a flit is judged by the same.
+            self._count(ctx, cycle)
+            assert ctx.get(dut.i.ready) == (cycle >= self.moves), f"cycle {cycle}"
             if flit is not None and ctx.get(dut.i.ready):
                 pending, flit = flit, None
             else:
                 pending = None
             await ctx.tick()
-            if pending is not None:
-                self._take(pending)
+            # A flit is judged in the next cycle, by what has left until then.
             for name in freed:
                 golden.free(name)
             freed.clear()
+            if pending is not None:
+                self._take(pending, cycle)
         return self
 
-    def _take(self, flit):
+    def _take(self, flit, cycle):
+        """It is judged in the next cycle, and waits there for the messages of the one before; each
+        channel has one of its own a cycle, the half of a line too."""
         out = self.golden.take(flit)
+        self.moves = cycle + 1
         if out.refused is not None:
             self.refused.append(out.refused)
+        else:
+            content = decode(self.direction, flit)
+            if content.told < 3:
+                self.heard[1].append((content.told, content.count))
+            messages = Counter(name for name, _ in out.messages)
+            messages[self.direction.carrier] += content.middle == Middle.FIRST
+            self.moves = max(self.moves, self.ends)
+            self.ends = self.moves + max(1, *messages.values())
+            if out.messages and self.first is None:
+                self.first = [cycle]
         self.orphans[1] += out.orphans
         self.lost[1] += out.lost
         for name, message in out.messages:
@@ -140,6 +166,14 @@ class Both:
             assert self.got[name] == self.expected[name], f"seed {self.seed}, {name}"
         assert self.said == self.refused, f"seed {self.seed}"
         assert self.orphans[0] == self.orphans[1] and self.lost[0] == self.lost[1]
+        assert self.heard[0] == self.heard[1], f"seed {self.seed}"
+        assert self.first[1] - self.first[0] == self.dut.LATENCY
+
+
+class Bare(Both):
+    """Its queues carry no check bits."""
+
+    protect = False
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -167,6 +201,17 @@ def test_what_is_hostile_is_refused_as_a_whole(direction, seed):
     both = Both(direction, harm=0.3, seed=seed).simulate(300)
     both.check()
     assert set(both.said) >= {Refusal.HEADER, Refusal.ENCODING, Refusal.FRAMING}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("credits", [4, 16, 64])
+def test_a_sender_with_a_credit_too_many(direction, credits):
+    """Now and then; without check bits, too."""
+    channels = DIRECTIONS[direction].channels
+    ready, kind = dict.fromkeys(channels, 0.3), Both if credits == 4 else Bare
+    both = kind(direction, credits=credits, greed=0.05, ready=ready, seed=3)
+    both.simulate(200).check()
+    assert Refusal.CREDIT in both.said and all(both.got.values())
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -5,6 +5,7 @@ does."""
 
 import random
 from collections import deque
+from itertools import groupby
 
 import pytest
 from simulation import simulate
@@ -26,6 +27,7 @@ LINES = 1 << UNIT.aperture_bits - 6
 INJECT, CLEAR, SANITIZE, READ, SET = range(1, 6)
 ABSENT, CLOSED = 100, 101  #: lines that there are not
 OUTSIDE = LINES + 5
+OTHERS = [Op.PEEK, Op.PREFETCH, Op.LOOK]
 
 
 class Bench:
@@ -42,12 +44,19 @@ class Bench:
         self.registers = {base + i: self.rng.getrandbits(512) for i in range(4)}
         self.standing = {}
         self.pending, self.writes = deque(), []
+        #: What the port's own write gives: its poison, until it is confirmed; the request's tag.
+        self.giving, self.tag = None, None
         self.host = {"sent": 0, "got": [], "tags": []}
         self.answers, self.values = [], []
 
     def serve(self, ctx):
         """The endpoint's side of one cycle, before the edge."""
         dut, rng = self.dut, self.rng
+        if self.giving is None and ctx.get(dut.o_rwd.valid):
+            offers = ctx.get(dut.o_rwd.p.address) != 15 and ctx.get(dut.o_rwd.p.poison)
+            assert ctx.get(dut.injecting) == offers
+        else:
+            assert ctx.get(dut.injecting) == (self.giving or 0)
         for name in ("o_req", "o_rwd"):
             port = getattr(dut, name)
             offer = ctx.get(port.valid) and ctx.get(port.payload.as_value())
@@ -59,11 +68,15 @@ class Bench:
                 continue
             line, tag = ctx.get(port.p.address), ctx.get(port.p.tag)
             due = self.cycle + rng.randrange(3, 30)
+            of_host = line == 15 if name == "o_rwd" else line in self.HOSTS
+            if of_host:
+                i = getattr(dut, "i" + name[1:])
+                assert ctx.get(i.valid) and ctx.get(i.ready)
+                assert offer == ctx.get(i.payload.as_value()), name
             if name == "o_rwd":
-                of_host = line == 15
                 if not of_host:
                     self.own(ctx, port, "address", "opcode", "poison", "bep", "byte_enable", "data")
-                    assert ctx.get(dut.injecting) == ctx.get(port.p.poison)
+                    self.giving = ctx.get(port.p.poison)
                 partial = ctx.get(port.p.opcode) == M2SRwD.MEM_WR_PTL
                 assert partial or ctx.get(port.p.opcode) == M2SRwD.MEM_WR
                 if line in self.registers:
@@ -79,8 +92,9 @@ class Bench:
                 self.pending.append((due, "ndr", tag, None))
             else:
                 assert ctx.get(port.p.opcode) == M2SReq.MEM_RD
-                if line not in self.HOSTS:
+                if not of_host:
                     self.own(ctx, port, "address", "opcode")
+                    assert line < LINES or line in self.registers
                 self.pending.append((due, "drs", tag, line))
 
     def own(self, ctx, port, *used):
@@ -128,6 +142,8 @@ class Bench:
                 if now:
                     _, _, tag, line = self.pending[0]
                     fields = {"tag": tag}
+                    for k, (field, bits) in enumerate(FIELDS["S2M" + name.upper()]):
+                        fields.setdefault(field, (tag >> k) % (1 << bits))
                     if name == "drs":
                         data, poison = self.lines.get(line, (self.registers.get(line, 0), 0))
                         nxm = line not in {*self.lines, *self.registers, ABSENT}
@@ -140,11 +156,14 @@ class Bench:
                 ctx.set(dut.result.p.outcome, Outcome.ZERO)
             elif rng.random() < 0.3:  # what is absent to another op says nothing of the line
                 ctx.set(dut.result.valid, 1)
-                ctx.set(dut.result.p.op.kind, rng.choice([Op.PEEK, Op.PREFETCH, Op.LOOK]))
-                ctx.set(dut.result.p.outcome, Outcome.ZERO)
+                read = rng.random() < 0.3  # of a page that is there
+                ctx.set(dut.result.p.op.kind, Op.READ if read else rng.choice(OTHERS))
+                ctx.set(dut.result.p.outcome, Outcome.HIT if read else Outcome.ZERO)
             if requests and not waiting and rng.random() < 0.05:
                 kind, line, data = requests[0]
-                ctx.set(dut.requests.p, {"kind": kind, "line": line, "data": data, "tag": 3})
+                self.tag = rng.randrange(16)
+                asked = {"kind": kind, "line": line, "data": data, "tag": self.tag}
+                ctx.set(dut.requests.p, asked)
                 ctx.set(dut.requests.valid, 1)
                 waiting = True
             await ctx.delay(1e-9)
@@ -155,14 +174,18 @@ class Bench:
                     self.host["tags"].append(offered.pop(name))
             for name in ("drs", "ndr"):
                 port = getattr(dut, "i_" + name)
+                given = ctx.get(port.payload.as_value())
                 if ctx.get(port.valid) and ctx.get(port.ready):
                     self.pending.popleft()
+                    if name == "ndr" and not ctx.get(dut.o_ndr.valid):
+                        self.giving = None
                 port = getattr(dut, "o_" + name)
                 if ctx.get(port.valid) and ctx.get(port.ready):
                     self.host["got"].append(ctx.get(port.p.tag))
+                    assert ctx.get(port.payload.as_value()) == given, name
             taken = ctx.get(dut.requests.valid) and ctx.get(dut.requests.ready)
             if ctx.get(dut.answers.valid):
-                assert ctx.get(dut.answers.p.tag) == 3
+                assert ctx.get(dut.answers.p.tag) == self.tag
                 self.answers.append(ctx.get(dut.answers.p.code))
                 self.values.append(ctx.get(dut.answers.p.value))
                 waiting = False
@@ -193,11 +216,12 @@ def test_lines_are_poisoned_and_cleared_beside_traffic(seed):
         (CLEAR, ABSENT, 1),
         (INJECT, CLOSED, 0),
         (CLEAR, OUTSIDE, 2),
+        (INJECT, 1 << 45 | 3, 0),
         (SANITIZE, 0, 0),
         (INJECT, 6, 0),  # what went before says nothing of it
     ]
     bench = play(requests, seed)
-    assert bench.answers == [0, 0, 0, 0, 1, 1, 1, 1, 3, 0]
+    assert bench.answers == [0, 0, 0, 0, 1, 1, 1, 1, 1, 3, 0]
     # Poisoned, then written; poisoned; left alone, for it was not poisoned; poisoned.
     assert [bench.lines[i] for i in (3, 4, 5, 6)] == [(0x55, 0), (0, 1), (5, 0), (0, 1)]
     assert [line for line in bench.writes if line != 15] == [3, 3, 4, 6]
@@ -314,10 +338,12 @@ def test_an_endpoint_that_does_not_rest_is_asked_again(patience):
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_what_the_host_holds_is_called_back_first(stubborn):
+def test_what_the_host_holds_is_called_back_first(stubborn, monkeypatch):
     """Asked for with the channels open until it is free, and once more with them held; what was
     granted meanwhile opens them again. A host that never gives it back ends in another try."""
-    config = named("unit_cxl_coherent")
+    config, patience = named("unit_cxl_coherent"), 8000
+    joined = named_cxlio(config.cxlio).replace(patience=patience)
+    monkeypatch.setattr(media_port, "named_cxlio", lambda name: joined)
     dut, asks, codes, wrote = MediaPort(config=config), [], [], []
     held = [1, 1, 0, 1, 0, 0]
 
@@ -328,7 +354,7 @@ def test_what_the_host_holds_is_called_back_first(stubborn):
         ctx.set(dut.requests.valid, 1)
         await ctx.tick()
         ctx.set(dut.requests.valid, 0)
-        for _ in range(200 if not stubborn else named_cxlio("joined").patience // 2 + 50):
+        for _ in range(patience // 2 + 50 if stubborn else 200):
             asked = ctx.get(dut.recall.valid)
             reads, writes = (
                 ctx.get(port.valid) and ctx.get(port.ready) for port in (dut.o_req, dut.o_rwd)
@@ -389,6 +415,43 @@ def test_what_the_endpoint_waits_for_may_be_the_hosts_to_give(kind):
     simulate(dut, bench)
     assert seen["home"] and seen["codes"] == [0]
     assert max(seen["closed"]) <= dut.TRY[0] + 8
+
+
+@pytest.mark.parametrize("kind", [INJECT, READ])
+def test_how_long_the_channels_are_held_and_open(kind, monkeypatch):
+    """Beside an endpoint that never rests: by `TRY`, whose last goes on, and `BREAK`; the next
+    request begins anew."""
+    monkeypatch.setattr(MediaPort, "TRY", (20, 31, 44, 52))
+    monkeypatch.setattr(MediaPort, "BREAK", 17)
+    config = named("unit_cxl_coherent")
+    joined = named_cxlio(config.cxlio).replace(patience=1200)
+    monkeypatch.setattr(media_port, "named_cxlio", lambda name: joined)
+    dut = MediaPort(config=config)
+    seen, codes = [], []
+
+    async def bench(ctx):
+        for port in (dut.o_req.ready, dut.o_rwd.ready, dut.recall.ready, dut.requests.valid):
+            ctx.set(port, 1)
+        ctx.set(dut.requests.p, {"kind": kind, "line": 1})
+        while len(codes) < 2:
+            opened = ctx.get(dut.i_req.ready)
+            assert opened == ctx.get(dut.i_rwd.ready)
+            if ctx.get(dut.answers.valid):
+                codes.append(ctx.get(dut.answers.p.code))
+                seen.append([])
+            elif seen:
+                seen[-1].append(opened)
+            asked = ctx.get(dut.recall.valid)
+            await ctx.tick()
+            ctx.set(dut.still_held.valid, asked)
+
+    simulate(dut, bench)
+    assert codes == [2, 2]
+    runs = [(opened, len([*same])) for opened, same in groupby(seen[0])]
+    held = [length for opened, length in runs[1:-2] if not opened]
+    free = [length for opened, length in runs[2:-2] if opened]
+    assert held == [19, 30, 43, *[51] * (len(held) - 3)] and len(held) >= 6
+    assert set(free) == {18}
 
 
 @pytest.mark.parametrize("kind", [INJECT, READ])

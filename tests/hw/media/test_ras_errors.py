@@ -2,6 +2,8 @@
 
 """Which of KELP's events are errors, and which bit each sets."""
 
+import random
+
 import pytest
 from simulation import simulate
 from timing import changes
@@ -26,12 +28,13 @@ ERRORS = {
 
 @pytest.mark.parametrize("injecting", [0, 1])
 def test_each_event_sets_its_bit(injecting):
-    dut, seen = RasErrors(config=UNIT), {}
+    dut, seen, rng = RasErrors(config=UNIT), {}, random.Random(6)
 
     async def bench(ctx):
         ctx.set(dut.injecting, injecting)
         for event in range(32):
-            ctx.set(dut.i.p, {"code": event, "page": 3, "squeue": 5})
+            ctx.set(dut.i.payload.as_value(), rng.getrandbits(len(dut.i.payload.as_value())))
+            ctx.set(dut.i.p.code, event)
             ctx.set(dut.i.valid, 1)
             header = ctx.get(dut.i.payload.as_value())
             await ctx.tick()

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """What a driver relies on, walked as a driver walks it: capabilities, register blocks, decoders,
-the doorbell, interrupts, errors, the CDAT. Offsets here are written out, not taken from the
-register map."""
+the doorbell, interrupts, errors, the CDAT, monitors, flipped bits. Offsets here are written out,
+not taken from the register map."""
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from ..harness.runner import record
-from .port_tb import TB
+from kelp_hw.cxlio.chmu import heat_layout
+from kelp_hw.export.packing import Packing
+from kelp_spec.cxlio.chmu import unit_bits
+from kelp_spec.cxlio.pmu import COUNTER_BITS, pmu_map
 
+from ..harness.runner import record
+from .port_tb import OKAY, TB
+
+_REFUSED, _ONES = 2, (1 << 64) - 1
 _CXL, _DVSEC, _DOE = 0x1E98, 0x23, 0x2E
 _BAR_BYTES = 1 << 16
 
@@ -325,3 +331,137 @@ async def cdat(dut):
     await tb.write("configuration", at + 8, 4, 1)
     assert (await tb.read("configuration", at + 0xC, 4))[0] == 0
     record(tables=len(lengths))
+
+
+async def _readiness(tb):
+    """Memory that is not ready is neither valid nor active, nor in any state."""
+    _, dvsecs = await extended(tb)
+    for ready in (0, 1):
+        tb.dut.memory_ready.value = ready
+        await tb.idle(2)
+        size, _ = await tb.read("configuration", dvsecs[0][0] + 0x1C, 4)
+        status, _ = await tb.read("device", 0x200, 8)
+        assert (size & 3, status >> 2 & 3) == (3 * ready, ready)
+
+
+async def _counters(tb):
+    """Each capability's first event by its counter, whose overflow is a message."""
+    c, dut = tb.config, tb.dut
+    pmu = pmu_map(c)
+    fixed = {capability: n for n, (capability, _) in reversed([*enumerate(pmu.counters)][2:])}
+    assert len(fixed) >= 3
+    for capability, n in fixed.items():
+        settings, _ = await tb.read("pmu", 0x200 + 8 * n, 8)
+        await tb.write("pmu", 0x18, 8, _ONES)
+        await tb.write("pmu", 0x200 + 8 * n, 8, settings | 3 << 8)
+        await tb.write("pmu", 0xC00 + 8 * n, 8, (1 << COUNTER_BITS) - 2)
+        await tb.write("pmu", 0x18, 8, 0)
+        happened = [(0, 0)] * len(pmu.capabilities)
+        happened[capability] = 1 << pmu.counters[n][1], 0
+        tb.messages.clear()
+        for count in ((1 << COUNTER_BITS) - 1, 0):
+            assert not tb.messages
+            await tb.happen(happened)
+            await tb.idle(30)
+            assert (await tb.read("pmu", 0xC00 + 8 * n, 8))[0] == count, capability
+        assert [message["data"] for message in tb.messages] == [0x40 + c.pmu_vector]
+        await tb.write("pmu", 0x200 + 8 * n, 8, settings)
+    dut.counted.value = 0
+
+
+async def _hot_list(tb):
+    """Two pages; with the second there are more than one, which is a message."""
+    c, heat = tb.config, Packing(heat_layout(tb.config))
+    for at, value in ((0x80, 1), (0x58, 1 << 40 | 1 << 48), (0x60, 1)):
+        await tb.write("chmu", at, 8, value)
+    await tb.write("chmu", 0x50, 8, 3 | 1 << 10 | 1 << 16 | 5 << 32)
+    await tb.idle(2 * c.hot_entries)
+    tb.messages.clear()
+    pages = [(1, 7), ((1 << unit_bits(c)) - 2, (1 << 16) - 3)]
+    for unit, score in pages:
+        assert not tb.messages
+        tb.dut.heat__payload.value = heat.pack(unit=unit, score=score)
+        tb.dut.heat__valid.value = 1
+        await tb.idle()
+        tb.dut.heat__valid.value = 0
+        await tb.idle(30)
+    assert [message["data"] for message in tb.messages] == [0x40 + c.chmu_vector]
+    assert (await tb.read("chmu", 0x7A, 2))[0] == 2
+    for n, (unit, score) in enumerate(pages):
+        assert (await tb.read("chmu", 0x800 + 8 * n, 8))[0] == unit << 16 | score
+    for space, at in (("pmu", 0x1000), ("pmu", 0x1200), ("chmu", 0x1000), ("chmu", 0x1800)):
+        assert await tb.read(space, at, 8) == (0, OKAY), (space, at)
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def monitors(dut):
+    """Memory says whether it is ready; counters and the hot list hear what is theirs, and each has
+    its interrupt; a sanitize says how far it is."""
+    tb = await started(dut)
+    c = tb.config
+    await _readiness(tb)
+    for vector in range(c.vectors):
+        for offset, value in ((0, 0xFEE00000), (8, 0x40 + vector), (12, 0)):
+            await tb.write("device", 0x8000 + 16 * vector + offset, 4, value)
+    await tb.write("configuration", 0x7E, 2, 0x8000)
+    if c.pmu:
+        await _counters(tb)
+    if c.hot_entries:
+        await _hot_list(tb)
+    if c.wired:
+        tb.decide = lambda request: None
+        assert (await tb.command(0x4400))[0] == 1
+        for percent in (42, 85):
+            dut.progress.value = percent
+            await tb.idle(2)
+            assert (await tb.read("device", 0x1018, 8))[0] == percent << 16 | 0x4400
+        await tb.told(tb.requests[-1], 0)
+        await tb.idle(600)
+        assert (await tb.read("device", 0x1018, 8))[0] == 100 << 16 | 0x4400
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def flips(dut):
+    """One flipped bit changes nothing. Two are told by the answer to who reads them, or writes them
+    in part, and by nothing else; where the device itself uses them, for good."""
+    tb = await started(dut)
+    told = set()
+
+    async def listening():
+        while True:
+            await ReadOnly()
+            told.update(n for n in range(3) if int(dut.fault.value) >> n & 1)
+            await RisingEdge(dut.clk)
+
+    def flip(rows, row, *bits):
+        rows[row].value = int(rows[row].value) ^ sum(1 << bit for bit in bits)
+
+    cocotb.start_soon(listening())
+    await tb.write("component", 0x1084, 4, 0)
+    for rows, at, word in (
+        (dut.engine.mailbox.payload.memory, 0x1020, 0x1234_5678_9ABC_DEF0),
+        (dut.msix.addresses.memory, 0x8000, 0xFEE0_0000),
+        (dut.msix.data.memory, 0x8008, 1 << 32 | 0x31),
+    ):
+        assert await tb.write("device", at, 8, word) == OKAY
+        told.clear()
+        flip(rows, 0, 3)
+        assert await tb.read("device", at, 8) == (word, OKAY) and told == {0}
+        flip(rows, 0, 7)
+        told.clear()
+        assert await tb.read("device", at, 8) == (_ONES, _REFUSED), hex(at)
+        assert await tb.write("device", at, 1, 0) == _REFUSED
+        assert 0 not in told and 2 not in told
+        assert await tb.write("device", at, 8, word) == OKAY
+        assert await tb.read("device", at, 8) == (word, OKAY)
+    assert not (await tb.read("device", 0x200, 8))[0] & 1
+    assert (await tb.read("component", 0x1080, 4))[0] == 0
+    store = dut.engine.store.memory
+    for row in range(len(store)):
+        flip(store, row, 3, 9)
+    told.clear()
+    assert (await tb.command(0x100, bytes(1)))[:2] == (4, b"")
+    assert 2 in told and (await tb.read("device", 0x200, 8))[0] & 1
+    assert (await tb.read("component", 0x1080, 4))[0] == 1 << 14
+    await tb.idle(50)
+    assert (await tb.read("device", 0x200, 8))[0] & 1

@@ -370,6 +370,7 @@ BENCHES = (
         # All on the driver's design: random traffic on cocotb has another one, without the mutants.
         (
             "tests/hw/test_lockstep_traffic.py",
+            "tests/hw/test_endpoint_wires.py",
             "tests/hw/test_lockstep.py",
             "tests/hw/test_clauses.py",
             "tests/hw/test_storms.py::test_storm",
