@@ -13,9 +13,11 @@ from kelp_hw.tracker.page_words import PageWords
 from kelp_spec.config import named
 from kelp_spec.metadata import Event, Outcome, PageState
 from kelp_spec.metadata import Op as K
-from kelp_verif.harness.runner import made, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 BENCH = "kelp_verif.tracker.tracker_bench"
+#: what a bench flips bits in; the same for every test of a design, which is built once
+MODEL = Model(public=[("top.queues*", "memory"), ("top.pools*", "memory")])
 
 #: Every row of the op table, by what can become of it; random streams must have met them all.
 ROWS = {
@@ -57,6 +59,7 @@ def random_ops(seed=None, changes=None, patched=False, **params):
         bench=BENCH,
         test="random_ops",
         seed=seed,
+        model=MODEL,
         params=params | {"changes": changes or {}},
     ).records
 
@@ -118,6 +121,7 @@ def test_hazards_at_every_distance():
         made(hw.Tracker, config=named("unit").with_(parked=64)),
         bench=BENCH,
         test="spaced_ops",
+        model=MODEL,
         params={"sequences": 400},
     )
 
@@ -140,7 +144,12 @@ def test_page_words_in_parts(monkeypatch):
 
 def test_reset_forgets():
     config = named("unit").with_(parked=64)
-    run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="reset_forgets")
+    run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="reset_forgets", model=MODEL)
+
+
+def test_flipped_bits_are_told_where_they_are_used():
+    config = named("unit").with_(parked=64)
+    run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="flipped_bits", model=MODEL)
 
 
 def test_rates_at_640_queues():

@@ -11,7 +11,7 @@ engines know no more than that.
 
 import random
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import cocotb
 from cocotb.triggers import RisingEdge
@@ -21,6 +21,7 @@ from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Op as K
 from kelp_spec.metadata import PageState
 
+from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
 from .tracker_engines import Engines
 from .tracker_tb import APART, TB
@@ -258,6 +259,85 @@ async def rates(dut):
     record(**figures)
 
 
+async def again(dut, config) -> TB:
+    """A bench on the tracker behind another reset, its queues configured."""
+    tb = TB(dut, config)
+    tb.golden.low_water, tb.golden.reserve = 1, 3
+    dut.rst.value = 1
+    for payload, valid, _ in tb.ports.values():
+        payload.value = valid.value = 0
+    dut.i_miss_free__valid.value = 0
+    dut.ecc_flip.value = 0
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    assert await tb.scrubbed() == config.page_words
+    for squeue in range(config.squeues):
+        await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+    return tb
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def flipped_bits(dut):
+    """Bits flip in the queues' formats: told where an op of the queue uses them, and by no other.
+    Bits flip in freed frames: told when they are handed out."""
+    config = named("unit").with_(parked=64)
+    tb = await start(dut, config)
+    rows = "queues.rows.rows.memory"
+
+    def uses(tb):
+        """Ops of a queue, the stream of each, and whether it uses the queue's row."""
+        where = {"squeue": tb.rng.randrange(1, config.queues), "page": 2}
+        read = Op(K.READ, **where, ld_id=1)
+        return [
+            ("request", read, 1),
+            ("request", replace(read, ld_id=2), 0),
+            ("request", replace(read, refused=1), 0),
+            ("request", replace(read, no_memory=1), 0),
+            ("hint", Op(K.MASS, **where), 1),
+            ("evict", Op(K.SCAN, **where), 1),
+            ("evict", Op(K.CLAIM, **where), 1),
+            ("evict", Op(K.PEEK, **where, slot=9), 0),
+            ("control", Op(K.PEEK, **where), 0),
+            ("control", Op(K.STEP, **where, delta=1), 0),
+        ]
+
+    async def opened(tb):
+        used = {"used_queues": config.queues, "used_pages": config.pages}
+        await tb.open(0, Session(**used, used_lines=config.half_lines, ld_id=1))
+
+    async def recycled(tb, squeue):
+        """All frames of a queue's pool have been used, and half of them are free."""
+        write = {"write": 1, "has_write": 1, "ld_id": 1}
+        for page in range(config.pages):
+            await tb.ops(Op(K.WRITE, squeue=squeue, page=page, **write), stream="request")
+        for page in range(config.pages // 2):
+            word, pool = tb.golden.word(squeue, page), tb.golden.queue_configs[squeue].pool
+            await tb.ops(Op(K.SCRUB, squeue=squeue, page=page), stream="evict")
+            await tb.ops(Op(K.FREE, pool=pool, frame=word.place), stream="evict")
+
+        async def take():
+            for page in range(config.pages // 2):
+                await tb.ops(Op(K.WRITE, squeue=squeue, page=page, **write), stream="request")
+
+        return take
+
+    for bits in (1, 2):
+        for n in range(len(uses(tb))):
+            tb = await again(dut, config)
+            await opened(tb)
+            stream, op, used = uses(tb)[n]
+            tb.faults.flip(rows, bits)
+            await tb.faults.expect(rows, bits if used else 1, used, tb.ops(op, stream=stream))
+            assert used or not tb.faults.told, f"{op}: {tb.faults.told}"
+        for squeue, pool in enumerate(POOLS):
+            tb = await again(dut, config)
+            await opened(tb)
+            take, ring = await recycled(tb, squeue), f"pools.{pool}.ring.rows.memory"
+            tb.faults.flip(ring, bits)
+            # The next one is in a register already.
+            await tb.faults.expect(ring, bits, config.pages // 2 - 1, take())
+
+
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def reset_forgets(dut):
     """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing
@@ -279,18 +359,7 @@ async def reset_forgets(dut):
         assert tb.golden.words
         if attempt == 2:
             break
-        tb = TB(dut, config)
-        tb.golden.low_water, tb.golden.reserve = 1, 3
-        dut.rst.value = 1
-        for payload, valid, _ in tb.ports.values():
-            payload.value = valid.value = 0
-        dut.i_miss_free__valid.value = 0
-        dut.ecc_flip.value = 0
-        await RisingEdge(dut.clk)
-        dut.rst.value = 0
-        assert await tb.scrubbed() == config.page_words
-        for squeue in range(config.squeues):
-            await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+        tb = await again(dut, config)
         await tb.ops(
             *(
                 Op(K.PEEK, session=q // config.queues, squeue=q, page=p)

@@ -6,7 +6,7 @@ recoveries, sessions."""
 from collections import deque
 
 from kelp_golden.ops import Op, Session
-from kelp_spec.metadata import Event, MissKind, Outcome, PageState
+from kelp_spec.metadata import STEP_BITS, Event, MissKind, Outcome, PageState
 from kelp_spec.metadata import Op as K
 
 from .tracker_tb import TB
@@ -94,9 +94,11 @@ class Engines:
         if odd < 0.02:
             op.ld_id ^= 1 << rng.randrange(4)
         elif odd < 0.04:
-            op.kv_line = rng.randrange(c.page_lines)
+            # any line, but the first one outside more often than not
+            beyond = rng.randrange(2) * c.half_lines + session.used_lines % c.half_lines
+            op.kv_line = rng.choice((beyond, rng.randrange(c.page_lines)))
         elif odd < 0.06:
-            op.refused = rng.choice((Event.OUT_OF_MAP, Event.UNKNOWN_OPCODE))
+            op.refused = rng.choice([event for event in Event if event != Event.NONE])
         elif odd < 0.08 and not op.write:
             op.no_memory = 1
         return op
@@ -164,7 +166,9 @@ class Engines:
                 return Op(K.CLOSE, session=s)
             return Op(K.CLOSE, session=self.closing)
         if pick < 0.5:
-            return Op(K.STEP, session=s, delta=rng.choice((1, 1, 3, (1 << 24) - 2)))
+            # Steps that differ in one bit alone, whichever it is, are different.
+            delta = rng.choice((1, 1, 3, (1 << 24) - 2, 1 << rng.randrange(STEP_BITS)))
+            return Op(K.STEP, session=s, delta=delta)
         return self.op(K.PEEK, *self.page())
 
     def descriptor(self, s):
@@ -181,7 +185,7 @@ class Engines:
             k_only=int(rng.random() < 0.2),
             used_pages=used(c.pages),
             kv_heads=1,
-            step=rng.choice((0, (1 << 24) - 2)),
+            step=rng.choice((0, (1 << 24) - 2, rng.getrandbits(STEP_BITS))),
         )
 
     def hint(self):
@@ -193,9 +197,12 @@ class Engines:
         if self.config.select:  # ops of a choice come in the same stream
             kinds += K.HOLD, K.HOLD, K.UNHOLD, K.LOOK
         kind = rng.choice(kinds)
-        line = rng.randrange(self.config.half_lines) if kind == K.LOOK else 0
         delta = 1 if kind == K.STEP else 0
-        return self.op(kind, squeue, page, kv_line=line, mass=rng.getrandbits(16), delta=delta)
+        op = self.op(kind, squeue, page, mass=rng.getrandbits(16), delta=delta)
+        if kind == K.LOOK:
+            op.kv_line = rng.randrange(self.config.half_lines)
+            op.ld_id, op.origin = rng.randrange(16), rng.getrandbits(16)
+        return op
 
     def prefetch(self):
         if not self.wants("prefetch"):
@@ -214,8 +221,10 @@ class Engines:
             squeue, page, frame = claim = rng.choice(self.claims)
             if ("release", claim) not in self.busy:
                 self.busy.add(("release", claim))
+                failed = int(rng.random() < 0.2)
+                written = rng.getrandbits(1)
                 return self.op(
-                    K.RELEASE, squeue, page, frame=frame, failed=int(rng.random() < 0.2), slot=1
+                    K.RELEASE, squeue, page, frame=frame, failed=failed, slot=1, written=written
                 )
         if self.orphans and choice < 0.6:
             squeue, page, frame = orphan = rng.choice(self.orphans)
@@ -244,9 +253,8 @@ class Engines:
             ):
                 return None
             self.busy.add(("claim", squeue, page))
-            return self.op(
-                K.CLAIM, squeue, page, delta=word.last_step ^ (rng.random() < 0.1), slot=2
-            )
+            other = (rng.random() < 0.1) << rng.randrange(STEP_BITS)
+            return self.op(K.CLAIM, squeue, page, delta=word.last_step ^ other, slot=2)
         if choice < 0.88:
             return self.op(K.SCRUB, squeue, page, slot=8)
         if (
