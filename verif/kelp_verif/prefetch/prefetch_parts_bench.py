@@ -102,7 +102,7 @@ async def queue_against_list(dut):
                 "squeue": session * config.queues + rng.randrange(config.queues),
                 "page": rng.randrange(pages),
                 "source": rng.choice(SOURCES),
-                "distance": rng.choice([0, 1, 1, 2, 3, 63]),
+                "distance": rng.choice([0, 1, 1, 2, 3, 63, 1 << rng.randrange(6)]),
             }
         ready = int(rng.random() < p_ready)
         cancel = rng.getrandbits(config.sessions) if rng.random() < 0.02 else 0

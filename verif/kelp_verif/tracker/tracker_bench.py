@@ -21,7 +21,6 @@ from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Op as K
 from kelp_spec.metadata import PageState
 
-from ..harness.flips import Fenced
 from ..harness.runner import bench_params, record
 from .tracker_engines import Engines
 from .tracker_tb import APART, TB
