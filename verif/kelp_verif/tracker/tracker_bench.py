@@ -75,6 +75,7 @@ async def random_ops(dut):
             engines.credits |= dict.fromkeys(engines.credits, 1.0) | {"free": 0.03}
             if phase % 8 == 2:
                 engines.p |= dict.fromkeys(("hint", "evict", "prefetch", "control"), 0.02)
+        engines.failed = 0.3 if phase % 6 == 5 else 0.03
         if phase % 3 == 0:
             engines.p["request"] = 1.0
         for _ in range(400):
@@ -160,6 +161,56 @@ async def spaced_ops(dut):
             await tb.ops(Op(K.FREE, pool=pool, frame=frame), stream="evict")
     assert tb.seen["hot"] and min(tb.seen["faults"])
     record(hot=tb.seen["hot"], faults=tb.seen["faults"])
+
+
+@cocotb.test(timeout_time=400, timeout_unit="us")
+async def refusals(dut):
+    """Sessions of every size, one after another: requests on both sides of each of their limits, of
+    the owner and of one whose LD-ID differs in a bit, while it is open, closing and closed."""
+    config = named("unit").with_(parked=64)
+    tb = await start(dut, config)
+    rng, half = tb.rng, config.half_lines
+
+    def near(used, most):
+        """A number on either side of a limit, or any."""
+        return rng.choice([used - 1, min(used, most - 1), rng.randrange(most)])
+
+    for n in range(bench_params()["sessions"]):
+        s = n % config.sessions
+        session = Session(
+            ld_id=rng.randrange(16),
+            host_type=rng.getrandbits(1),
+            used_queues=rng.randint(1, config.queues),
+            used_lines=rng.randint(1, half),
+            k_only=rng.getrandbits(1),
+            used_pages=rng.randint(1, config.pages),
+            kv_heads=1,
+            step=rng.getrandbits(24),
+        )
+
+        def read(s=s, session=session):
+            kind = rng.randrange(2)
+            line = near(session.used_lines, half) + half * rng.choice([0, 0, 1])
+            other = (rng.random() < 0.1) << rng.randrange(4)
+            return Op(
+                K.WRITE if kind and session.closing else K.READ,
+                session=s,
+                squeue=s * config.queues + near(session.used_queues, config.queues),
+                page=near(session.used_pages, config.pages),
+                kv_line=line,
+                write=int(kind and session.closing),
+                ld_id=session.ld_id ^ other,
+            )
+
+        await tb.ops(*(read() for _ in range(4)), stream="request")
+        await tb.open(s, session)
+        await tb.ops(*(read() for _ in range(40)), stream="request")
+        session.closing = 1
+        await tb.ops(Op(K.CLOSE, session=s))
+        await tb.ops(*(read() for _ in range(4)), stream="request")
+        await tb.ops(Op(K.CLOSED, session=s), stream="evict")
+    refused = sum(n for (_, outcome), n in tb.seen["outcomes"].items() if outcome == "REFUSED")
+    assert refused > 20 * bench_params()["sessions"]
 
 
 async def measure(tb, requests, least):

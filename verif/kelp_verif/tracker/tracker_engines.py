@@ -21,8 +21,10 @@ class Engines:
         self.entries = {}  # miss id → dict
         self.claims, self.to_free, self.orphans = [], deque(), []
         self.busy = set()  # what an op on its way works on
+        self.harmless = []  # RECOVERs of frames that nobody misses
         self.closing = None
         self.scrub = 0
+        self.failed = 0.03  # of the waits for a frame, those that end without one
         self.p = {
             "request": 0.9,
             "miss": 0.6,
@@ -124,7 +126,7 @@ class Engines:
         if e["frame"] is None and not e["failed"]:
             if not self.golden.pools[e["pool"]].free and rng.random() < 0.95:
                 return None  # a GRANT in vain only now and then
-            op.failed = int(rng.random() < 0.03)
+            op.failed = int(rng.random() < self.failed)
         elif not e["filled"]:
             op.kind, op.failed, op.source = K.FILL, int(rng.random() < 0.1), rng.randrange(6)
             op.lost = int(e["lost"] and e["kind"] == MissKind.ALLOCATE)
@@ -262,8 +264,14 @@ class Engines:
             and word.state in (PageState.RESIDENT, PageState.WRITING_BACK)
             and not self.busy & {("claim", squeue, page)}
         ):
-            # The word's own frame: VOID, if it is still there when it gets to M3.
             return None if self.claims else self.op(K.PEEK, squeue, page, frame=word.place, slot=9)
+        if choice < 0.93 and word.state in (PageState.RESIDENT, PageState.WRITING_BACK):
+            # The word's own frame: VOID, if it is still there when it gets to M3; or one whose
+            # number differs in a bit.
+            other = (rng.random() < 0.6) << rng.randrange(self.config.frame_bits)
+            op = self.op(K.RECOVER, squeue, page, frame=word.place ^ other, slot=9)
+            self.harmless.append(op)
+            return op
         return self.op(K.SCAN, squeue, page, slot=rng.randrange(16))
 
     def lost_pages(self):
@@ -349,6 +357,8 @@ class Engines:
             self.claims.remove((*here, op.frame))
         elif kind == K.SCRUB and r.use:
             self.to_free.append((r.pool, r.frame, *here))
+        elif kind == K.RECOVER and any(op is each for each in self.harmless):
+            self.harmless = [each for each in self.harmless if each is not op]
         elif kind == K.RECOVER:
             self.busy.discard(("recover", (*here, op.frame)))
             if r.outcome == Outcome.ORPHAN:
