@@ -211,6 +211,10 @@ async def refusals(dut):
         await tb.ops(Op(K.CLOSED, session=s), stream="evict")
     refused = sum(n for (_, outcome), n in tb.seen["outcomes"].items() if outcome == "REFUSED")
     assert refused > 20 * bench_params()["sessions"]
+    # What is refused as FATAL does not wait for a place in the miss buffer.
+    tb.fatals, tb.credit = 1.0, lambda name: int(name != "miss")
+    await tb.ops(*(read() for _ in range(6)), stream="request")
+    assert tb.seen["fatal"] == 6
 
 
 async def measure(tb, requests, least):
