@@ -220,7 +220,8 @@ async def every_credit_of_each_source(dut):
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def previous_against_lists(dut):
     """A walk offers what its step accessed last, in order; what new accesses have overwritten is
-    left out and counted, nothing else is."""
+    left out and counted, nothing else is. A walk ends with what stands on `o` where its session
+    steps again or closes; a session that closes has nothing to offer."""
     config, size = named(bench_params()["config"]), bench_params()["entries"]
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
@@ -236,8 +237,10 @@ async def previous_against_lists(dut):
     # session → what its ended step accessed; in the order of arrival
     noted = {}
     fresh = [0] * config.sessions  # accesses since then
+    later = 0  # accesses of the walk's session since the step that it is of
     walk, walker = deque(), None
-    at = length = silent = serial = offered = overwritten = overflows = 0
+    at = length = silent = serial = offered = overwritten = overflows = rested = stopped = 0
+    closed = set()
     for n in range(bench_params()["cycles"]):
         if n % 150 == 0:
             p_access, p_step, p_ready = (
@@ -245,9 +248,14 @@ async def previous_against_lists(dut):
                 rng.choice([0.005, 0.05]),
                 rng.choice([0.1, 0.6, 1.0]),
             )
+        if n % 50 == 0:
+            closed = {s for s in range(config.sessions) if rng.random() < 0.15}
+            dut.live.value = sum(1 << s for s in range(config.sessions) if s not in closed)
         session = rng.randrange(config.sessions)
         event = None
-        if rng.random() < p_step and not (walk and session == walker):
+        if session in closed:
+            pass
+        elif rng.random() < p_step:
             event = "step"
         elif rng.random() < p_access:
             event = "access"
@@ -266,15 +274,19 @@ async def previous_against_lists(dut):
         quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < p_ready)
         dut.quiet.value, dut.o__ready.value = int(quiet), ready
         await ReadOnly()
+        busy = event or noted or walk
+        rested = 0 if busy else rested + 1
+        # What is left of a walk may have been lost in cycles of overflow.
+        assert dut.idle.value != 1 or not (event or noted or dut.o__valid.value == 1), n
+        assert dut.idle.value == 1 or rested <= 5, n
+        stops = bool(walk) and (walker in noted or walker in closed)
         overflow = event == "access" and len(rings[session]) == size
         lost = dut.lost.value == 1
         if walk and dut.o__valid.value == 0 and lost and not overflow:
             walk.popleft()
             at += 1
             overwritten += 1
-            assert fresh[walker] > size - length + at - 2, (
-                "an entry that is still there was left out"
-            )
+            assert later > size - length + at - 2, "an entry that is still there was left out"
         elif dut.o__valid.value == 1 and ready:
             c = candidate.unpack(dut.o__payload.value)
             assert walk, "an offer without a walk"
@@ -283,9 +295,7 @@ async def previous_against_lists(dut):
                 walk.popleft()
                 at += 1
                 overwritten += 1
-                assert fresh[walker] > size - length + at - 2, (
-                    "an entry that is still there was left out"
-                )
+                assert later > size - length + at - 2, "an entry that is still there was left out"
             walk.popleft()
             at += 1
             assert (c["session"], c["source"], c["distance"]) == (
@@ -296,24 +306,34 @@ async def previous_against_lists(dut):
             offered += 1
         assert lost or not overflow
         overflows += overflow
+        if stops:
+            stays = dut.o__valid.value == 1 and not ready
+            c = candidate.unpack(dut.o__payload.value)
+            kept = [page for page in walk if page == (c["squeue"], c["page"])]
+            assert kept or not stays, "an offer that is none of the walk's"
+            walk = deque(kept[:1] if stays else [])
+            stopped += 1
         if dut.start.value == 1:
             walker = min(noted)
             walk = noted.pop(walker)
+            later = fresh[walker]
             at, length = 0, len(walk)
             if event == "step" and session == walker and rings[session]:
                 walk.clear()  # ended before it began
         if event == "access":
             rings[session].append((squeue, page))
             fresh[session] += 1
+            later += session == walker
         elif event == "step" and rings[session]:
             noted[session], rings[session], fresh[session] = rings[session], deque(maxlen=size), 0
+        for each in closed:
+            rings[each] = deque(maxlen=size)
+            noted.pop(each, None)
         silent = 0 if dut.o__valid.value == 1 or dut.start.value == 1 else silent + 1
         if walk and silent > size + 8:
             # the last ones, in cycles of overflow
             at, overwritten = at + len(walk), overwritten + len(walk)
             walk.clear()
-            assert fresh[walker] > size - length + at - 2, (
-                "an entry that is still there was left out"
-            )
+            assert later > size - length + at - 2, "an entry that is still there was left out"
         await RisingEdge(dut.clk)
-    record(offered=offered, overwritten=overwritten, overflows=overflows)
+    record(offered=offered, overwritten=overwritten, overflows=overflows, stopped=stopped)
