@@ -89,6 +89,12 @@ def test_sessions_of_every_size_refuse_what_is_outside():
     run_cocotb(made_so, bench=BENCH, test="refusals", model=MODEL, params={"sessions": 48})
 
 
+def test_a_request_is_hot_exactly_if_its_page_is():
+    config = named("unit").with_(parked=64)
+    made_so = made(hw.Tracker, config=config)
+    run_cocotb(made_so, bench=BENCH, test="hot_pages", model=MODEL, params={"ops": 400})
+
+
 def test_reads_for_ownership_allocate_as_golden_says():
     changes = {"parked": 64, "coherence": True, "frames": (9, 9, 9, 9)}
     met = set(random_ops(seed=1, changes=changes, phases=24)["outcomes"])

@@ -19,7 +19,7 @@ from cocotb.triggers import RisingEdge
 from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Op as K
-from kelp_spec.metadata import PageState
+from kelp_spec.metadata import Outcome, PageState
 
 from ..harness.runner import bench_params, record
 from .tracker_engines import Engines
@@ -215,6 +215,77 @@ async def refusals(dut):
     tb.fatals, tb.credit = 1.0, lambda name: int(name != "miss")
     await tb.ops(*(read() for _ in range(6)), stream="request")
     assert tb.seen["fatal"] == 6
+
+
+class HotModel:
+    """Which pages are hot when nothing is under way: places that are filled in turn."""
+
+    def __init__(self, places):
+        self.places, self.turn = [None] * places, 0
+
+    def after(self, op, r, before):
+        page = op.session, op.squeue, op.page
+        if r.outcome in (Outcome.HIT, Outcome.ALLOCATED) and page not in self.places:
+            self.places[self.turn] = page
+            self.turn = (self.turn + 1) % len(self.places)
+        elif op.kind in (K.CLAIM, K.SCRUB):
+            self.places = [None if each == page else each for each in self.places]
+        elif op.kind in (K.STEP, K.CLOSE):
+            self.places = [
+                each and (each if each[0] != op.session else None) for each in self.places
+            ]
+
+
+@cocotb.test(timeout_time=200, timeout_unit="us")
+async def hot_pages(dut):
+    """Op after op, each alone: a request takes the hot lane exactly if its page is one of those
+    that came last, and nothing has made it leave since."""
+    config = named("unit").with_(parked=64)
+    await start(dut, config)
+    tb = await again(dut, config)  # a pool for each queue, so that all pages find frames
+    rng, model, freed, taken = tb.rng, HotModel(config.hot_pages), deque(), 0
+    used = {"used_queues": config.queues, "used_pages": config.pages}
+    for s in range(config.sessions):
+        await tb.open(s, Session(**used, used_lines=config.half_lines, ld_id=1 + s))
+
+    def after(op, r, before):
+        model.after(op, r, before)
+        if op.kind == K.SCRUB and r.use:
+            freed.append(Op(K.FREE, pool=r.pool, frame=r.frame))
+
+    tb.after = after
+    places = [
+        (s, s * config.queues + q, page) for s in (0, 1) for q in (1, 2) for page in (0, 1, 5)
+    ]
+    few = places
+    for n in range(bench_params()["ops"]):
+        if n % 40 == 0:
+            few = rng.sample(places, rng.choice([3, config.hot_pages + 1, 8]))
+        session, squeue, page = rng.choice(few)
+        where = {"session": session, "squeue": squeue, "page": page}
+        kind = rng.choices(("read", "write", "claim", "scrub", "step"), (12, 6, 1, 1, 0.5))[0]
+        if kind in ("read", "write"):
+            op = Op(K.READ, **where, ld_id=1 + session)
+            if kind == "write":
+                op.kind, op.write, op.has_write, op.poison = K.WRITE, 1, 1, rng.random() < 0.2
+            if rng.random() < 0.05:
+                op.ld_id ^= 1 << rng.randrange(4)
+            hot = (session, squeue, page) in model.places and not op.poison
+            hot, before = hot and op.ld_id == 1 + session, tb.seen["hot"]
+            await tb.ops(op, stream="request")
+            assert tb.seen["hot"] - before == hot, f"{op}: hot pages are {model.places}"
+            taken += hot
+        elif kind == "step":
+            await tb.ops(Op(K.STEP, session=session, delta=1))
+        elif kind == "claim":
+            step = tb.golden.word(squeue, page).last_step
+            await tb.ops(Op(K.CLAIM, **where, delta=step), stream="evict")
+        else:
+            await tb.ops(Op(K.SCRUB, **where), stream="evict")
+        while freed:
+            await tb.ops(freed.popleft(), stream="evict")
+    assert bench_params()["ops"] // 8 < taken < bench_params()["ops"] * 3 // 4
+    record(hot=taken)
 
 
 async def measure(tb, requests, least):
