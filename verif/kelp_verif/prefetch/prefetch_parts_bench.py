@@ -217,6 +217,49 @@ async def every_credit_of_each_source(dut):
         assert model[source].credit == 33
 
 
+class PreviousTraffic:
+    """What comes to the source of the previous step: accesses and steps, of sessions that close for
+    a while."""
+
+    def __init__(self, config, rng):
+        self.config, self.rng, self.serial = config, rng, 0
+        self.closed = set()
+        self.place = None  #: (squeue, page) of the last access
+
+    def next(self, n):
+        """Of cycle `n`: "access", "step" or None, and its session."""
+        c, rng = self.config, self.rng
+        if n % 150 == 0:
+            self.p_access, self.p_step, self.p_ready = (
+                rng.choice([0.05, 0.3, 0.9]),
+                rng.choice([0.005, 0.05]),
+                rng.choice([0.1, 0.6, 1.0]),
+            )
+        if n % 50 == 0:
+            self.closed = {s for s in range(c.sessions) if rng.random() < 0.15}
+        session = rng.randrange(c.sessions)
+        if session in self.closed:
+            return None, session
+        if rng.random() < self.p_step:
+            return "step", session
+        if rng.random() >= self.p_access:
+            return None, session
+        self.serial += 1
+        queue = self.serial // c.pages % c.queues
+        self.place = session * c.queues + queue, self.serial % c.pages
+        return "access", session
+
+
+async def _start_previous(dut):
+    await start_clock(dut)
+    for port in (dut.i__valid, dut.i__payload, dut.step__valid, dut.step__payload):
+        port.value = 0
+    dut.quiet.value = dut.o__ready.value = dut.live.value = 0
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+
+
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def previous_against_lists(dut):
     """A walk offers what its step accessed last, in order; what new accesses have overwritten is
@@ -225,53 +268,27 @@ async def previous_against_lists(dut):
     config, size = named(bench_params()["config"]), bench_params()["entries"]
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
-    await start_clock(dut)
-    dut.i__valid.value = dut.i__payload.value = dut.step__valid.value = dut.step__payload.value = (
-        dut.quiet.value
-    ) = dut.o__ready.value = 0
-    dut.live.value = (1 << config.sessions) - 1
-    await RisingEdge(dut.clk)
-    await RisingEdge(dut.clk)
-    dut.rst.value = 0
+    await _start_previous(dut)
+    traffic = PreviousTraffic(config, rng)
     rings = [deque(maxlen=size) for _ in range(config.sessions)]
     # session → what its ended step accessed; in the order of arrival
     noted = {}
     fresh = [0] * config.sessions  # accesses since then
     later = 0  # accesses of the walk's session since the step that it is of
     walk, walker = deque(), None
-    at = length = silent = serial = offered = overwritten = overflows = rested = stopped = 0
-    closed = set()
+    at = length = silent = offered = overwritten = overflows = rested = stopped = 0
     for n in range(bench_params()["cycles"]):
-        if n % 150 == 0:
-            p_access, p_step, p_ready = (
-                rng.choice([0.05, 0.3, 0.9]),
-                rng.choice([0.005, 0.05]),
-                rng.choice([0.1, 0.6, 1.0]),
-            )
-        if n % 50 == 0:
-            closed = {s for s in range(config.sessions) if rng.random() < 0.15}
-            dut.live.value = sum(1 << s for s in range(config.sessions) if s not in closed)
-        session = rng.randrange(config.sessions)
-        event = None
-        if session in closed:
-            pass
-        elif rng.random() < p_step:
-            event = "step"
-        elif rng.random() < p_access:
-            event = "access"
-            serial += 1
-            squeue, page = (
-                session * config.queues + serial // config.pages % config.queues,
-                serial % config.pages,
-            )
-            dut.i__payload.value = access.pack(session=session, squeue=squeue, page=page)
+        event, session = traffic.next(n)
+        closed, (squeue, page) = traffic.closed, traffic.place or (0, 0)
+        dut.live.value = sum(1 << s for s in range(config.sessions) if s not in closed)
+        dut.i__payload.value = access.pack(session=session, squeue=squeue, page=page)
         dut.i__valid.value, dut.step__valid.value, dut.step__payload.value = (
             int(event == "access"),
             int(event == "step"),
             session,
         )
         # Only between walks, so that what is on `o` is of the walk that we know of.
-        quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < p_ready)
+        quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < traffic.p_ready)
         dut.quiet.value, dut.o__ready.value = int(quiet), ready
         await ReadOnly()
         busy = event or noted or walk
@@ -298,11 +315,8 @@ async def previous_against_lists(dut):
                 assert later > size - length + at - 2, "an entry that is still there was left out"
             walk.popleft()
             at += 1
-            assert (c["session"], c["source"], c["distance"]) == (
-                walker,
-                PrefetchSource.PREVIOUS,
-                1,
-            )
+            told = c["session"], c["source"], c["distance"]
+            assert told == (walker, PrefetchSource.PREVIOUS, 1)
             offered += 1
         assert lost or not overflow
         overflows += overflow
