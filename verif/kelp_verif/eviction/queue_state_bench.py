@@ -74,6 +74,7 @@ class TB:
         self.cycle = self.results = self.checks = self.roots = self.within = self.offers = 0
         self.ready, self.known = 0, None
         self.waits = None  # events that waited in the cycle before
+        self.comes = self.came = False  # a result becomes an event, or did in the cycle before
         self.reads = False  # words of the map are read amid all else
         self.listed = {}  # squeue → events entered when all of it had, or later
         self.reading, self.word_due = None, None  # (squeue, index); its word, in this cycle
@@ -138,6 +139,7 @@ class TB:
         assert known or self.known != squeue, f"{squeue}: its resident lines are known no longer"
         self.known = squeue if known else None
         self._check_credit()
+        self._check_idle()
         self._check_word()
         await RisingEdge(self.dut.clk)
         self.cycle += 1
@@ -156,6 +158,13 @@ class TB:
             assert self.ready or self.waits >= room, f"no credit, and {self.waits} wait"
             assert not self.ready or self.waits <= room, f"credit, and {self.waits} wait"
         self.waits = self._waiting() if self.dut.initialised.value == 1 else None
+
+    def _check_idle(self):
+        dut = self.dut
+        asked = dut.view__lookup__request__valid.value or dut.view__offer__request__valid.value
+        at_work = self.comes or self.came or self.waits or asked or dut.view__refreshing.value
+        assert not (dut.idle.value == 1 and at_work), "idle at work"
+        self.came = self.comes
 
     def _ask_for_word(self):
         if not self.reads:
@@ -227,7 +236,10 @@ class TB:
         )
         self.dut.i_result__valid.value = 1
         self.listed[squeue] = None, self.cycle
+        allocates = op == Op.WRITE and old in (ABSENT, LOST) and new in (RESIDENT, FETCHING)
+        self.comes = lost or allocates or (old == RESIDENT) != (new == RESIDENT)
         await self.tick()
+        self.comes = False
         self.dut.i_result__valid.value = 0
         self.results += 1
 
