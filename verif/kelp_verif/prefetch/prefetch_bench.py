@@ -51,12 +51,14 @@ def _kind(rng, n):
 
 
 def _hinted(tb, golden, session):
-    """A hint line; what is asked for by it."""
+    """Hint lines, together longer than the FIFO, so that a credit falls amid them; what is asked
+    for by them."""
     c, rng = tb.config, tb.rng
-    squeue = session * c.queues + rng.randrange(c.queues)
-    pages = rng.sample(range(c.pages), min(c.pages, rng.randint(1, 26)))
-    tb.hints.extend(tb.hint(squeue, page) for page in pages)
-    return golden.hint([(squeue, page) for page in pages])
+    queues = range(session * c.queues, (session + 1) * c.queues)
+    places = [(squeue, page) for squeue in queues for page in range(c.pages)]
+    pages = rng.sample(places, min(len(places), rng.randint(1, 26)))
+    tb.hints.extend(tb.hint(*place) for place in pages)
+    return golden.hint(pages)
 
 
 def _spec_read(tb, golden, squeue, foreign):
@@ -315,6 +317,36 @@ async def asked_against_list(dut):
             assert got == {s: want[reason.name, s] for s in SOURCES}, reason.name
     assert min(want[name, PrefetchSource.HINT] for name in ("OUTSIDE", "DUPLICATE")) > 10
     assert min(want[name, PrefetchSource.SPEC_READ] for name in ("FULL", "CANCELLED")) > 10
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def previous_gives_way(dut):
+    """Pages of the previous step wait in the FIFO; nearer ones push them out, which is counted."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await tb.reset()
+    tb.enable({PrefetchSource.PREVIOUS, PrefetchSource.SPEC_READ})
+    tb.results.extend(tb.access_result(0, page) for page in range(4))
+    tb.results.append(tb.step_result(0))
+    tb.p_ready, tb.p_spec = 0.0, 1.0
+    for _ in range(40):
+        await tb.cycle()
+    first = config.queues  # of another session
+    asked = [(squeue, page) for squeue in (first, first + 1) for page in (0, 1)]
+    asked += [(squeue, page) for squeue in (1, 2) for page in range(5)]
+    tb.specs.extend(tb.spec(squeue, page) for squeue, page in asked)
+    for _ in range(40):
+        await tb.cycle()
+    # One page stands on `o_op`, the others were the farthest.
+    full = {s: tb.counts["pulse", "FULL", s] for s in SOURCES}
+    beyond = len(asked) - config.prefetch_slots
+    assert full == dict.fromkeys(SOURCES, 0) | {
+        PrefetchSource.PREVIOUS: 3,
+        PrefetchSource.SPEC_READ: beyond,
+    }, full
+    tb.p_ready = 1.0
+    await tb.drain()
+    assert len(tb.ops) == config.prefetch_slots + 1
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
