@@ -121,9 +121,9 @@ class BackgroundOps(wiring.Signature):
 class Admission(wiring.Signature):
     """Arbiter → tracker: what enters. `hot`: a request by the hot lane. `valid`, `op`: something by
     the tracker lane, and what; :func:`.arbiter.choose` says which op that is. That op looks at a
-    page word (`reads`), may take a miss id (`takes`), changes a session (`session`), is a PEEK of a
-    frame, one from the evictor (`frame_peek`), is no request (`background`). `queue`: a request's,
-    within its session."""
+    page word (`reads`), may take a miss id (`takes`), changes a session (`session`), is the
+    evictor's, whose PEEKs are of frames (`frame_peek`), is no request (`background`). `queue`: a
+    request's, within its session."""
 
     def __init__(self, config: Config):
         flags = ("valid", "hot", "reads", "takes", "session", "frame_peek", "background")

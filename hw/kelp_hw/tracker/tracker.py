@@ -296,8 +296,9 @@ class Tracker(wiring.Component):
             words.look.p.page.eq(opa.page),
             words.look.valid.eq(ma.valid & ma.reads),
             queues.read_squeue.eq(opa.squeue),
-            # What is refused uses none of it, and a PEEK of a frame names no queue.
-            queues.used.eq(asks2 | (m2.valid & m2.background & m2.reads & ~m2.frame_peek)),
+            # What is refused uses none of it, nor does a PEEK: one of a frame names no queue, the
+            # other may name one that was never configured.
+            queues.used.eq(asks2 | (m2.valid & m2.background & m2.reads & (s.op2.kind != Op.PEEK))),
         ]
 
         for k, (stage, op) in enumerate(zip(stages, ops, strict=True)):

@@ -36,6 +36,7 @@ def test_queue_state_is_its_golden_model(config):
         and records["roots"] > 10
         and records["within"] > 5
         and records["offers"] > 5
+        and records["words_read"] > 300
     )
 
 

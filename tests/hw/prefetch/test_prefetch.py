@@ -80,7 +80,8 @@ def test_lockstep_order_equals_golden():
 
 @pytest.mark.parametrize("config", ["unit", "unit_select"])
 def test_free_running_accounts_for_every_candidate(config):
-    tells = ["tells_whose_it_drops"] if named(config).select_estimates else []
+    tells = ["asked_against_list", "previous_gives_way"]
+    tells += ["tells_whose_it_drops"] if named(config).select_estimates else []
     result = run_cocotb(
         made(Prefetcher, config=named(config), previous=16),
         bench=BENCH,

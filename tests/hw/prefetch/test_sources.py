@@ -54,9 +54,8 @@ def test_previous_step_is_offered_in_order():
         test="previous_against_lists",
         params={"config": "trace", "entries": 16, "cycles": 12_000},
     ).records
-    assert records["offered"] > 200 and records["overwritten"] > 5 and records["overflows"] > 100, (
-        records
-    )
+    assert records["offered"] > 200 and records["overwritten"] > 5, records
+    assert records["overflows"] > 100 and records["stopped"] > 20, records
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_golden.eviction import QueueState
 from kelp_hw.eviction.queue_state import QueueState as Block
 from kelp_hw.eviction.residency_map import ResidencyMap
-from kelp_hw.eviction.signatures import EvictionLayouts, MapRead
+from kelp_hw.eviction.signatures import (
+    EvictionLayouts,
+    MapRead,
+    event_count_bits,
+    event_depth,
+    unforeseen_events,
+)
 from kelp_hw.export.packing import Packing
 from kelp_hw.pipeline import RESERVE
 from kelp_spec.config import Config
@@ -67,10 +73,34 @@ class TB:
         self.taus = {}
         self.cycle = self.results = self.checks = self.roots = self.within = self.offers = 0
         self.ready, self.known = 0, None
+        self.waits = None  # events that waited in the cycle before
+        self.comes = self.came = False  # a result becomes an event, or did in the cycle before
+        self.reads = False  # words of the map are read amid all else
+        self.listed = {}  # squeue → events entered when all of it had, or later
+        self.reading, self.word_due = None, None  # (squeue, index); its word, in this cycle
+        self.words_read = 0
 
-    async def start(self):
+    async def restarted(self):
+        """A bench behind another reset, with this one's counts."""
+        tb, self.dut.rst.value = TB(self.dut), 1
+        for name in (
+            "rng",
+            "results",
+            "checks",
+            "roots",
+            "within",
+            "offers",
+            "words_read",
+            "cycle",
+        ):
+            setattr(tb, name, getattr(self, name))
+        await tb.start(clock=False)
+        return tb
+
+    async def start(self, clock=True):
         dut = self.dut
-        await start_clock(dut)
+        if clock:
+            await start_clock(dut)
         for port in (
             dut.i_result__valid,
             dut.config_write__valid,
@@ -126,8 +156,67 @@ class TB:
         known, squeue = self.dut.resident_known.value == 1, int(self.dut.resident_squeue.value)
         assert known or self.known != squeue, f"{squeue}: its resident lines are known no longer"
         self.known = squeue if known else None
+        self._check_credit()
+        self._check_idle()
+        self._check_word()
         await RisingEdge(self.dut.clk)
         self.cycle += 1
+        self._ask_for_word()
+
+    def _waiting(self):
+        """Events that have entered and are not done."""
+        view = self.dut.view__entered, self.dut.view__done
+        return (int(view[0].value) - int(view[1].value)) % (1 << event_count_bits(self.config))
+
+    def _check_credit(self):
+        """Credit is there exactly while there is room; whether the event at hand has left the FIFO
+        is not known."""
+        room = event_depth(self.config) - RESERVE - unforeseen_events(self.config)
+        if self.waits is not None:
+            assert self.ready or self.waits >= room, f"no credit, and {self.waits} wait"
+            assert not self.ready or self.waits <= room, f"credit, and {self.waits} wait"
+        self.waits = self._waiting() if self.dut.initialised.value == 1 else None
+
+    def _check_idle(self):
+        dut = self.dut
+        asked = dut.view__lookup__request__valid.value or dut.view__offer__request__valid.value
+        at_work = self.comes or self.came or self.waits or asked or dut.view__refreshing.value
+        assert not (dut.idle.value == 1 and at_work), "idle at work"
+        self.came = self.comes
+
+    def _ask_for_word(self):
+        if not self.reads:
+            return
+        c, rng, width = self.config, self.rng, min(64, self.config.pages)
+        self.reading = None
+        if rng.random() < 0.5:
+            self.reading = rng.randrange(c.squeues), rng.randrange(c.pages // width)
+        squeue, index = self.reading or (0, 0)
+        self.dut.read__request.value = self.word.pack(
+            valid=int(self.reading is not None), squeue=squeue, index=index
+        )
+
+    def _check_word(self):
+        """A word that was granted in the cycle before is the golden one, if all events of its queue
+        were done by then."""
+        if self.word_due is not None:
+            assert int(self.dut.read__word.value) == self.word_due, "a wrong word of the map"
+            self.words_read += 1
+        self.word_due = None
+        if self.reading is None or self.dut.read__granted.value != 1:
+            return
+        squeue, index = self.reading
+        last, bits = self.listed.get(squeue, (0, 0)), event_count_bits(self.config)
+        # A result becomes an event two cycles later.
+        if self.cycle - last[1] < 3:
+            return
+        if last[0] is None:
+            self.listed[squeue] = last = int(self.dut.view__entered.value), last[1]
+        behind = (int(self.dut.view__done.value) - last[0]) % (1 << bits)
+        if behind < 1 << (bits - 1):
+            width = min(64, self.config.pages)
+            pages = self.golden.listed[squeue]
+            self.word_due = sum(1 << page % width for page in pages if page // width == index)
 
     async def step(self, squeue, page):
         """One random result of M3."""
@@ -164,7 +253,11 @@ class TB:
             }
         )
         self.dut.i_result__valid.value = 1
+        self.listed[squeue] = None, self.cycle
+        allocates = op == Op.WRITE and old in (ABSENT, LOST) and new in (RESIDENT, FETCHING)
+        self.comes = lost or allocates or (old == RESIDENT) != (new == RESIDENT)
         await self.tick()
+        self.comes = False
         self.dut.i_result__valid.value = 0
         self.results += 1
 
@@ -295,7 +388,7 @@ async def random_results(dut):
             for _ in range(rng.choice([1, 4, 30]))
         ]
         idle = rng.choice([0, 0.5, 0.9])
-        beyond = 0
+        beyond, tb.reads = 0, True
         for _ in range(rng.choice([20, 150])):
             beyond = 0 if tb.ready else beyond + 1
             if rng.random() < 0.1:
@@ -306,8 +399,20 @@ async def random_results(dut):
                 await tb.step(*rng.choice(pages))
             else:
                 await tb.tick()
+        tb.reads, tb.reading, dut.read__request.value = False, None, 0
         await tb.check()
-    record(results=tb.results, checks=tb.checks, roots=tb.roots, within=tb.within, offers=tb.offers)
+        if n % 40 == 39:  # what was listed is forgotten
+            tb = await tb.restarted()
+            await tb.check()
+            tb.checks -= 1
+    record(
+        results=tb.results,
+        checks=tb.checks,
+        roots=tb.roots,
+        within=tb.within,
+        offers=tb.offers,
+        words_read=tb.words_read,
+    )
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

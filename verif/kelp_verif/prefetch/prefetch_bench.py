@@ -9,11 +9,13 @@ import cocotb
 
 from kelp_golden.prefetch import Prefetcher
 from kelp_hw.layouts import DropReason
+from kelp_hw.prefetch.prefetch import HINT_PATIENCE
 from kelp_spec.config import named
 from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import PrefetchSource
 
 from ..harness.runner import bench_params, record
+from .prefetch_parts_bench import SortedList
 from .prefetch_tb import SOURCES, TB
 
 #: In lock-step, the trigger up to which there are only these: by then the credits of what they
@@ -49,12 +51,14 @@ def _kind(rng, n):
 
 
 def _hinted(tb, golden, session):
-    """A hint line; what is asked for by it."""
+    """Hint lines, together longer than the FIFO, so that a credit falls amid them; what is asked
+    for by them."""
     c, rng = tb.config, tb.rng
-    squeue = session * c.queues + rng.randrange(c.queues)
-    pages = rng.sample(range(c.pages), min(c.pages, rng.randint(1, 26)))
-    tb.hints.extend(tb.hint(squeue, page) for page in pages)
-    return golden.hint([(squeue, page) for page in pages])
+    queues = range(session * c.queues, (session + 1) * c.queues)
+    places = [(squeue, page) for squeue in queues for page in range(c.pages)]
+    pages = rng.sample(places, min(len(places), rng.choice([26, rng.randint(1, 26)])))
+    tb.hints.extend(tb.hint(*place) for place in pages)
+    return golden.hint(pages)
 
 
 def _spec_read(tb, golden, squeue, foreign):
@@ -87,9 +91,11 @@ async def lockstep(dut):
             share = rng.choice([0.0, 0.2, 0.6])
             enabled = set(SOURCES) if rng.random() < 0.7 else set(rng.sample(SOURCES, 3))
             if n < _FALLS["access"]:
-                tb.p_ready, tb.p_taken, share, enabled = 1.0, 1.0, 0.0, set(SOURCES)
+                # Some are refused, so that a period does not end where a group of candidates does.
+                tb.p_ready, tb.p_taken, share, enabled = 1.0, 0.85, 0.0, set(SOURCES)
             golden.enable = enabled
             tb.enable(enabled)
+            tb.new_windows()
         session = rng.randrange(config.sessions)
         regs = tb.sessions[session]
         if rng.random() < (0.3 if regs.closing else 0.01):
@@ -176,8 +182,8 @@ async def free_running(dut):
     # Each source but the previous step, whose walks are cut short by what goes on around them; two
     # of them come and go.
     steady = {PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD}
-    offered = last_size = 0
-    # of the accesses that wait in tb.results: the candidates that each will suggest
+    offered, last_size = Counter(), Counter()
+    # of the accesses that wait in tb.results: the candidates that each will suggest, by source
     sizes = deque()
     for n in range(bench_params()["cycles"]):
         if n % 300 == 0:
@@ -197,11 +203,13 @@ async def free_running(dut):
             page = rng.randrange(tb.sessions[session].used_pages)
             tb.results.append(tb.access_result(squeue, page))
             regs = tb.sessions[session]
-            size = int(squeue + regs.kv_heads < session * config.queues + regs.used_queues)
-            size += min(tb.windows[squeue], regs.used_pages - 1 - page) + min(
-                tb.windows[squeue], page
-            )
-            sizes.append(size)
+            ahead = squeue + regs.kv_heads < session * config.queues + regs.used_queues
+            window, room = tb.windows[squeue], regs.used_pages - 1 - page
+            size = {
+                PrefetchSource.LAYER_AHEAD: int(ahead),
+                PrefetchSource.WINDOW: min(window, room) + min(window, page),
+            }
+            sizes.append(Counter(size))
         for waiting, packed in ((tb.hints, tb.hint), (tb.specs, tb.spec)):
             if rng.random() < p_asked and len(waiting) < 8:
                 waiting.append(
@@ -211,9 +219,9 @@ async def free_running(dut):
         await tb.cycle()
         # An access that finds its FIFO full says so in the cycle after its result.
         if tb.counts["access_lost"] > before_lost:
-            offered -= last_size
-        last_size = sizes.popleft() if len(tb.results) < before_results else 0
-        offered += last_size
+            offered.subtract(last_size)
+        last_size = sizes.popleft() if len(tb.results) < before_results else Counter()
+        offered.update(last_size)
         if rng.random() < 0.1:
             tb.usages.append(tb.usage.pack(source=rng.choice(SOURCES), useful=1))
     for regs in tb.sessions:
@@ -224,24 +232,122 @@ async def free_running(dut):
     tb.p_ready = tb.p_hint = tb.p_spec = 1.0
     await tb.drain()
     if tb.counts["access_lost"] > before_lost:
-        offered -= last_size
-    offered += tb.counts["accepted"]
-    ended = {
-        name: sum(tb.counts["pulse", name, s] for s in SOURCES)
-        for name in ("issued", *(r.name for r in DropReason))
-    }
+        offered.subtract(last_size)
+    ends = ("issued", *(r.name for r in DropReason))
+    ended = {name: sum(tb.counts["pulse", name, s] for s in SOURCES) for name in ends}
     for s in SOURCES:
+        asked = offered[s] + tb.counts["accepted", s]
+        assert sum(tb.counts["pulse", name, s] for name in ends) == asked, (s, asked)
         assert (
             tb.counts["pulse", "issued", s] == tb.counts["issued", s]
             and tb.counts["pulse", "REFUSED", s] == tb.counts["refused", s]
         )
-    assert sum(ended.values()) == offered, (ended, offered)
     if config.select_estimates:
         judged = ("OUTSIDE", "DISABLED", "THROTTLED")
         hints = sum(tb.counts["pulse", name, PrefetchSource.HINT] for name in judged)
         assert len(tb.dropped["judged"]) == hints
         assert len(tb.dropped["crowded"]) == ended["FULL"]
-    record(ended=ended, offered=offered, access_lost=tb.counts["access_lost"])
+    record(ended=ended, access_lost=tb.counts["access_lost"])
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def asked_against_list(dut):
+    """Pages of MemSpecRd and of hints, of sessions that open and close, while ops leave now and
+    then: what stands on `o_op` in each cycle is a sorted list's, and each drop is counted with its
+    source and its reason."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    rng, model, want = tb.rng, SortedList(config.prefetch_slots), Counter()
+    await tb.reset()
+    coming = deque([None] * 3)  # asked for in the last cycles, the oldest first
+
+    def judged():
+        """Of the page that was asked for in the cycle before: whether it may go on."""
+        source, page = coming[-1]
+        packing = tb.page if source == PrefetchSource.HINT else tb.spec_read
+        said = {name.rpartition(".")[2]: bits for name, bits in packing.unpack(page).items()}
+        session, queue = divmod(said["squeue"], config.queues)
+        regs = tb.sessions[session]
+        mine = said.pop("ld_id", regs.ld_id) == regs.ld_id and not regs.closing
+        if mine and said["page"] < regs.used_pages and queue < regs.used_queues:
+            return said | {"session": session, "source": source, "distance": 0}
+        want["OUTSIDE", source] += 1
+        return None
+
+    def cycle():
+        if coming[-1] is not None:
+            coming[-1] = judged()
+        ready = bool(dut.o_op__ready.value)
+        closed = sum(regs.closing << s for s, regs in enumerate(tb.sessions))
+        shown = tb.op.unpack(dut.o_op__payload.value) if dut.o_op__valid.value == 1 else None
+        names = ("session", "squeue", "page", "source")
+        assert (shown and {name: shown[name] for name in names}) == (
+            model.out and {name: model.out[name] for name in names}
+        )
+        drop, cancelled = model.cycle(coming.popleft(), ready, closed)
+        if drop:
+            want[drop[1].name, drop[0]] += 1
+        if cancelled:
+            want["CANCELLED", cancelled] += 1
+        coming.append(tb.asked)
+
+    tb.on_cycle = cycle
+    for n in range(bench_params()["cycles"]):
+        if n % 150 == 0:
+            tb.p_ready, tb.p_hint, tb.p_spec = (rng.choice([0.05, 0.5, 1.0]) for _ in range(3))
+            p_asked, pages = rng.choice([0.1, 0.5, 1.0]), rng.choice([2, config.pages])
+        if n % 100 == 0:
+            for regs in tb.sessions:
+                regs.closing = int(rng.random() < 0.3)
+            tb.set_sessions()
+        squeue, page = rng.randrange(config.squeues), rng.randrange(pages)
+        if rng.random() < p_asked and len(tb.hints) < 4:
+            tb.hints.append(tb.hint(squeue, page))
+        if rng.random() < p_asked and len(tb.specs) < 4:
+            foreign = {"ld_id": rng.randrange(1 << LD_ID_BITS)} if rng.random() < 0.1 else {}
+            tb.specs.append(tb.spec(rng.randrange(config.squeues), page, **foreign))
+        # Each is of use, so that no credit falls.
+        source = (PrefetchSource.HINT, PrefetchSource.SPEC_READ)[n % 2]
+        tb.usages.append(tb.usage.pack(source=source, useful=1))
+        await tb.cycle()
+    tb.p_ready = tb.p_hint = tb.p_spec = 1.0
+    await tb.drain()
+    for reason in DropReason:
+        if reason != DropReason.REFUSED:
+            got = {s: tb.counts["pulse", reason.name, s] for s in SOURCES}
+            assert got == {s: want[reason.name, s] for s in SOURCES}, reason.name
+    assert min(want[name, PrefetchSource.HINT] for name in ("OUTSIDE", "DUPLICATE")) > 10
+    assert min(want[name, PrefetchSource.SPEC_READ] for name in ("FULL", "CANCELLED")) > 10
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def previous_gives_way(dut):
+    """Pages of the previous step wait in the FIFO; nearer ones push them out, which is counted."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await tb.reset()
+    tb.enable({PrefetchSource.PREVIOUS, PrefetchSource.SPEC_READ})
+    tb.results.extend(tb.access_result(0, page) for page in range(4))
+    tb.results.append(tb.step_result(0))
+    tb.p_ready, tb.p_spec = 0.0, 1.0
+    for _ in range(40):
+        await tb.cycle()
+    first = config.queues  # of another session
+    asked = [(squeue, page) for squeue in (first, first + 1) for page in (0, 1)]
+    asked += [(squeue, page) for squeue in (1, 2) for page in range(5)]
+    tb.specs.extend(tb.spec(squeue, page) for squeue, page in asked)
+    for _ in range(40):
+        await tb.cycle()
+    # One page stands on `o_op`, the others were the farthest.
+    full = {s: tb.counts["pulse", "FULL", s] for s in SOURCES}
+    beyond = len(asked) - config.prefetch_slots
+    assert full == dict.fromkeys(SOURCES, 0) | {
+        PrefetchSource.PREVIOUS: 3,
+        PrefetchSource.SPEC_READ: beyond,
+    }, full
+    tb.p_ready = 1.0
+    await tb.drain()
+    assert len(tb.ops) == config.prefetch_slots + 1
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
@@ -341,13 +447,14 @@ async def full_rate(dut):
     tb.specs.extend(tb.spec(squeue, page) for squeue, page in asked)
     for _ in range(32):
         await tb.cycle()
-    accepted, left = tb.counts["accepted"], len(tb.ops)
+    spec_read = PrefetchSource.SPEC_READ
+    accepted, left = tb.counts["accepted", spec_read], len(tb.ops)
     for _ in range(cycles):
         await tb.cycle()
-        tb.usages.append(tb.usage.pack(source=PrefetchSource.SPEC_READ, useful=1))
+        tb.usages.append(tb.usage.pack(source=spec_read, useful=1))
     assert [(op.squeue, op.page) for op in tb.ops] == asked[: len(tb.ops)]
     record(
-        accepts_per_cycle=(tb.counts["accepted"] - accepted) / cycles,
+        accepts_per_cycle=(tb.counts["accepted", spec_read] - accepted) / cycles,
         ops_per_cycle=(len(tb.ops) - left) / cycles,
         cycles=cycles,
     )
@@ -379,7 +486,7 @@ async def never_stalls_spec_reads(dut):
     began = tb.cycles
     while tb.hints:
         await tb.cycle()
-        assert tb.cycles - began < 4 * 300, "a hinted page waits for ever"
+    assert tb.cycles - began >= 4 * HINT_PATIENCE, "a hint displaces what came before it"
     tb.p_ready = 1.0
     await tb.drain()
     total = sum(v for key, v in tb.counts.items() if key[0] == "pulse")

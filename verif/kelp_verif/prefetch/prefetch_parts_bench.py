@@ -102,7 +102,7 @@ async def queue_against_list(dut):
                 "squeue": session * config.queues + rng.randrange(config.queues),
                 "page": rng.randrange(pages),
                 "source": rng.choice(SOURCES),
-                "distance": rng.choice([0, 1, 1, 2, 3, 63]),
+                "distance": rng.choice([0, 1, 1, 2, 3, 63, 1 << rng.randrange(6)]),
             }
         ready = int(rng.random() < p_ready)
         cancel = rng.getrandbits(config.sessions) if rng.random() < 0.02 else 0
@@ -217,64 +217,93 @@ async def every_credit_of_each_source(dut):
         assert model[source].credit == 33
 
 
-@cocotb.test(timeout_time=5, timeout_unit="ms")
-async def previous_against_lists(dut):
-    """A walk offers what its step accessed last, in order; what new accesses have overwritten is
-    left out and counted, nothing else is."""
-    config, size = named(bench_params()["config"]), bench_params()["entries"]
-    rng = random.Random(cocotb.RANDOM_SEED)
-    access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
-    await start_clock(dut)
-    dut.i__valid.value = dut.i__payload.value = dut.step__valid.value = dut.step__payload.value = (
-        dut.quiet.value
-    ) = dut.o__ready.value = 0
-    dut.live.value = (1 << config.sessions) - 1
-    await RisingEdge(dut.clk)
-    await RisingEdge(dut.clk)
-    dut.rst.value = 0
-    rings = [deque(maxlen=size) for _ in range(config.sessions)]
-    # session → what its ended step accessed; in the order of arrival
-    noted = {}
-    fresh = [0] * config.sessions  # accesses since then
-    walk, walker = deque(), None
-    at = length = silent = serial = offered = overwritten = overflows = 0
-    for n in range(bench_params()["cycles"]):
+class PreviousTraffic:
+    """What comes to the source of the previous step: accesses and steps, of sessions that close for
+    a while."""
+
+    def __init__(self, config, rng):
+        self.config, self.rng, self.serial = config, rng, 0
+        self.closed = set()
+        self.place = None  #: (squeue, page) of the last access
+
+    def next(self, n):
+        """Of cycle `n`: "access", "step" or None, and its session."""
+        c, rng = self.config, self.rng
         if n % 150 == 0:
-            p_access, p_step, p_ready = (
+            self.p_access, self.p_step, self.p_ready = (
                 rng.choice([0.05, 0.3, 0.9]),
                 rng.choice([0.005, 0.05]),
                 rng.choice([0.1, 0.6, 1.0]),
             )
-        session = rng.randrange(config.sessions)
-        event = None
-        if rng.random() < p_step and not (walk and session == walker):
-            event = "step"
-        elif rng.random() < p_access:
-            event = "access"
-            serial += 1
-            squeue, page = (
-                session * config.queues + serial // config.pages % config.queues,
-                serial % config.pages,
-            )
-            dut.i__payload.value = access.pack(session=session, squeue=squeue, page=page)
+        if n % 50 == 0:
+            self.closed = {s for s in range(c.sessions) if rng.random() < 0.15}
+        session = rng.randrange(c.sessions)
+        if session in self.closed:
+            return None, session
+        if rng.random() < self.p_step:
+            return "step", session
+        if rng.random() >= self.p_access:
+            return None, session
+        self.serial += 1
+        queue = self.serial // c.pages % c.queues
+        self.place = session * c.queues + queue, self.serial % c.pages
+        return "access", session
+
+
+async def _start_previous(dut):
+    await start_clock(dut)
+    for port in (dut.i__valid, dut.i__payload, dut.step__valid, dut.step__payload):
+        port.value = 0
+    dut.quiet.value = dut.o__ready.value = dut.live.value = 0
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def previous_against_lists(dut):
+    """A walk offers what its step accessed last, in order; what new accesses have overwritten is
+    left out and counted, nothing else is. A walk ends with what stands on `o` where its session
+    steps again or closes; a session that closes has nothing to offer."""
+    config, size = named(bench_params()["config"]), bench_params()["entries"]
+    rng = random.Random(cocotb.RANDOM_SEED)
+    access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
+    await _start_previous(dut)
+    traffic = PreviousTraffic(config, rng)
+    rings = [deque(maxlen=size) for _ in range(config.sessions)]
+    # session → what its ended step accessed; in the order of arrival
+    noted = {}
+    fresh = [0] * config.sessions  # accesses since then
+    later = 0  # accesses of the walk's session since the step that it is of
+    walk, walker = deque(), None
+    at = length = silent = offered = overwritten = overflows = rested = stopped = 0
+    for n in range(bench_params()["cycles"]):
+        event, session = traffic.next(n)
+        closed, (squeue, page) = traffic.closed, traffic.place or (0, 0)
+        dut.live.value = sum(1 << s for s in range(config.sessions) if s not in closed)
+        dut.i__payload.value = access.pack(session=session, squeue=squeue, page=page)
         dut.i__valid.value, dut.step__valid.value, dut.step__payload.value = (
             int(event == "access"),
             int(event == "step"),
             session,
         )
         # Only between walks, so that what is on `o` is of the walk that we know of.
-        quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < p_ready)
+        quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < traffic.p_ready)
         dut.quiet.value, dut.o__ready.value = int(quiet), ready
         await ReadOnly()
+        busy = event or noted or walk
+        rested = 0 if busy else rested + 1
+        # What is left of a walk may have been lost in cycles of overflow.
+        assert dut.idle.value != 1 or not (event or noted or dut.o__valid.value == 1), n
+        assert dut.idle.value == 1 or rested <= 5, n
+        stops = bool(walk) and (walker in noted or walker in closed)
         overflow = event == "access" and len(rings[session]) == size
         lost = dut.lost.value == 1
         if walk and dut.o__valid.value == 0 and lost and not overflow:
             walk.popleft()
             at += 1
             overwritten += 1
-            assert fresh[walker] > size - length + at - 2, (
-                "an entry that is still there was left out"
-            )
+            assert later > size - length + at - 2, "an entry that is still there was left out"
         elif dut.o__valid.value == 1 and ready:
             c = candidate.unpack(dut.o__payload.value)
             assert walk, "an offer without a walk"
@@ -283,37 +312,42 @@ async def previous_against_lists(dut):
                 walk.popleft()
                 at += 1
                 overwritten += 1
-                assert fresh[walker] > size - length + at - 2, (
-                    "an entry that is still there was left out"
-                )
+                assert later > size - length + at - 2, "an entry that is still there was left out"
             walk.popleft()
             at += 1
-            assert (c["session"], c["source"], c["distance"]) == (
-                walker,
-                PrefetchSource.PREVIOUS,
-                1,
-            )
+            told = c["session"], c["source"], c["distance"]
+            assert told == (walker, PrefetchSource.PREVIOUS, 1)
             offered += 1
         assert lost or not overflow
         overflows += overflow
+        if stops:
+            stays = dut.o__valid.value == 1 and not ready
+            c = candidate.unpack(dut.o__payload.value)
+            kept = [page for page in walk if page == (c["squeue"], c["page"])]
+            assert kept or not stays, "an offer that is none of the walk's"
+            walk = deque(kept[:1] if stays else [])
+            stopped += 1
         if dut.start.value == 1:
             walker = min(noted)
             walk = noted.pop(walker)
+            later = fresh[walker]
             at, length = 0, len(walk)
             if event == "step" and session == walker and rings[session]:
                 walk.clear()  # ended before it began
         if event == "access":
             rings[session].append((squeue, page))
             fresh[session] += 1
+            later += session == walker
         elif event == "step" and rings[session]:
             noted[session], rings[session], fresh[session] = rings[session], deque(maxlen=size), 0
+        for each in closed:
+            rings[each] = deque(maxlen=size)
+            noted.pop(each, None)
         silent = 0 if dut.o__valid.value == 1 or dut.start.value == 1 else silent + 1
         if walk and silent > size + 8:
             # the last ones, in cycles of overflow
             at, overwritten = at + len(walk), overwritten + len(walk)
             walk.clear()
-            assert fresh[walker] > size - length + at - 2, (
-                "an entry that is still there was left out"
-            )
+            assert later > size - length + at - 2, "an entry that is still there was left out"
         await RisingEdge(dut.clk)
-    record(offered=offered, overwritten=overwritten, overflows=overflows)
+    record(offered=offered, overwritten=overwritten, overflows=overflows, stopped=stopped)

@@ -11,6 +11,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_golden.prefetch import Candidate
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import DropReason, Layouts
+from kelp_hw.prefetch.prefetch import HINT_PATIENCE
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
 from ..harness.clocking import start_clock
@@ -43,11 +44,14 @@ class TB:
             )
             for s in range(config.sessions)
         ]
-        self.windows = [rng.choice([0, 1, 2, 3, 5, 63]) for _ in range(config.squeues)]
+        self.new_windows()
         # results to send; ops on their way to M3, with the cycle of their result
         self.results, self.flying = deque(), deque()
         self.hints, self.specs, self.usages, self.lates = deque(), deque(), deque(), deque()
         self.shown = {}  # stream → payload that must not change
+        self.waited = Counter()  # stream → cycles for which its payload has stood
+        self.asked = None  # (stream, payload) of the page that was accepted in this cycle
+        self.on_cycle = lambda: None  # in the read-only phase of each cycle
         self.ops, self.counts = [], Counter()
         self.dropped = {"judged": [], "crowded": []}  # squeues that `dropped` tells
         self.p_ready, self.p_hint, self.p_spec, self.p_result, self.p_taken = (
@@ -84,6 +88,11 @@ class TB:
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
         dut.rst.value = 0
+
+    def new_windows(self):
+        """Windows at random: lengths of every bit, but long ones, and so long lists, seldom."""
+        lengths, weights = (0, 1, 2, 3, 5, 8, 16, 32, 63), (3, 3, 3, 3, 3, 1, 1, 1, 1)
+        self.windows = self.rng.choices(lengths, weights, k=self.config.squeues)
 
     def set_sessions(self):
         self.dut.sessions.value = pack_sessions(self.config, self.sessions)
@@ -184,11 +193,7 @@ class TB:
         )
         dut.o_op__ready.value = int(rng.random() < self.p_ready)
         await ReadOnly()
-        for name, waiting in (("i_hint", self.hints), ("i_spec", self.specs)):
-            if name in self.shown and getattr(dut, f"{name}__ready").value == 1:
-                del self.shown[name]
-                waiting.popleft()
-                self.counts["accepted"] += 1
+        self._accepted()
         if dut.o_op__valid.value == 1:
             payload = int(dut.o_op__payload.value)
             assert self.shown.get("o_op", payload) == payload, (
@@ -209,6 +214,7 @@ class TB:
                 self.flying.append((max(last + 1, self.cycles + rng.randint(3, 9)), op))
         else:
             assert "o_op" not in self.shown, "an offered op went away"
+        self.on_cycle()
         self.window_squeue = int(dut.window_squeue.value)
         pulses = int(dut.pulses.value)
         if pulses:
@@ -233,6 +239,26 @@ class TB:
         await RisingEdge(dut.clk)
         self.cycles += 1
         return idle
+
+    def _accepted(self):
+        """Takes what the block accepts: a MemSpecRd after a cycle at most, a hinted page after its
+        patience, and its turn."""
+        self.asked = None
+        for name, waiting, source in (
+            ("i_hint", self.hints, PrefetchSource.HINT),
+            ("i_spec", self.specs, PrefetchSource.SPEC_READ),
+        ):
+            if name not in self.shown:
+                continue
+            if getattr(self.dut, f"{name}__ready").value == 1:
+                assert self.asked is None, "two pages in one cycle"
+                del self.shown[name]
+                self.asked = source, waiting.popleft()
+                self.waited[name] = 0
+                self.counts["accepted", source] += 1
+            else:
+                self.waited[name] += 1
+        assert self.waited["i_spec"] <= 1 and self.waited["i_hint"] <= HINT_PATIENCE + 1
 
     async def drain(self, limit=20_000):
         for _ in range(limit):

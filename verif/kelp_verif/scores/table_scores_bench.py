@@ -137,6 +137,17 @@ class TB:
             assert got == cohorts, f"cycle {self.cycle}: cohorts of session {session}"
             self.seen["shadow"] += len(cohorts) - cohorts.count(0) > 1
 
+    def same_learnt(self, squeue):
+        """While no walk is under way: V and T of a queue are the golden ones."""
+        queue, learning = self.tables._queues[squeue], self.dut.learning
+        for name, rows, want in (
+            ("V", learning.v.memory, queue.v),
+            ("T", learning.t.memory, queue.t),
+        ):
+            got = [int(rows[squeue * len(want) + k].value) for k in range(len(want))]
+            wrong = {k: (g, w) for k, (g, w) in enumerate(zip(got, want, strict=True)) if g != w}
+            assert not wrong, f"cycle {self.cycle}: {name} of queue {squeue}: (got, want) {wrong}"
+
     def _transfers(self):
         c, tables = self.config, self.tables
         for name in ("read", "mass", "turn", "guess"):
@@ -346,6 +357,17 @@ class Walks:
             while name in self.tb.offers:
                 await self.tb.tick()
 
+    async def scored(self, squeue, newest):
+        """A guess of some of a queue's pages."""
+        rng = self.tb.rng
+        for page in rng.sample(range(newest + 1), rng.randrange(newest + 1)):
+            mass = rng.choice([0, 65535, rng.getrandbits(rng.randint(1, 16))])
+            mark = {"squeue": squeue, "page": page, "mass": mass, "absent": rng.getrandbits(1)}
+            self.tb.offers["mass"] = mark
+            while "mass" in self.tb.offers:
+                await self.tb.tick()
+        await self.accepted("guess", squeue, newest)
+
     async def over(self):
         while self.tb.offers or self.tb.dut.idle.value != 1:
             await self.tb.tick()
@@ -389,8 +411,9 @@ async def walks_take(dut):
 async def cohorts_come_and_go(dut):
     """Turns of all queues with few steps between, so that many cohorts stand and pages move from
     one to another; frames become more and fewer. After each turn cohorts and credit are the golden
-    ones."""
+    ones, and what the queue has learnt of it and of a guess before it."""
     tb = TB(dut)
+    tb.takes = 1.0
     await tb.start()
     walks, rng, c = Walks(tb), tb.rng, tb.config
     steps = [_TURN - 150, rng.randrange(1 << 20)]
@@ -401,10 +424,14 @@ async def cohorts_come_and_go(dut):
         session = tb.session(squeue)
         skip = rng.choice([200, 254, 255, 256]) if turn % 60 == 59 else rng.choice([0, 1, 1, 2, 5])
         walks.step = steps[session] = (steps[session] + skip) % _TURN
+        if rng.random() < 0.5:
+            await walks.scored(squeue, newest)
+            await walks.over()
         await walks.marked("read", squeue, rng.sample(range(newest + 1), rng.randrange(7)))
         await walks.accepted("turn", squeue, newest)
         await walks.over()
         tb.same_shadow()
+        tb.same_learnt(squeue)
         if rng.random() < 0.2:
             tb.spends = rng.randrange(c.sessions)
     record(seen=dict(tb.seen), credits=tb.credits())

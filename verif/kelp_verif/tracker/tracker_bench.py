@@ -11,7 +11,7 @@ engines know no more than that.
 
 import random
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import cocotb
 from cocotb.triggers import RisingEdge
@@ -19,7 +19,7 @@ from cocotb.triggers import RisingEdge
 from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Op as K
-from kelp_spec.metadata import PageState
+from kelp_spec.metadata import Outcome, PageState
 
 from ..harness.runner import bench_params, record
 from .tracker_engines import Engines
@@ -75,6 +75,7 @@ async def random_ops(dut):
             engines.credits |= dict.fromkeys(engines.credits, 1.0) | {"free": 0.03}
             if phase % 8 == 2:
                 engines.p |= dict.fromkeys(("hint", "evict", "prefetch", "control"), 0.02)
+        engines.failed = 0.3 if phase % 6 == 5 else 0.03
         if phase % 3 == 0:
             engines.p["request"] = 1.0
         for _ in range(400):
@@ -160,6 +161,131 @@ async def spaced_ops(dut):
             await tb.ops(Op(K.FREE, pool=pool, frame=frame), stream="evict")
     assert tb.seen["hot"] and min(tb.seen["faults"])
     record(hot=tb.seen["hot"], faults=tb.seen["faults"])
+
+
+@cocotb.test(timeout_time=400, timeout_unit="us")
+async def refusals(dut):
+    """Sessions of every size, one after another: requests on both sides of each of their limits, of
+    the owner and of one whose LD-ID differs in a bit, while it is open, closing and closed."""
+    config = named("unit").with_(parked=64)
+    tb = await start(dut, config)
+    rng, half = tb.rng, config.half_lines
+
+    def near(used, most):
+        """A number on either side of a limit, or any."""
+        return rng.choice([used - 1, min(used, most - 1), rng.randrange(most)])
+
+    for n in range(bench_params()["sessions"]):
+        s = n % config.sessions
+        session = Session(
+            ld_id=rng.randrange(16),
+            host_type=rng.getrandbits(1),
+            used_queues=rng.randint(1, config.queues),
+            used_lines=rng.randint(1, half),
+            k_only=rng.getrandbits(1),
+            used_pages=rng.randint(1, config.pages),
+            kv_heads=1,
+            step=rng.getrandbits(24),
+        )
+
+        def read(s=s, session=session):
+            kind = rng.randrange(2)
+            line = near(session.used_lines, half) + half * rng.choice([0, 0, 1])
+            other = (rng.random() < 0.1) << rng.randrange(4)
+            return Op(
+                K.WRITE if kind and session.closing else K.READ,
+                session=s,
+                squeue=s * config.queues + near(session.used_queues, config.queues),
+                page=near(session.used_pages, config.pages),
+                kv_line=line,
+                write=int(kind and session.closing),
+                ld_id=session.ld_id ^ other,
+            )
+
+        await tb.ops(*(read() for _ in range(4)), stream="request")
+        await tb.open(s, session)
+        await tb.ops(*(read() for _ in range(40)), stream="request")
+        session.closing = 1
+        await tb.ops(Op(K.CLOSE, session=s))
+        await tb.ops(*(read() for _ in range(4)), stream="request")
+        await tb.ops(Op(K.CLOSED, session=s), stream="evict")
+    refused = sum(n for (_, outcome), n in tb.seen["outcomes"].items() if outcome == "REFUSED")
+    assert refused > 20 * bench_params()["sessions"]
+    # What is refused as FATAL does not wait for a place in the miss buffer.
+    tb.fatals, tb.credit = 1.0, lambda name: int(name != "miss")
+    await tb.ops(*(read() for _ in range(6)), stream="request")
+    assert tb.seen["fatal"] == 6
+
+
+class HotModel:
+    """Which pages are hot when nothing is under way: places that are filled in turn."""
+
+    def __init__(self, places):
+        self.places, self.turn = [None] * places, 0
+
+    def after(self, op, r, before):
+        page = op.session, op.squeue, op.page
+        if r.outcome in (Outcome.HIT, Outcome.ALLOCATED) and page not in self.places:
+            self.places[self.turn] = page
+            self.turn = (self.turn + 1) % len(self.places)
+        elif op.kind in (K.CLAIM, K.SCRUB):
+            self.places = [None if each == page else each for each in self.places]
+        elif op.kind in (K.STEP, K.CLOSE):
+            self.places = [
+                each and (each if each[0] != op.session else None) for each in self.places
+            ]
+
+
+@cocotb.test(timeout_time=200, timeout_unit="us")
+async def hot_pages(dut):
+    """Op after op, each alone: a request takes the hot lane exactly if its page is one of those
+    that came last, and nothing has made it leave since."""
+    config = named("unit").with_(parked=64)
+    await start(dut, config)
+    tb = await again(dut, config)  # a pool for each queue, so that all pages find frames
+    rng, model, freed, taken = tb.rng, HotModel(config.hot_pages), deque(), 0
+    used = {"used_queues": config.queues, "used_pages": config.pages}
+    for s in range(config.sessions):
+        await tb.open(s, Session(**used, used_lines=config.half_lines, ld_id=1 + s))
+
+    def after(op, r, before):
+        model.after(op, r, before)
+        if op.kind == K.SCRUB and r.use:
+            freed.append(Op(K.FREE, pool=r.pool, frame=r.frame))
+
+    tb.after = after
+    places = [
+        (s, s * config.queues + q, page) for s in (0, 1) for q in (1, 2) for page in (0, 1, 5)
+    ]
+    few = places
+    for n in range(bench_params()["ops"]):
+        if n % 40 == 0:
+            few = rng.sample(places, rng.choice([3, config.hot_pages + 1, 8]))
+        session, squeue, page = rng.choice(few)
+        where = {"session": session, "squeue": squeue, "page": page}
+        kind = rng.choices(("read", "write", "claim", "scrub", "step"), (12, 6, 1, 1, 0.5))[0]
+        if kind in ("read", "write"):
+            op = Op(K.READ, **where, ld_id=1 + session)
+            if kind == "write":
+                op.kind, op.write, op.has_write, op.poison = K.WRITE, 1, 1, rng.random() < 0.2
+            if rng.random() < 0.05:
+                op.ld_id ^= 1 << rng.randrange(4)
+            hot = (session, squeue, page) in model.places and not op.poison
+            hot, before = hot and op.ld_id == 1 + session, tb.seen["hot"]
+            await tb.ops(op, stream="request")
+            assert tb.seen["hot"] - before == hot, f"{op}: hot pages are {model.places}"
+            taken += hot
+        elif kind == "step":
+            await tb.ops(Op(K.STEP, session=session, delta=1))
+        elif kind == "claim":
+            step = tb.golden.word(squeue, page).last_step
+            await tb.ops(Op(K.CLAIM, **where, delta=step), stream="evict")
+        else:
+            await tb.ops(Op(K.SCRUB, **where), stream="evict")
+        while freed:
+            await tb.ops(freed.popleft(), stream="evict")
+    assert bench_params()["ops"] // 8 < taken < bench_params()["ops"] * 3 // 4
+    record(hot=taken)
 
 
 async def measure(tb, requests, least):
@@ -258,6 +384,85 @@ async def rates(dut):
     record(**figures)
 
 
+async def again(dut, config) -> TB:
+    """A bench on the tracker behind another reset, its queues configured."""
+    tb = TB(dut, config)
+    tb.golden.low_water, tb.golden.reserve = 1, 3
+    dut.rst.value = 1
+    for payload, valid, _ in tb.ports.values():
+        payload.value = valid.value = 0
+    dut.i_miss_free__valid.value = 0
+    dut.ecc_flip.value = 0
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    assert await tb.scrubbed() == config.page_words
+    for squeue in range(config.squeues):
+        await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+    return tb
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def flipped_bits(dut):
+    """Bits flip in the queues' formats: told where an op of the queue uses them, and by no other.
+    Bits flip in freed frames: told when they are handed out."""
+    config = named("unit").with_(parked=64)
+    tb = await start(dut, config)
+    rows = "queues.rows.rows.memory"
+
+    def uses(tb):
+        """Ops of a queue, the stream of each, and whether it uses the queue's row."""
+        where = {"squeue": tb.rng.randrange(1, config.queues), "page": 2}
+        read = Op(K.READ, **where, ld_id=1)
+        return [
+            ("request", read, 1),
+            ("request", replace(read, ld_id=2), 0),
+            ("request", replace(read, refused=1), 0),
+            ("request", replace(read, no_memory=1), 0),
+            ("hint", Op(K.MASS, **where), 1),
+            ("evict", Op(K.SCAN, **where), 1),
+            ("evict", Op(K.CLAIM, **where), 1),
+            ("evict", Op(K.PEEK, **where, slot=9), 0),
+            ("control", Op(K.PEEK, **where), 0),
+            ("control", Op(K.STEP, **where, delta=1), 0),
+        ]
+
+    async def opened(tb):
+        used = {"used_queues": config.queues, "used_pages": config.pages}
+        await tb.open(0, Session(**used, used_lines=config.half_lines, ld_id=1))
+
+    async def recycled(tb, squeue):
+        """All frames of a queue's pool have been used, and half of them are free."""
+        write = {"write": 1, "has_write": 1, "ld_id": 1}
+        for page in range(config.pages):
+            await tb.ops(Op(K.WRITE, squeue=squeue, page=page, **write), stream="request")
+        for page in range(config.pages // 2):
+            word, pool = tb.golden.word(squeue, page), tb.golden.queue_configs[squeue].pool
+            await tb.ops(Op(K.SCRUB, squeue=squeue, page=page), stream="evict")
+            await tb.ops(Op(K.FREE, pool=pool, frame=word.place), stream="evict")
+
+        async def take():
+            for page in range(config.pages // 2):
+                await tb.ops(Op(K.WRITE, squeue=squeue, page=page, **write), stream="request")
+
+        return take
+
+    for bits in (1, 2):
+        for n in range(len(uses(tb))):
+            tb = await again(dut, config)
+            await opened(tb)
+            stream, op, used = uses(tb)[n]
+            tb.faults.flip(rows, bits)
+            await tb.faults.expect(rows, bits if used else 1, used, tb.ops(op, stream=stream))
+            assert used or not tb.faults.told, f"{op}: {tb.faults.told}"
+        for squeue, pool in enumerate(POOLS):
+            tb = await again(dut, config)
+            await opened(tb)
+            take, ring = await recycled(tb, squeue), f"pools.{pool}.ring.rows.memory"
+            tb.faults.flip(ring, bits)
+            # The next one is in a register already.
+            await tb.faults.expect(ring, bits, config.pages // 2 - 1, take())
+
+
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def reset_forgets(dut):
     """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing
@@ -279,18 +484,7 @@ async def reset_forgets(dut):
         assert tb.golden.words
         if attempt == 2:
             break
-        tb = TB(dut, config)
-        tb.golden.low_water, tb.golden.reserve = 1, 3
-        dut.rst.value = 1
-        for payload, valid, _ in tb.ports.values():
-            payload.value = valid.value = 0
-        dut.i_miss_free__valid.value = 0
-        dut.ecc_flip.value = 0
-        await RisingEdge(dut.clk)
-        dut.rst.value = 0
-        assert await tb.scrubbed() == config.page_words
-        for squeue in range(config.squeues):
-            await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+        tb = await again(dut, config)
         await tb.ops(
             *(
                 Op(K.PEEK, session=q // config.queues, squeue=q, page=p)

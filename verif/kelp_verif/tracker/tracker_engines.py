@@ -6,7 +6,7 @@ recoveries, sessions."""
 from collections import deque
 
 from kelp_golden.ops import Op, Session
-from kelp_spec.metadata import Event, MissKind, Outcome, PageState
+from kelp_spec.metadata import STEP_BITS, Event, MissKind, Outcome, PageState
 from kelp_spec.metadata import Op as K
 
 from .tracker_tb import TB
@@ -21,8 +21,10 @@ class Engines:
         self.entries = {}  # miss id → dict
         self.claims, self.to_free, self.orphans = [], deque(), []
         self.busy = set()  # what an op on its way works on
+        self.harmless = []  # RECOVERs of frames that nobody misses
         self.closing = None
         self.scrub = 0
+        self.failed = 0.03  # of the waits for a frame, those that end without one
         self.p = {
             "request": 0.9,
             "miss": 0.6,
@@ -94,9 +96,11 @@ class Engines:
         if odd < 0.02:
             op.ld_id ^= 1 << rng.randrange(4)
         elif odd < 0.04:
-            op.kv_line = rng.randrange(c.page_lines)
+            # any line, but the first one outside more often than not
+            beyond = rng.randrange(2) * c.half_lines + session.used_lines % c.half_lines
+            op.kv_line = rng.choice((beyond, rng.randrange(c.page_lines)))
         elif odd < 0.06:
-            op.refused = rng.choice((Event.OUT_OF_MAP, Event.UNKNOWN_OPCODE))
+            op.refused = rng.choice([event for event in Event if event != Event.NONE])
         elif odd < 0.08 and not op.write:
             op.no_memory = 1
         return op
@@ -122,7 +126,7 @@ class Engines:
         if e["frame"] is None and not e["failed"]:
             if not self.golden.pools[e["pool"]].free and rng.random() < 0.95:
                 return None  # a GRANT in vain only now and then
-            op.failed = int(rng.random() < 0.03)
+            op.failed = int(rng.random() < self.failed)
         elif not e["filled"]:
             op.kind, op.failed, op.source = K.FILL, int(rng.random() < 0.1), rng.randrange(6)
             op.lost = int(e["lost"] and e["kind"] == MissKind.ALLOCATE)
@@ -164,7 +168,9 @@ class Engines:
                 return Op(K.CLOSE, session=s)
             return Op(K.CLOSE, session=self.closing)
         if pick < 0.5:
-            return Op(K.STEP, session=s, delta=rng.choice((1, 1, 3, (1 << 24) - 2)))
+            # Steps that differ in one bit alone, whichever it is, are different.
+            delta = rng.choice((1, 1, 3, (1 << 24) - 2, 1 << rng.randrange(STEP_BITS)))
+            return Op(K.STEP, session=s, delta=delta)
         return self.op(K.PEEK, *self.page())
 
     def descriptor(self, s):
@@ -181,7 +187,7 @@ class Engines:
             k_only=int(rng.random() < 0.2),
             used_pages=used(c.pages),
             kv_heads=1,
-            step=rng.choice((0, (1 << 24) - 2)),
+            step=rng.choice((0, (1 << 24) - 2, rng.getrandbits(STEP_BITS))),
         )
 
     def hint(self):
@@ -193,9 +199,12 @@ class Engines:
         if self.config.select:  # ops of a choice come in the same stream
             kinds += K.HOLD, K.HOLD, K.UNHOLD, K.LOOK
         kind = rng.choice(kinds)
-        line = rng.randrange(self.config.half_lines) if kind == K.LOOK else 0
         delta = 1 if kind == K.STEP else 0
-        return self.op(kind, squeue, page, kv_line=line, mass=rng.getrandbits(16), delta=delta)
+        op = self.op(kind, squeue, page, mass=rng.getrandbits(16), delta=delta)
+        if kind == K.LOOK:
+            op.kv_line = rng.randrange(self.config.half_lines)
+            op.ld_id, op.origin = rng.randrange(16), rng.getrandbits(16)
+        return op
 
     def prefetch(self):
         if not self.wants("prefetch"):
@@ -214,8 +223,10 @@ class Engines:
             squeue, page, frame = claim = rng.choice(self.claims)
             if ("release", claim) not in self.busy:
                 self.busy.add(("release", claim))
+                failed = int(rng.random() < 0.2)
+                written = rng.getrandbits(1)
                 return self.op(
-                    K.RELEASE, squeue, page, frame=frame, failed=int(rng.random() < 0.2), slot=1
+                    K.RELEASE, squeue, page, frame=frame, failed=failed, slot=1, written=written
                 )
         if self.orphans and choice < 0.6:
             squeue, page, frame = orphan = rng.choice(self.orphans)
@@ -244,9 +255,8 @@ class Engines:
             ):
                 return None
             self.busy.add(("claim", squeue, page))
-            return self.op(
-                K.CLAIM, squeue, page, delta=word.last_step ^ (rng.random() < 0.1), slot=2
-            )
+            other = (rng.random() < 0.1) << rng.randrange(STEP_BITS)
+            return self.op(K.CLAIM, squeue, page, delta=word.last_step ^ other, slot=2)
         if choice < 0.88:
             return self.op(K.SCRUB, squeue, page, slot=8)
         if (
@@ -254,8 +264,14 @@ class Engines:
             and word.state in (PageState.RESIDENT, PageState.WRITING_BACK)
             and not self.busy & {("claim", squeue, page)}
         ):
-            # The word's own frame: VOID, if it is still there when it gets to M3.
             return None if self.claims else self.op(K.PEEK, squeue, page, frame=word.place, slot=9)
+        if choice < 0.93 and word.state in (PageState.RESIDENT, PageState.WRITING_BACK):
+            # The word's own frame: VOID, if it is still there when it gets to M3; or one whose
+            # number differs in a bit.
+            other = (rng.random() < 0.6) << rng.randrange(self.config.frame_bits)
+            op = self.op(K.RECOVER, squeue, page, frame=word.place ^ other, slot=9)
+            self.harmless.append(op)
+            return op
         return self.op(K.SCAN, squeue, page, slot=rng.randrange(16))
 
     def lost_pages(self):
@@ -341,6 +357,8 @@ class Engines:
             self.claims.remove((*here, op.frame))
         elif kind == K.SCRUB and r.use:
             self.to_free.append((r.pool, r.frame, *here))
+        elif kind == K.RECOVER and any(op is each for each in self.harmless):
+            self.harmless = [each for each in self.harmless if each is not op]
         elif kind == K.RECOVER:
             self.busy.discard(("recover", (*here, op.frame)))
             if r.outcome == Outcome.ORPHAN:

@@ -22,10 +22,11 @@ from kelp_spec.metadata import Op as K
 from kelp_spec.policy import Policy
 
 from ..harness.clocking import start_clock
+from ..harness.flips import Faults
 
 #: Of an op, what requests alone have, but for a REPLAY.
 OF_REQUESTS = ("kv_line", "write", "partial", "poison", "has_write", "write_slot") + tuple(
-    f"origin.{name}" for name in ("tag", "ld_id", "start", "missed")
+    f"origin.{name}" for name in ("tag", "ld_id", "start", "missed", "look")
 )
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
 _CREDITS = tuple(credits_layout(ids=False).members)
@@ -70,7 +71,7 @@ class TB:
     def __init__(self, dut, config: Config, limits=None, flips=0.0):
         self.dut, self.config, self.rng = dut, config, random.Random(cocotb.RANDOM_SEED)
         self.noise = random.Random(cocotb.RANDOM_SEED + 1)
-        self.flips = flips
+        self.flips, self.faults = flips, Faults(dut, self.rng)
         layouts = Layouts(config)
         self.request_packing, self.op_packing = Packing(layouts.request), Packing(layouts.op)
         self.coming_packing = Packing(layouts.coming)
@@ -114,7 +115,8 @@ class TB:
         self.seen_paused, self.unpausing = 0, False
         # (cycle of the handshake, request or None, op or None, credits that they had)
         self.entered = deque()
-        self.expected = deque()  # (cycle, result or None, hot or None, free, used)
+        # (cycle, result or None, hot or None, (of the pools free, used, spare; the session's step))
+        self.expected = deque()
         self.planted = {}  # page → (cycle from which it can be read, bits)
         # page → cycle in which the last op that looked at its word entered
         self.looked = {}
@@ -177,12 +179,13 @@ class TB:
         self.dut.config_write__valid.value = 0
 
     # - packing ------------------------------------------------------------------------------------
-    @staticmethod
-    def origin(op: Op) -> dict[str, int]:
+    def origin(self, op: Op) -> dict[str, int]:
         """All of an origin hangs on its tag, so that every bit of it is compared."""
         tag = op.origin or 0
         start, missed = tag * 0x2545F & 0xFFFFF, tag.bit_count() & 1
         of = {"tag": tag, "ld_id": op.ld_id, "start": start, "missed": missed}
+        if self.config.select:
+            of["look"] = int(op.kind == K.LOOK)
         return {f"origin.{name}": value for name, value in of.items()}
 
     def pack_request(self, op: Op, queue: int | None = None) -> int:
@@ -245,6 +248,7 @@ class TB:
             "slot",
             "mass",
             "delta",
+            "written",
         )
         return {n: getattr(op, n) for n in names} | self.origin(op)
 
@@ -380,7 +384,7 @@ class TB:
 
     def _check_stall(self, busy):
         """A request that has all credits, and an id, enters an empty pipeline."""
-        assert not self.dut.fault.value, "no memory has a flipped bit"
+        self.faults.hear()
         has = all(self.has.values()) and all(self.had.values()) and self.at_hand
         closing = any(s.closing for s in self.golden.sessions)
         empty = not (busy or self.entered or self.expected or self.pausing or self.fatal)
@@ -427,6 +431,7 @@ class TB:
             [p.free for p in pools],
             [p.used for p in pools],
             [p.free - p.waiting for p in pools],
+            self.golden.sessions[lane.session].step if lane else 0,
         )
         due = entered + Tracker.RESULT_LATENCY
         self.expected.append((due, result, hot_result, counts))
@@ -499,7 +504,7 @@ class TB:
             want["miss"] = op.miss
         if op.kind == K.LOOK and r.use:
             want |= {name: getattr(r, name) for name in ("format_k", "format_v")}
-            want |= {"kv_line": op.kv_line, "host_type": session.host_type}
+            want |= {"kv_line": op.kv_line, "host_type": session.host_type} | self.origin(op)
         if demand:
             want |= {"write_slot": op.write_slot} | self.origin(op)
             if r.use:
@@ -524,7 +529,7 @@ class TB:
         if not self.expected or self.expected[0][0] != now:
             assert not (valid or hot_valid or score_valid), f"cycle {now}: result out of nothing"
             return
-        _, r, hot, (free, used, spare) = self.expected.popleft()
+        _, r, hot, (free, used, spare, step) = self.expected.popleft()
         assert (valid, hot_valid) == (r is not None, hot is not None)
         if hot:
             got = self.hot_packing.unpack(dut.o_hot__payload.value)
@@ -565,11 +570,14 @@ class TB:
             # What only a request has may be another one's in an op that is not a REPLAY.
             said = self.fields(op).items()
             want |= {f"op.{n}": v for n, v in said if n not in OF_REQUESTS or op.kind == K.REPLAY}
-        if r.first:
+        if r.reads and op.kind != K.PEEK:
             want["policy"] = self.policies[op.squeue]
         if op.kind in (K.READ, K.WRITE):
             want |= {
                 "op.kv_line": op.kv_line,
+                "op.partial": op.partial,
+                "op.poison": op.poison,
+                "op.no_memory": op.no_memory,
                 "op.write": op.write,
                 "op.has_write": op.has_write,
                 "op.write_slot": op.write_slot,
@@ -599,6 +607,7 @@ class TB:
         if r.score:
             got = self.score_packing.unpack(dut.o_score__payload.value)
             want = {"kind": r.score, "squeue": op.squeue, "page": op.page}
+            want |= {"session": op.session, "step": step & 0xFF}
             if r.score == ScoreEvent.SCAN:
                 want |= {
                     "slot": op.slot,
@@ -629,11 +638,18 @@ class TB:
     async def ops(self, *ops, stream="control"):
         """Sends ops one after another on one stream, alone."""
         todo = deque(ops)
-        self.want[stream] = lambda: todo.popleft() if todo else None
+
+        def asks(want):
+            if stream == "request":
+                self.want_request = want
+            else:
+                self.want[stream] = want
+
+        asks(lambda: todo.popleft() if todo else None)
         while todo:
             await self.step()
         await self.drain()
-        self.want[stream] = lambda: None
+        asks(lambda: None)
 
     async def open(self, s, session: Session):
         self.descriptor = session
