@@ -11,6 +11,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from amaranth.hdl import Cat, Module, Mux, Signal
@@ -24,8 +25,8 @@ from kelp_hw.lib.skid import Skid
 from kelp_verif.mutation import equivalence, netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
 from kelp_verif.mutation.equivalence import equivalent, equivalent_source
-from kelp_verif.mutation.hunt import hunt, main, markdown, score
-from kelp_verif.mutation.plugin import awake
+from kelp_verif.mutation.hunt import _figures, hunt, main, markdown, score
+from kelp_verif.mutation.plugin import Hunt, Job, awake
 
 
 class Redundant(wiring.Component):
@@ -505,6 +506,27 @@ def test_no_test_is_ended_while_it_has_mutants(monkeypatch, tmp_path):
         hunt(INCREMENT, count=1, seed=1, jobs=1)
     assert asked[asked.index("--timeout") + 1] == "0"
     assert asked[asked.index("-o") + 1] == "faulthandler_timeout=0"
+
+
+def test_a_hunt_that_is_cut_short_counts_its_survivors(tmp_path, monkeypatch):
+    """Those whose turn in the test under way has not come are no less alive."""
+    out = tmp_path / "mutants.json"
+    cut = Hunt(Job({"Skid": "kelp_hw.lib.skid"}, "source", 4, 1, 1, str(out)))
+    cut.item = SimpleNamespace(nodeid="a test")
+
+    def ends(numbers, seconds):
+        if numbers != [0]:
+            cut._killed(numbers[0], 1)
+            cut.save()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cut, "_fork", ends)
+    with pytest.raises(KeyboardInterrupt):
+        cut.run(list(cut.mutants))
+    found = json.loads(out.read_text())
+    figures = _figures("Skid", Bench("skid", {"lib/skid": ("Skid",)}, ()), found, False)
+    assert figures["mutants"] == len(cut.mutants) > 1
+    assert (figures["killed"], figures["undecided"]) == (1, figures["mutants"] - 1)
 
 
 def test_what_was_recorded_stays(tmp_path, monkeypatch):

@@ -39,10 +39,10 @@ BAR = 0.95
 def hunt(
     bench: Bench, *, count: int, seed: int, jobs: int, prove: bool = True, minutes: float = 0
 ) -> dict[str, dict]:
-    """Block → its figures: `mutants` that a test was run with, `killed`, `equivalent` (proved; none
-    is where not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where they
-    are. After `minutes` of tests, if it is not 0, those that are left are not run. A block without
-    such mutants is left out.
+    """Block → its figures: `mutants` that a test was begun for, `killed`, `equivalent` (proved;
+    none is where not `prove`), `undecided` (the rest, which counts as alive) and `alive`, where
+    they are. After `minutes` of tests, if it is not 0, what no test has killed is undecided. A
+    block without such mutants is left out.
 
     Raises
     ------

@@ -63,7 +63,8 @@ class Hunt(passes.Passes):
         self.mutants: dict[int, object] = {}
         self.killers: dict[int, str] = {}
         self.stillborn: set[int] = set()
-        self.tried: set[int] = set()  #: some test has come to its end with them
+        #: some test was begun for them: what a hunt that ends amid it has not killed is alive
+        self.tried: set[int] = set()
         self.designs: dict[str, list[int]] = {}  #: digest of Verilog → the mutants in it
         self.texts: dict[str, str] = {}  #: block → RTLIL that its mutants are in
         self.child: int | None = None
@@ -140,6 +141,7 @@ class Hunt(passes.Passes):
             numbers = self._alive(self.designs[design])
             seconds = self._whole()
             if self.child is None:
+                self._begin(numbers)
                 ended = self._simulated(numbers, seconds, simulate, folder)
                 # Who fails here is done with at once; the others go through the rest of the test.
                 self._fork(sorted(numbers, key=lambda n: _passed(ended[n][0])), seconds)
@@ -156,9 +158,14 @@ class Hunt(passes.Passes):
         numbers = self._alive(numbers)
         seconds = self._whole()
         if self.child is None:
+            self._begin(numbers)
             self._fork(numbers, seconds)
         if self.child is None:
             self._leave(numbers)
+
+    def _begin(self, numbers) -> None:
+        self.tried.update(numbers)
+        self.save()  # the run may be ended
 
     def _alive(self, numbers) -> list[int]:
         alive = [n for n in numbers if n not in self.killers]
@@ -178,8 +185,6 @@ class Hunt(passes.Passes):
             why = Path(f"{self.job.out}.why")
             told = why.read_text(encoding="utf-8") if why.is_file() else ""
             pytest.fail(f"fails with no mutant: {problem}\n{told}")
-        if self.child is None:
-            self.save()
         return round(max(_AT_LEAST, _SLOWER * (_cpu_seconds() - before)))
 
     def _simulated(self, numbers, seconds, simulate: Callable[..., int | None], folder: Path):
@@ -223,7 +228,6 @@ class Hunt(passes.Passes):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in running:
                 number, _ = running.pop(pid)
-                self.tried.add(number)
                 if code := os.waitstatus_to_exitcode(status):
                     problem = f"exit code {code}"
                     self._killed(number, code)
