@@ -165,6 +165,8 @@ def test_it_is_idle_when_its_last_op_has_gone():
     async def host(room):
         await room.select(region, {"sequence": 1, "hold": 8}, queries())
         assert len(pins(made)) == 6
+        while not room.ctx.get(room.dut.idle):  # its turn of the tables
+            await room.cycle()
         room.ctx.set(room.dut.now, 300)
         for _ in range(300):
             await room.cycle()
