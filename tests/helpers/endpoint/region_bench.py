@@ -26,13 +26,14 @@ CONFIG = named("unit_select")
 LINES, TOKENS, PAGES, OWNER = 2, 2, 12, 3
 
 
-def write(device, queue, page, rows):
-    """Lines of a page, from its first on, each a row of 32 elements, into session 0."""
+def write(device, queue, page, rows, session=0):
+    """Lines of a page of a session's queue, from its first on, each a row of 32 elements."""
     for line, row in enumerate(rows):
         device.apply(
             TrackerOp(
                 Op.WRITE,
-                squeue=queue,
+                session=session,
+                squeue=session * device.config.queues + queue,
                 page=page,
                 kv_line=line,
                 write=1,

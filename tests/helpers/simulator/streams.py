@@ -62,10 +62,11 @@ def _fixed(stream):
     return not hasattr(stream.ready, "name")
 
 
-def pump(dut, ends, *, cycles, seed=1, quiet=None):
+def pump(dut, ends, *, cycles, seed=1, quiet=None, compiled=None):
     """`cycles` cycles; stream → its transfers. What is offered by the block must stay until it is
     taken. It ends sooner where nothing is left to send and for `quiet` cycles nothing was
-    offered."""
+    offered. `compiled` runs the bench in place of Amaranth's simulator: the `simulate` of
+    kelp_verif.harness.compiled."""
     rng = random.Random(seed)
     queues = {path: deque(items) for path, items in ends.sends.items()}
     streams = {path: _at(dut, path) for path in (*queues, *ends.takes)}
@@ -131,6 +132,9 @@ def pump(dut, ends, *, cycles, seed=1, quiet=None):
             if still == quiet:
                 break
 
+    if compiled:
+        compiled(dut, bench)
+        return seen
     top = Module()
     top.submodules.dut = dut
     top.d.sync += Signal().eq(1)  # a combinational block has no clock of its own

@@ -3,9 +3,11 @@
 """SelectEngine: whole choices, equal to the golden model's, with memories that answer in order."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
+from flips import Opened, fields, flip
 from select_cases import SCALE, Group, plan_items, query_lines
 from streams import Ends, pump
 
@@ -19,13 +21,17 @@ PAGES = 64
 QUIET = 500  #: no choice takes so many cycles at its ports' full rate
 
 
-def requests(group, newest, *, most=4, target=1 << 24):
-    """(query, request) of each of `newest` pages: queries and scales take turns."""
+def requests(group, newest, *, most=4, target=1 << 24, varied=False):
+    """(query, request) of each of `newest` pages: queries and scales take turns; where `varied`,
+    all else does, too, from the most on."""
     other = Group(97, heads=group.query.e.shape[0], lines=group.query.e.shape[1], pages=1).query
     found = []
     for n, page in enumerate(newest):
         scale = SCALE | {"m": SCALE["m"] - 900 * (n % 3)}
         asked = {"newest": page, "most": most, "target": target, "scale": scale}
+        if varied:
+            scale["sh"] += n % 4 - 1
+            asked |= {"most": max(0, most - n % 3), "target": target >> 3 * (n % 2)}
         asked["page_lines"] = group.codes[0].size
         found.append(((group.query, other)[n % 2], asked))
     return found
@@ -34,26 +40,32 @@ def requests(group, newest, *, most=4, target=1 << 24):
 def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None, **pace):
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
     one before was taken. `pace`: `offer`, `take`, and `keys`, the share of cycles in which pages to
-    look at are taken; also `products`. With `absent` pages the engine estimates. `named`: what
-    pages their keys say that they are of, where that is wrong."""
+    look at are taken; also `products`, and `flips`, which is called in each cycle with a context
+    and the engine, whose memories are protected then. With `absent` pages the engine estimates.
+    `named`: what pages their keys say that they are of, where that is wrong."""
     offer, take, slow = (pace.get(name, 1.0) for name in ("offer", "take", "keys"))
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
     sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
     rows = -(-group.codes[0].size // CODED_LINES)
     estimates, absent = absent is not None, absent or ()
+    flips = pace.get("flips")
     dut = SelectEngine(
         **sizes,
         sizes=KeySizes(lines, rows, lanes, pace.get("products", 32)),
         context=3,
         estimates=estimates,
+        protect=flips is not None,
     )
+    if flips:
+        dut = Opened(dut)
     tokens = group.scale.shape[1]
     keys, summaries = group.key_lines(), group.summary_lines()
     sent = [query_lines(query) for query, _ in asked]
     plans = [plan_items(group.plan_rows) for _ in asked]
     left = [request | {"context": n % 8} for n, (_, request) in enumerate(asked)]
     begun = ended = 0  # of requests: those whose pages are looked at, those that have been chosen
+    left_two, before, leaves = 0, 0, 0  # those behind stage two; who is there; who leaves it
     waits, planned = [len(lines) for lines in sent], [len(lines) for lines in plans]
 
     def answer(path, item):
@@ -91,7 +103,13 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
 
     def watch(ctx):
         """Whose page each is."""
-        nonlocal begun, ended
+        nonlocal begun, ended, left_two, before, leaves
+        now = ctx.get(dut.scores)
+        assert before & ~now == leaves, "who leaves stage two is told"
+        before, leaves = now, ctx.get(dut.leaves) << ctx.get(dut.left)
+        if leaves:
+            assert leaves == 1 << left_two % 2 and ctx.get(dut.scored[left_two % 2]) == left_two % 8
+            left_two += 1
         if ctx.get(dut.o_key.valid):
             first, bank = ctx.get(dut.o_key.p.page) == 0, ctx.get(dut.o_key.p.bank)
             assert ctx.get(dut.scores) >> bank & 1
@@ -100,6 +118,8 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
         if ctx.get(dut.o.valid):
             assert ctx.get(dut.chooses) and ctx.get(dut.chosen) == ended % 8
             ended += ctx.get(dut.o.ready) and ctx.get(dut.o.p.none)
+        if flips:
+            flips(ctx, dut)
 
     ends = Ends(
         sends={"i_query": sent.pop(0), "i_plan": [], "i": [], "i_summary": [], "i_key": []},
@@ -141,7 +161,7 @@ def given(seen):
 @pytest.mark.parametrize(("heads", "lines", "products"), [(1, 1, 32), (2, 2, 8)])
 def test_choices_are_the_golden_ones(heads, lines, products):
     group = Group(heads + 20, heads=heads, lines=lines, pages=30, tokens=4)
-    asked = requests(group, [0, 1, 2, 3, 12, 29, 5])
+    asked = requests(group, [0, 1, 2, 3, 12, 29, 5], varied=True)
     seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500, products=products)
     assert given(seen) == golden(group, asked)
 
@@ -161,11 +181,11 @@ def test_pages_of_which_nothing_is_there_share_the_mass():
 
 
 def test_names_wait_for_pages_that_are_not_looked_at_yet():
-    """Those of the next choice, where keys come slowly."""
-    group = Group(17, heads=2, lines=1, pages=24, tokens=2)
+    """Those of the next choice, and what they are guessed to have, where keys come slowly."""
+    group, absent = Group(17, heads=2, lines=1, pages=24, tokens=2), {3, 7, 11}
     asked = requests(group, [23] * 3)
-    seen, _ = run(group, asked, quota=4, keys=0.04, lanes=16)
-    assert given(seen) == golden(group, asked, quota=4)
+    seen, _ = run(group, asked, quota=4, keys=0.04, lanes=16, absent=absent)
+    assert given_or_wanted(seen) == estimated(group, asked, quota=4, absent=absent)
 
 
 def estimated(group, asked, *, quota, absent):
@@ -200,15 +220,9 @@ def estimated(group, asked, *, quota, absent):
     return out
 
 
-def test_absent_pages_have_what_their_summaries_say():
-    """The first page, candidates and newest pages absent."""
-    heads = 2
-    group = Group(42, heads=heads, lines=1, pages=30, tokens=2)
-    asked = requests(group, [0, 1, 2, 3, 12, 29, 5, 24], most=3, target=heads << 15)
-    rng = np.random.default_rng(heads)
-    absent = set(rng.permutation(30)[:12].tolist()) | {0, 5}
-    got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=450, absent=absent)
-    out = estimated(group, asked, quota=4, absent=absent)
+def given_or_wanted(seen):
+    """What came out of an engine that estimates, as `estimated`: what is wanted of each choice
+    behind what is given."""
     found = [
         (
             i.id,
@@ -217,12 +231,25 @@ def test_absent_pages_have_what_their_summaries_say():
             int(i.wanted),
             i.missing if i.none else 0,
         )
-        for _, _, i in got["o"]
+        for _, _, i in seen["o"]
     ]
     ends = [n for n, item in enumerate(found) if item[2]]
     for begin, end in zip([0, *(n + 1 for n in ends)], ends, strict=False):
         found[begin:end] = sorted(found[begin:end], key=lambda item: item[3])
-    assert found == out
+    return found
+
+
+def test_absent_pages_have_what_their_summaries_say():
+    """The first page, candidates and newest pages absent."""
+    heads = 2
+    group = Group(42, heads=heads, lines=1, pages=30, tokens=2)
+    newest = [0, 1, 2, 3, 12, 29, 5, 24]
+    asked = requests(group, newest, most=3, target=heads << 15, varied=True)
+    rng = np.random.default_rng(heads)
+    absent = set(rng.permutation(30)[:12].tolist()) | {0, 5}
+    got, _ = run(group, asked, quota=4, offer=0.7, take=0.6, cycles=450, absent=absent)
+    out = estimated(group, asked, quota=4, absent=absent)
+    assert given_or_wanted(got) == out
     assert sum(item[3] for item in out) > 4 and max(item[4] for item in out) > 1 << 12
 
 
@@ -255,6 +282,27 @@ def test_the_target_ends_a_choice(target):
     asked = requests(group, [19, 19], target=target, most=8)
     seen, _ = run(group, asked, quota=6)
     assert given(seen) == golden(group, asked, quota=6)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("names", 2), ("marks", 1)])
+def test_flipped_bits_of_names_are_told(name, bits):
+    """Of the candidates' marks, or names: one in a row changes nothing."""
+    group = Group(20, heads=1, lines=1, pages=20, tokens=2)
+    asked, kept, told, flipped = requests(group, [19, 19]), {}, Counter(), []
+
+    def flips(ctx, dut):
+        told.update(kind for kind, on in fields(ctx, dut.fault).items() if on)
+        (rows,) = (each for path, each in dut.memories.items() if path.startswith(name))
+        for row in range(rows.depth):
+            if ctx.get(rows[row]) != kept.get(row, 0):
+                flip(ctx, rows, row, *range(bits))
+                kept[row] = ctx.get(rows[row])
+                flipped.append(row)
+
+    seen, _ = run(group, asked, cycles=500, flips=flips)
+    assert flipped and {*told} == {"fatal" if bits == 2 else "corrected"}
+    if bits == 1:
+        assert given(seen) == golden(group, asked)
 
 
 def test_latency_and_interval():

@@ -12,10 +12,11 @@ from kelp_hw.choice.summary_score import SummaryScore
 from kelp_spec.select import CODED_LINES
 
 
-def estimated(group, *, heads, lines, lanes, most=None, least=(), idle=None, **pace):
+def estimated(group, *, lanes, most=None, least=(), idle=None, scale=SCALE, **pace):
     """The transfers of all pages' estimates, of a block for tokens of `most` lines; in `idle`
     whether it was in each cycle."""
     offer, take = (pace.get(name, 1.0) for name in ("offer", "take"))
+    heads, lines = group.query.e.shape
     page_lines = group.codes[0].size
     rows = -(-page_lines // CODED_LINES)
     dut = SummaryScore(heads=heads, lines=most or lines, rows=rows, lanes=lanes, id_bits=8)
@@ -25,7 +26,7 @@ def estimated(group, *, heads, lines, lanes, most=None, least=(), idle=None, **p
         takes=("o",),
         offer=offer,
         take=take,
-        held={"scale": SCALE, "page_lines": page_lines, "least": list(least) or [0] * heads},
+        held={"scale": scale, "page_lines": page_lines, "least": list(least) or [0] * heads},
         before=put_queries(group.query, group.plan_rows),
         watch=lambda ctx: idle is not None and idle.append(ctx.get(dut.idle)),
     )
@@ -51,11 +52,13 @@ def test_estimates_are_the_golden_ones(heads, lines, lanes, tokens, most, wild):
     sums = select.token_sums(group.query, group.codes, group.plan)
     least = np.quantile(sums, 0.8, axis=(1, 2)).astype(int).tolist()
     least[-1] = int(np.sort(sums[-1].ravel())[-5])  # which is a token's
-    sizes = {"heads": heads, "lines": lines, "lanes": lanes, "most": most, "least": least}
+    scale = {"m": SCALE["m"] - 999 * lanes, "sh": SCALE["sh"] - lines // 2}
+    sizes = {"lanes": lanes, "most": most, "least": least, "scale": scale}
     seen = estimated(group, **sizes, offer=0.7, take=0.6)["o"]
     assert [item.item.id for item in seen] == list(range(30))
-    assert [list(item.item.score) for item in seen] == group.estimates().T.tolist()
     assert [list(item.item.best) for item in seen] == sums.max(axis=-1).T.tolist()
+    estimates = select.estimates(group.query, group.codes, group.plan, **scale)
+    assert [list(item.item.score) for item in seen] == estimates.T.tolist()
     near = (sums >= np.array(least)[:, None, None]).any(axis=0)
     assert near.any() and (wild or not near.all())
     ends = [(token + 1) * lines - 1 for token in range(tokens)]
@@ -66,7 +69,7 @@ def test_estimates_are_the_golden_ones(heads, lines, lanes, tokens, most, wild):
 def test_latency_and_interval(lanes):
     group = Group(5, heads=2, lines=2, pages=20)
     idle = []
-    seen = estimated(group, heads=2, lines=2, lanes=lanes, idle=idle)
+    seen = estimated(group, lanes=lanes, idle=idle)
     lasts = [line.taken for line in seen["i"] if line.item["last"]]
     assert [found.offered - last for found, last in zip(seen["o"], lasts, strict=True)] == [
         SummaryScore.LATENCY

@@ -60,6 +60,29 @@ def test_masses_as_large_as_they_have_a_place():
     assert seen == [min((a - b << SHARE_BITS) // b, (1 << RATIO_BITS) - 1) for a, b in pairs]
 
 
+def test_any_masses():
+    """Of any size, also of named pages so far below that nothing of theirs is left, which counts as
+    1."""
+    rng, pairs, most = np.random.default_rng(6), [], ESTIMATE_MASS_BITS + 1
+    for n in range(40):
+        z = [[int(rng.integers(1 << b)) for b in rng.integers(1, most, 2)] for _ in range(2)]
+        e = [[int(x) for x in rng.integers(-200, 200, 2)]]
+        e.append([x - int(rng.choice([0, 1, 7, 30, 31, 32, 63, 64, 300])) for x in e[0]])
+        if n % 4 == 0:
+            z[0] = [int(x) for x in rng.integers(1, 200, 2)]
+        pairs.append([{"e": each, "z": size, "id": 0} for each, size in zip(e, z, strict=True)])
+    wanted = []
+    for all_, named in pairs:
+        by = [min(a - b, 31) for a, b in zip(all_["e"], named["e"], strict=True)]
+        inside = [z >> shift for z, shift in zip(named["z"], by, strict=True)]
+        ratio = [
+            (max(z - few, 0) << SHARE_BITS) // max(few, 1)
+            for z, few in zip(all_["z"], inside, strict=True)
+        ]
+        wanted.append([min(each, (1 << RATIO_BITS) - 1) for each in ratio])
+    assert [list(t.item) for t in ratios(pairs, heads=2)["o"]] == wanted
+
+
 def test_latency_and_interval():
     seen = ratios([tuple(masses(*made(0, heads=1)))] * 3, heads=1)["o"]
     assert [t.offered for t in seen] == [Unscored.LATENCY + n * Unscored.INTERVAL for n in range(3)]

@@ -83,18 +83,25 @@ class Taught(Room):
         await self.cycle()
 
     async def spend(self, most):
-        """Reads of flash until no more credit is left than that."""
+        """Reads of flash until no more credit is left than that. What is none costs nothing, nor
+        does another session's."""
+        read = {
+            "op": {"kind": Op.PREFETCH},
+            "changed": 1,
+            "old": {"state": PageState.COLD},
+            "word": {"state": PageState.FETCHING},
+        }
+        others = (
+            {"changed": 0},
+            {"old": {"state": PageState.ABSENT}},
+            {"word": {"state": PageState.RESIDENT}},
+            {"op": {"kind": Op.PREFETCH, "session": 1}},
+        )
         while self.credit > most:
-            self.results.append(
-                {
-                    "op": {"kind": Op.PREFETCH},
-                    "changed": 1,
-                    "old": {"state": PageState.COLD},
-                    "word": {"state": PageState.FETCHING},
-                }
-            )
+            self.results += [read, *(read | other for other in others)]
             for made in self.makes:
                 made.tables.spend(0)
+        while self.results:
             await self.cycle()
         await self.cycle()
 

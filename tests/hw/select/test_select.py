@@ -1,25 +1,236 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Select: the ops of whole SELECTs, one after another, and their answers are those of the golden
-region."""
+region; all that is not its own passes."""
 
+import random
+
+import numpy as np
 import pytest
-from select_room import CONFIG, OWNER, Room, compare, device, pins, queries
+from amaranth.hdl import Shape
+from select_room import CONFIG, OWNER, Room, compare, device, logged, pins, queries, write
+from simulation import cycles_until
 from streams import Ends, pump
 
 from kelp_golden.select_region import SelectRegion
 from kelp_hw.select.select import Select
 from kelp_spec.address import AddressMap, KvAddress, Region
-from kelp_spec.select import (
-    ANSWER_FIELDS,
-    record,
+from kelp_spec.metadata import Event, Op, Outcome, PageState
+from kelp_spec.select import ANSWER_FIELDS, SelectMap, record
+from kelp_verif.harness import runner
+from kelp_verif.harness.compiled import simulate
+
+ORDERED = ("op", "page", "answer", "write", "request")
+
+
+def drawn(rng, stream, **values):
+    """Any payload of a stream, with some fields (of fields) as they are said to be."""
+    shape = stream.payload.shape()
+    bits = rng.getrandbits(shape.size)
+    for path, value in values.items():
+        low, inner = 0, shape
+        for part in path.split("__"):
+            low, inner = low + inner[part].offset, inner[part].shape
+        mask = (1 << Shape.cast(inner).width) - 1
+        bits = bits & ~(mask << low) | value << low
+    return shape.from_bits(bits)
+
+
+class Passing:
+    """A block without a SELECT, any payloads on all its streams, and registers behind it. It is
+    not compiled: a bug planted in what passes shows before anything is built."""
+
+    def __init__(self, seed):
+        print("seed", seed)
+        self.rng, self.map = random.Random(seed), SelectMap(CONFIG)
+        self.dut = dut = Select(config=CONFIG.with_(protect=False))
+        self.sends = {f"i_{name}": [] for name in (*ORDERED, "access")}
+        regions = [each for each in Region if each != Region.GATHER]
+        for n in range(50):
+            place = self.rng.getrandbits(CONFIG.aperture_bits - 6)
+            region = self.rng.choice(regions) << CONFIG.aperture_bits - 6
+            told = {"request": {"address": region | place}, "answer": {"origin__look": n % 5 == 3}}
+            for name in ORDERED:
+                stream = getattr(dut, f"i_{name}")
+                self.sends[f"i_{name}"].append(drawn(self.rng, stream, **told.get(name, {})))
+            own = int(self.rng.random() < 0.6)
+            owner = self.rng.choice([OWNER, OWNER + 1])
+            fields = {"select": own, "offset": self.rng.randrange(64), "ld_id": owner}
+            closed = fields["offset"] >> self.map.offset_bits - 1
+            if owner == OWNER and not closed:
+                fields["write"] = 0  # or a SELECT begins
+            self.sends["i_access"].append(drawn(self.rng, dut.i_access, **fields))
+        self.registers, self.served = [], []  # what they were asked for; what they answered
+        self.phase, self.events, self.idle = "rests", [], []
+
+    async def begin(self, ctx, dut):
+        ctx.set(dut.sessions[0], {"open": 1, "ld_id": OWNER})
+        ctx.set(dut.sessions[1], {"open": 1, "closing": 1, "ld_id": OWNER})
+        await cycles_until(ctx, dut.idle, limit=200)
+
+    def watch(self, ctx):
+        """The registers, which answer an access while it stands and let it go behind that."""
+        dut = self.dut
+        self.phase = {"taken": "ends", "ends": "rests"}.get(self.phase, self.phase)
+        if self.phase == "rests" and ctx.get(dut.o_access.valid) and self.rng.random() < 0.5:
+            self.registers.append(ctx.get(dut.o_access.p).as_bits())
+            self.served.append(drawn(self.rng, dut.i_served).as_bits())
+            ctx.set(dut.i_served.p, dut.i_served.p.shape().from_bits(self.served[-1]))
+            self.phase = "answers"
+        ctx.set(dut.i_served.valid, self.phase == "answers")
+        ctx.set(dut.o_access.ready, self.phase == "ends")
+        if self.phase == "answers" and ctx.get(dut.i_served.ready):
+            self.phase = "taken"
+        self.idle.append(ctx.get(dut.idle))
+        for k, event in enumerate(dut.o_event):
+            if ctx.get(event.valid):
+                told = event.p.shape().members
+                self.events.append((k, {name: ctx.get(event.p[name]) for name in told}))
+
+    def run(self):
+        ends = Ends(
+            sends=self.sends,
+            takes=("o_served", *(f"o_{name}" for name in ORDERED)),
+            offer=0.4,
+            take=0.6,
+            before=self.begin,
+            watch=self.watch,
+        )
+        return pump(self.dut, ends, cycles=2000, quiet=10)
+
+
+def test_what_is_not_its_own_passes():
+    """Whole, in order, and but for requests in the same cycle; nothing of it goes elsewhere. Of its
+    own are lines for LOOKs, and accesses to its region, which others than the owner's make
+    events."""
+    room = Passing(1)
+    seen = room.run()
+    assert {len(seen[f"i_{name}"]) for name in (*ORDERED, "access")} == {50}
+    for name in ORDERED:
+        came = seen[f"i_{name}"]
+        if name == "answer":
+            looks = [t for t in came if t.item.origin.look]
+            assert looks and all(t.taken == t.offered for t in looks)
+            came = [t for t in came if not t.item.origin.look]
+        went = seen[f"o_{name}"]
+        assert [t.item.as_bits() for t in went] == [t.item.as_bits() for t in came]
+        if name in ("op", "page", "answer"):
+            assert [t[:2] for t in went] == [t[:2] for t in came]
+    own, others = [], []
+    for t in seen["i_access"]:
+        (own if t.item.select else others).append(t)
+    assert room.registers == [t.item.as_bits() for t in others]
+    served, events = iter(room.served), []
+    for t, told in zip(seen["i_access"], seen["o_served"], strict=True):
+        assert t.offered <= told.taken < t.taken
+        if not t.item.select:
+            assert told.item.as_bits() == next(served)
+            continue
+        answer = {name: t.item[name] for name in ("write", "tag", "ld_id")} | {"data": 0}
+        assert {name: told.item[name] for name in answer} == answer
+        session = t.item.offset >> room.map.offset_bits - 1
+        if session or t.item.ld_id != OWNER:
+            why = Event.CLOSED_SESSION if session else Event.FOREIGN_LD
+            event = {"code": why, "ld_id": t.item.ld_id, "squeue": session * CONFIG.queues}
+            events.append((1, event | {"page": 0, "argument": 0}))
+    assert room.events == events and len({told["code"] for _, told in events}) == 2
+    busy = {n for t in own for n in range(t.offered, t.taken + 1)}
+    for came, went in zip(seen["i_request"], seen["o_request"], strict=True):
+        busy.update(range(came.offered, went.taken + 1))
+    assert room.idle == [n not in busy for n in range(len(room.idle))]
+
+
+@pytest.mark.parametrize(("offer", "take", "session"), [(1.0, 1.0, 0), (0.5, 0.6, 1)])
+def test_choices_are_the_golden_ones(offer, take, session):
+    """Also while hints name pages, and where some are fetched."""
+    bells = [{}, {"most": 0}, {"newest": 0}, {"tokens": 3}, {"fetch": 1}, {"speculative": 1}]
+
+    def between(room, makes, n):
+        for page in (1, 4, 6) if n == 3 else ():
+            for words in (made.tracker.words for made in makes):
+                key = session * CONFIG.queues * CONFIG.pages + page
+                words[key] = words[key]._replace(state=int(PageState.COLD))
+
+    at = {"around": {"session": session}, "offer": offer, "take": take, "between": between}
+    room, _ = compare(bells, **at)
+    assert {name for name, *_ in room.ops} == {"LOOK", "HOLD", "UNHOLD"}
+    assert bool(room.passed_pages) == room.hinted and len(room.fetched) > 2
+
+
+def test_it_is_idle_when_its_last_op_has_gone():
+    """However long that waits: slots are given back when their time is over, and nobody asks."""
+    made = device()
+    room, region = Room(made, take=0.15), SelectRegion(device())
+
+    async def host(room):
+        await room.select(region, {"sequence": 1, "hold": 8}, queries())
+        assert len(pins(made)) == 6
+        while not room.ctx.get(room.dut.idle):  # its turn of the tables
+            await room.cycle()
+        room.ctx.set(room.dut.now, 300)
+        for _ in range(300):
+            await room.cycle()
+        assert not pins(made) and room.ctx.get(room.dut.idle)
+
+    room.run(host)
+
+
+#: Results of ops, or what M0's shortcut says of hot pages, and whether a summary is made anew: of
+#: pages 1, 2, and so on.
+TOLD = (
+    (1, {"kind": Op.WRITE, "outcome": Outcome.HIT}),
+    (1, {"kind": Op.WRITE, "outcome": Outcome.ALLOCATED, "kv_line": 3}),
+    (0, {"kind": Op.WRITE, "outcome": Outcome.HIT, "kv_line": 4}),
+    (0, {"kind": Op.WRITE, "outcome": Outcome.MISSED}),
+    (0, {"kind": Op.READ, "outcome": Outcome.HIT}),
+    (1, {"kind": Op.REPLAY, "outcome": Outcome.HIT, "write": 1}),
+    (0, {"kind": Op.REPLAY, "outcome": Outcome.HIT, "write": 0}),
+    (0, {"kind": Op.REPLAY, "outcome": Outcome.HIT, "write": 1, "failed": 1}),
+    (1, {"kind": Op.SCRUB, "kv_line": 5}),
+    (1, {"write": 1, "kv_line": 3}),
+    (0, {"write": 1, "kv_line": 4}),
+    (0, {"write": 0}),
+    (0, {"kind": Op.REPLAY, "outcome": Outcome.HIT, "write": 1, "kv_line": 7}),
+    (0, {"kind": Op.CLOSE, "outcome": Outcome.DROPPED}),
+    (0, {"kind": Op.READ, "outcome": Outcome.ALLOCATED, "write": 1}),
+    (0, {"kind": Op.CLOSE, "session": 1}),
+    (0, {"kind": Op.OPEN, "session": 1}),
 )
 
 
-@pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.5, 0.6)])
-def test_choices_are_the_golden_ones(offer, take):
-    room, _ = compare([{}, {"most": 0}, {"newest": 0}], around={}, offer=offer, take=take)
-    assert {name for name, *_ in room.ops} == {"LOOK", "HOLD", "UNHOLD"}
+def test_what_clears_a_summary():
+    """Keys that are written, and a scrub; neither values, nor what was not written, nor what is not
+    told. And what becomes of another session, or does not, does not end this one."""
+    makes, rng = (device(pages=20), device(pages=20)), np.random.default_rng(1)
+    rows = [rng.standard_normal((4, 32)).astype("<f2") for _ in range(20)]  # of its pages
+    room, region = Room(makes[0], cycles=60_000), SelectRegion(makes[1])
+    ops, bell, again = logged(region), {"newest": 19}, []
+
+    async def host(room):
+        await room.select(region, bell | {"sequence": 1}, queries())
+        for page, (clears, told) in enumerate(TOLD, 1):
+            if "kind" in told:
+                room.tell(page=page, **told)
+            else:
+                room.hot_page = {"page": page} | told
+            for _ in range(2):
+                await room.cycle()
+            if clears:
+                again.append(page)
+                write(makes[1], 0, page, rows[page])
+        never = {"page": 3, "kind": Op.WRITE}
+        room.ctx.set(room.dut.i_result.p, {"op": never, "outcome": Outcome.HIT})
+        room.ctx.set(room.dut.i_hot.p, {"page": 3, "write": 1})
+        for _ in range(3):
+            await room.cycle()
+        room.ops.clear(), ops.clear()
+        found, wanted = await room.select(region, bell | {"sequence": 2})
+        assert found == wanted
+
+    room.run(host)
+    assert room.ops == ops
+    looks = [op for op in ops if op[0] == "LOOK"][: 4 * len(again)]
+    assert looks == [("LOOK", 0, page, n) for page in again for n in range(4)]
 
 
 def test_hints_without_pause_keep_no_choice_waiting():
@@ -39,13 +250,19 @@ def test_hints_without_pause_keep_no_choice_waiting():
 
 
 def test_a_summary_that_memory_loses_is_told_to_its_owner():
-    room, region = Room(device(), errs=lambda writes, _: writes), SelectRegion(device())
+    for session in (0, 1):
+        made = device(session=session)
+        room = Room(made, errs=lambda writes, _: writes, session=session)
+        region = SelectRegion(device(session=session))
 
-    async def host(room):
-        await room.select(region, {"sequence": 1}, queries())
-        assert room.losers and set(room.losers) == {OWNER}
+        async def host(room, region=region, session=session):
+            await room.select(region, {"sequence": 1}, queries())
+            assert room.losers and set(room.losers) == {OWNER}
+            assert {squeue for squeue, _ in room.named} == {session * CONFIG.queues}
+            assert {page for _, page in room.named} <= set(range(10))
+            assert set(room.events) == {(Event.SUMMARY_LOST, 1)}
 
-    room.run(host)
+        room.run(host)
 
 
 def test_keys_in_each_cycle_keep_no_choice_waiting_for_a_failing_memory():
@@ -106,8 +323,8 @@ def test_reads_and_writes_reach_ingress_in_the_order_in_which_they_were_taken(of
         "i_write": [{"tag": n} for n in range(60)],
     }
     ends = Ends(sends=sends, takes=("o_request", "o_write"), offer=offer, take=take)
-    dut = Select(config=CONFIG.with_(protect=False))
-    seen = pump(dut, ends, cycles=int(400 / offer / take), quiet=200)
+    dut = runner.made(Select, config=CONFIG)
+    seen = pump(dut, ends, cycles=int(400 / offer / take), quiet=200, compiled=simulate)
 
     def order(prefix):
         writes, reads = seen[prefix + "_write"], seen[prefix + "_request"]

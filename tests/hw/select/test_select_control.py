@@ -24,6 +24,7 @@ from select_room import (
 
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.select_region import SelectRegion
+from kelp_hw.layouts import TIME_BITS
 from kelp_hw.select.select_control import engine_of
 from kelp_spec.config import MOST_NAMED, named
 from kelp_spec.metadata import Event, Op, Outcome, PageState
@@ -160,20 +161,24 @@ def test_of_several_reasons_the_first_is_named():
     ]
 
 
-@pytest.mark.parametrize(("hold", "log"), [(0, 24), (1, 1), (25, 24)])
-def test_how_long_slots_are_held(hold, log):
-    """2^hold cycles from the answer on; 0, and more than 24, are 24."""
-    made = device()
-    room, region = Room(made), SelectRegion(device())
+@pytest.mark.parametrize(
+    ("hold", "log", "session"), [(0, 24, 0), (1, 1, 1), (9, 9, 1), (25, 24, 0)]
+)
+def test_how_long_slots_are_held(hold, log, session):
+    """2^hold cycles from the answer on, also as time begins anew; 0, and more than 24, are 24."""
+    made = device(session=session)
+    room, region = Room(made, session=session), SelectRegion(device(session=session))
+    begin = (1 << TIME_BITS) - 3
 
     async def host(room):
+        room.ctx.set(room.dut.now, begin)
         await room.select(region, {"sequence": 1, "hold": hold}, queries())
         if log > 1:
-            room.ctx.set(room.dut.now, (1 << log) - 1)
+            room.ctx.set(room.dut.now, (1 << log) - 4)
             for _ in range(40):
                 await room.cycle()
             assert len(pins(made)) == 6
-        room.ctx.set(room.dut.now, 1 << log)
+        room.ctx.set(room.dut.now, (1 << log) - 3)
         for _ in range(60):
             await room.cycle()
         assert not pins(made)
@@ -219,6 +224,61 @@ def test_time_is_over_and_sessions_end():
         await room.access(line, bytes(64), ld_id=OWNER + 1)
         assert room.events.pop()[0] == Event.FOREIGN_LD
         assert room.ctx.get(room.dut.idle)
+
+    room.run(host)
+
+
+def test_what_one_session_does_leaves_the_other_its_slots():
+    """Their layers, their times and their ends are their own."""
+    makes = device(session=0), device(session=0)
+    for made in makes:
+        made.apply(TrackerOp(Op.OPEN, session=1), descriptor=SHAPE)
+        rng = np.random.default_rng(9)
+        for page in range(10):
+            write(made, 0, page, rng.standard_normal((4, 32)).astype("<f2"), session=1)
+    room, region = Room(makes[0], cycles=60_000), SelectRegion(makes[1])
+    room.shared = True
+
+    def slots(session):
+        pages = CONFIG.queues * CONFIG.pages
+        return sum(key // pages == session for key in pins(makes[0]))
+
+    async def select(session, **bell):
+        room.session = session
+        sequence["now"] += 1
+        bell |= {"sequence": sequence["now"]}
+        found, wanted = await room.select(region, bell, queries(session))
+        assert found == wanted
+
+    async def rests(now):
+        room.ctx.set(room.dut.now, now)
+        for n in range(2000):
+            await room.cycle()
+            if n > 80 and room.ctx.get(room.dut.idle):
+                break
+        assert room.ctx.get(room.dut.idle)
+
+    sequence = {"now": 0}
+
+    async def host(room):
+        await select(0, layer=3, hold=8)
+        await select(1, layer=5, hold=20)
+        assert (slots(0), slots(1)) == (6, 6)
+        await rests(300)
+        assert (slots(0), slots(1)) == (0, 6)
+        region.ended(0)
+        await select(0, layer=3, queue=0, hold=20)
+        await select(1, layer=6, hold=10)
+        assert (slots(0), slots(1)) == (6, 6)
+        await rests(300 + (1 << 10))
+        assert (slots(0), slots(1)) == (6, 0)
+        region.ended(1)
+        await select(1, layer=6, hold=20)
+        for session in (0, 1):  # here they go on, so that what is given back shows
+            room.session = session
+            room.tell(Op.CLOSE)
+            await rests(2000)
+            assert (slots(0), slots(1)) == (0, 6 * (session == 0))
 
     room.run(host)
 
@@ -332,10 +392,11 @@ def test_bits_that_are_no_field_are_not_looked_at():
 def test_doorbells_at_random(seed):
     """Sound ones, in every field, while pages go."""
     print("seed", seed)
-    rng = np.random.default_rng(seed)
+    rng, session = np.random.default_rng(seed), seed % 2
 
     def between(room, makes, n):
-        for key in rng.integers(0, 12, 2) + int(rng.choice([0, 2])) * CONFIG.pages:
+        queue = session * CONFIG.queues + int(rng.choice([0, 2]))
+        for key in rng.integers(0, 12, 2) + queue * CONFIG.pages:
             for word, made in ((made.tracker.words.get(int(key)), made) for made in makes):
                 if word is not None and not word.pinned:
                     made.tracker.words[int(key)] = word._replace(state=int(PageState.COLD))
@@ -350,7 +411,8 @@ def test_doorbells_at_random(seed):
         for share in ("target", "fetch_from"):
             bell[share] = int(rng.integers(1 << 32)) >> int(rng.integers(33))
         bells.append(bell | {"release": int(rng.random() < 0.1)})
-    compare(bells, around={"queues": (0, 2)}, between=between, cycles=200_000)
+    around = {"queues": (0, 2), "session": session}
+    compare(bells, around=around, between=between, cycles=200_000)
 
 
 def together(pairs, *, offer=1.0, take=1.0, between=None):
@@ -453,9 +515,10 @@ def test_what_may_not_overlap_does_not():
 
 def test_a_session_ends_amid_two_selects():
     """Nobody is answered or refused, no slot is left, and the next owner finds nothing."""
-    for wait in (2, 8, 20, 120, 200, 320):
-        made = device(queues=(0, 1))
-        room, region = Room(made), SelectRegion(device(queues=(0, 1)))
+    for n, wait in enumerate((2, 8, 20, 120, 200, 320)):
+        at = {"queues": (0, 1), "session": n % 2}
+        made = device(**at)
+        room, region = Room(made, session=n % 2), SelectRegion(device(**at))
 
         async def host(room, wait=wait, made=made, region=region):
             for group in (0, 1):
@@ -465,19 +528,24 @@ def test_a_session_ends_amid_two_selects():
                 await room.ring(region, bell, group=group)
             for _ in range(wait):
                 await room.cycle()
-            made.apply(TrackerOp(Op.CLOSE))
+            made.apply(TrackerOp(Op.CLOSE, session=room.session))
             room.tell(Op.CLOSE)
+            await room.cycle()
             for _ in range(900):
                 await room.cycle()
+                if room.ctx.get(room.dut.idle):
+                    break
             assert not pins(made) and not room.events
-            assert room.ctx.get(room.dut.idle)
-            made.apply(TrackerOp(Op.CLOSED))
-            made.apply(TrackerOp(Op.OPEN), descriptor=SHAPE)
+            for _ in range(200):
+                assert room.ctx.get(room.dut.idle)
+                await room.cycle()
+            made.apply(TrackerOp(Op.CLOSED, session=room.session))
+            made.apply(TrackerOp(Op.OPEN, session=room.session), descriptor=SHAPE)
             room.tell(Op.OPEN)
             for _ in range(40):
                 await room.cycle()
             for group in (0, 1):
-                assert await room.access(region.map.bell(0, group)) == bytes(64)
+                assert await room.access(region.map.bell(room.session, group)) == bytes(64)
 
         room.run(host)
 

@@ -3,7 +3,10 @@
 """SummaryMemory: lines come back as they were written, in order, as many on their way as there are
 places; memory's errors are told, and what it answers with them is not."""
 
+from collections import Counter
+
 import pytest
+from flips import Opened, fields, flip
 from simulation import simulate
 from streams import Ends, pump
 from summary_port import MEMORY, PAGES, SQUEUE, SummaryBench, codes, told, twice
@@ -21,6 +24,32 @@ def test_lines(rows):
     b = SummaryBench(dut, rows=rows, latency=9, stall=0.3, seed=rows)
     assert told(b.lines(offer=0.5, take=0.6, cycles=300)) == twice(rows)
     assert not b.failed
+    first = {page: (SQUEUE * dut.config.pages + page) * dut.config.select_rows for page in PAGES}
+    assert {*b.memory.lines} == {64 * (first[page] + n) for page in PAGES for n in range(rows)}
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(1, "corrected"), (2, "fatal")])
+def test_flipped_bits_of_lines_on_their_way_are_told(bits, kind):
+    """One in a row changes nothing; of two nobody knows which line comes."""
+    dut, faults, flipped = Opened(SummaryMemory(config=MEMORY)), Counter(), []
+    b, kept = SummaryBench(dut, latency=9, stall=0.3), {}
+    ((_, memory),) = dut.memories.items()
+    watch = b.watch
+
+    def watched(ctx):
+        watch(ctx)
+        faults.update(name for name, on in fields(ctx, dut.fault).items() if on)
+        for row in range(memory.depth):
+            if ctx.get(memory[row]) != kept.get(row, 0):
+                flip(ctx, memory, row, *range(bits))
+                kept[row] = ctx.get(memory[row])
+                flipped.append(row)
+
+    b.watch = watched
+    seen = b.lines(offer=0.5, take=0.6, cycles=300)
+    assert len(flipped) > 4 and {*faults} == {kind}
+    if bits == 1:
+        assert told(seen) == twice() and faults[kind] == len(flipped)
 
 
 def test_latency_and_interval():
