@@ -389,3 +389,23 @@ def test_an_answer_to_no_snoop_is_an_event():
         assert ctx.get(unasked.valid) and ctx.get(unasked.p.code) == Event.BIRSP_UNASKED
 
     simulate(dut, bench)
+
+
+@pytest.mark.parametrize("value", [MetaValue.SHARED, MetaValue.ANY])
+def test_a_copy_that_was_never_granted_is_an_event_that_names_no_page(value):
+    dut, told = new_port(), []
+
+    async def bench(ctx):
+        await _opened(ctx, dut)
+        ctx.set(dut.m2s_rwd.p, {"opcode": M2SRwD.MEM_WR, "meta_value": value, "address": 64})
+        ctx.set(dut.m2s_rwd.valid, 1)
+        ungranted = dut.o_event[2]
+        for _ in range(8):
+            if ctx.get(ungranted.valid):
+                told.append(ctx.get(ungranted.p).as_bits())
+            await ctx.tick()
+            ctx.set(dut.m2s_rwd.valid, 0)
+
+    simulate(dut, bench)
+    code = dut.o_event[2].p.shape()
+    assert told == [code.const({"code": Event.COPY_UNGRANTED}).as_bits()]

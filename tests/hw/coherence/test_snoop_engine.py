@@ -149,6 +149,61 @@ def test_silence_is_lost_and_a_late_answer_is_unasked():
     assert len(run(test, timeout=20).seen("unasked")) == 1
 
 
+def test_a_late_answer_is_known_as_such_until_its_generation_comes_round():
+    """docs/coherence.md, "CLOSE and silence": a recall's place has so many generations."""
+    dut = new_engine(sector=32)
+    rounds, heard = 1 << dut.sizes.generation_bits, []
+
+    async def bench(ctx):
+        b = Bench(ctx, dut)
+        ctx.set(dut.timeout, 5)
+        for n in range(rounds + 1):
+            b.begin(lines=1)
+            await b.tick()
+            ctx.set(dut.i.valid, 0)
+            await b.tick(4)
+            if n in (0, rounds):
+                heard.append(tags(b)[-1])
+            if n in (1, rounds - 1, rounds):
+                before = len(b.seen("unasked"))
+                await b.answer(heard[0])
+                heard.append(len(b.seen("unasked")) - before)
+            await b.tick(24)
+        assert len(b.seen("end")) == rounds + 1 and len(b.seen("lost")) == rounds
+
+    simulate(opened(dut)[0], bench)
+    first, *told, again, taken = heard
+    assert rounds == 64 and told == [1, 1] and again == first and taken == 0
+
+
+def test_a_time_out_that_is_set_counts_for_what_is_owed():
+    """docs/coherence.md, "What is open": `bi_timeout` may change while BISnp are owed."""
+
+    async def test(ctx, b):
+        await b.tick(100)
+        assert not b.seen("lost")
+        ctx.set(b.dut.timeout, 20)
+        await b.tick(20)
+
+    b = run(test)
+    assert b.seen("lost") == [("lost", 0, 0), ("lost", 2, 0)] and b.seen("end") == [END]
+
+
+def test_a_bi_id_that_changes_leaves_what_is_owed_to_the_time_out():
+    """docs/coherence.md, "What is open": an answer by the BI-ID of its BISnp is refused then."""
+
+    async def test(ctx, b):
+        first, _ = tags(b)
+        ctx.set(b.dut.bi_id, 8)
+        await b.answer(first, bi_id=9)
+        await b.tick(8)
+        assert len(b.seen("unasked")) == 1 and not b.seen("end")
+        await b.tick(40)
+
+    b = run(test, timeout=40)
+    assert b.seen("lost") == [("lost", 0, 0), ("lost", 2, 0)] and b.seen("end") == [END]
+
+
 @pytest.mark.parametrize(
     "answer",
     [{"tag": 1}, {"tag": 0xFFF}, {"bi_id": 8}]
