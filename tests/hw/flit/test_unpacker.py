@@ -87,7 +87,7 @@ class Both:
         told, heard = ctx.get(self.dut.told), ctx.get(self.dut.heard)
         if told.refused:
             self.said.append(Refusal(told.reason))
-        self.orphans[0] += told.orphan
+        self.orphans[0] += told.orphans
         self.lost[0] += told.lost
         if heard.valid:
             self.heard.append((heard.channel, heard.count))
