@@ -326,7 +326,8 @@ class RegisterMap:
                 C,
                 _whole(24, "frames", c.frames[p]),
                 "frames in use at most, 0 meaning 1; with coherence one more than the directory "
-                + "has sectors at least; changed only while none is",
+                + "has sectors at least; written while some are, it reads back at once and holds "
+                + "from when none is",
             )
             yield Register(
                 f"pool_used_{pool}", 0x0A0 + 8 * p, RO, C, _whole(24, "frames"), "frames in use"

@@ -203,6 +203,7 @@ class Unpacker:
         self.allowed = {name: credits for name in self.direction.channels}
         self.received = dict.fromkeys(self.direction.channels, 0)
         self._owed: tuple[dict, int] | None = None
+        self._missed = False  #: the last flit was refused
 
     def free(self, channel: str) -> None:
         """A message has left the queue of `channel`: another may come."""
@@ -214,18 +215,16 @@ class Unpacker:
         try:
             content = decode(direction, flit)
         except Refused as refused:
-            out.refused = refused.reason
-            return out
+            return self._refuse(refused.reason)
         said = content.wide + content.narrow
         new = {name: sum(kind == name for kind, _ in said) for name in direction.channels}
         if any(new[name] > self.allowed[name] - self.received[name] for name in new):
-            out.refused = Refusal.CREDIT
-            return out
+            return self._refuse(Refusal.CREDIT)
         if 3 <= content.told < NOTHING_TOLD:
             channel = direction.channels[content.told - 3]
             out.lost = (content.count - self.received[channel]) % _COUNTS
             if out.lost > self.allowed[channel] - self.received[channel]:
-                return Unpacked(refused=Refusal.CREDIT)
+                return self._refuse(Refusal.CREDIT)
             self.received[channel] += out.lost
             self.allowed[channel] += out.lost
         for name in new:
@@ -233,17 +232,22 @@ class Unpacker:
         self._messages(content, said, out)
         return out
 
+    def _refuse(self, reason: Refusal) -> Unpacked:
+        """Nothing of the flit counts. A first half before it is lost: the second was in it."""
+        self._missed = True
+        return Unpacked(refused=reason)
+
     def _messages(self, content: Content, said, out: Unpacked) -> None:
+        second = content.middle == Middle.SECOND
+        whole = second and self._owed is not None and not self._missed
+        out.orphans += second and not whole
         if self._owed:
             message, first = self._owed
-            whole = content.middle == Middle.SECOND
             message["data"] = first | content.half << 256 if whole else 0
             message["poison"] |= not whole
             out.messages.append((self.direction.carrier, message))
             out.orphans += not whole
-        elif content.middle == Middle.SECOND:
-            out.orphans += 1
-        self._owed = None
+        self._owed, self._missed = None, False
         lines = deque(content.lines)
         enables = deque(value & _ALL_BYTES for kind, value in said if kind == BYTE_ENABLES)
         for kind, value in said:

@@ -179,16 +179,23 @@ def test_each_reason_to_refuse(direction, content, changes, reason):
         assert [name for name, _ in unpacker.take(good).messages] == [first] * 4
 
 
-def test_a_half_whose_other_half_was_lost_is_poison():
+@pytest.mark.parametrize("refused", [1, 2])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_half_whose_other_half_was_lost_is_poison(refused, second):
+    """Whatever comes behind the refused flits: a second half is another line's."""
     direction = DIRECTIONS["s2m"]
     head = {"narrow": [("S2MDRS", 1 << 7)], "middle": Middle.FIRST, "half": 9}
     first, unpacker = encode(direction, Content(**head)), Unpacker("s2m", credits=4)
+    nobodys = encode(direction, Content(middle=Middle.SECOND, half=7))
     assert not unpacker.take(first).messages
-    assert unpacker.take(0).refused == Refusal.HEADER
-    out = unpacker.take(encode(direction, Content()))
+    for _ in range(refused):
+        assert unpacker.take(0).refused == Refusal.HEADER
+    out = unpacker.take(nobodys if second else encode(direction, Content()))
     ((name, message),) = out.messages
     assert (name, message["tag"], message["poison"], message["data"]) == ("S2MDRS", 1, 1, 0)
-    assert out.orphans == 1
-    second = encode(direction, Content(middle=Middle.SECOND, half=7))
-    out = unpacker.take(second)
+    assert out.orphans == 1 + second
+    out = unpacker.take(nobodys)
     assert out.orphans == 1 and not out.messages
+    unpacker.take(first)
+    ((_, message),) = unpacker.take(nobodys).messages
+    assert (message["poison"], message["data"]) == (0, 9 | 7 << 256)

@@ -99,7 +99,7 @@ class FlitFront(wiring.Component):
         for reason in Refusal:
             happened = told.refused & (told.reason == reason)
             self._count(m, f"refused_{reason.name.lower()}", happened)
-        self._count(m, "orphans", told.orphan)
+        self._count(m, "orphans", told.orphans)
         self._count(m, "lost", told.lost)
         self._count(m, "wrong_credits", packer.wrong)
         gather_blocks(m, self.fault, unpacker.fault, packer.fault)

@@ -42,9 +42,9 @@ PORTS = {
 TOLD = data.StructLayout({"valid": 1, "channel": 2, "count": COUNT_BITS})
 #: Messages of each channel that may come, since reset, modulo 2^8.
 GRANTED = data.ArrayLayout(COUNT_BITS, 3)
-#: What became of the flits of one cycle: one was refused, and why (`Refusal`); half a line was
-#: missing, or was nobody's; so many messages were in flits refused before.
-REFUSED = data.StructLayout({"refused": 1, "reason": 2, "orphan": 1, "lost": COUNT_BITS})
+#: What became of the flits of one cycle: one was refused, and why (`Refusal`); so many halves of
+#: lines were missing, or nobody's; so many messages were in flits refused before.
+REFUSED = data.StructLayout({"refused": 1, "reason": 2, "orphans": 2, "lost": COUNT_BITS})
 
 
 def code_words(message: str) -> tuple[int, ...]:

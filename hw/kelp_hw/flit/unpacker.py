@@ -39,8 +39,8 @@ class FlitUnpacker(wiring.Component):
     and all channels at once. A queue has a place for each credit, so that no channel waits for
     another's reader: the next flit waits for the longest list of messages in this one, no more.
 
-    A DRS whose line has its second half in the next flit waits for that; where the next flit that
-    counts has none, it is delivered poisoned, its data zero.
+    A DRS whose line has its second half in the next flit waits for that; where that flit has none,
+    or was refused, it is delivered poisoned, its data zero, with the next flit that counts.
 
     A message whose header is beyond repair in its queue is dropped, and its place promised anew;
     one of whose line that is so is delivered poisoned, and with all its byte enables on where
@@ -119,6 +119,12 @@ class FlitUnpacker(wiring.Component):
                 *(work.left[kind].eq(found.kinds[kind]) for kind in work.left),
             ]
         counts = here & moves
+        if self.direction.halves:
+            missed = Signal()
+            with m.If(counts):
+                m.d.sync += missed.eq(~good)
+            with m.If(credits.takes):
+                m.d.sync += work.missed.eq(missed)
         m.d.comb += [
             self.told.refused.eq(counts & ~good),
             self.told.lost.eq(credits.lost & (counts & good).replicate(len(credits.lost))),
@@ -225,6 +231,7 @@ class FlitUnpacker(wiring.Component):
             flit=Signal(FLIT),
             fresh=Signal(),  # its first cycle
             line=Signal(2),
+            missed=Signal(),  # the flit before was refused
             left={kind: Signal(size, name="left_" + _name(kind)) for kind, size in kinds.items()},
         )
         wide_places, narrow_places = self._places(work.flit)
@@ -288,20 +295,22 @@ class FlitUnpacker(wiring.Component):
             return
         owed, first = Signal(), Signal(MESSAGES[d.carrier])
         second = work.fresh & (flit.middle == Middle.SECOND)
+        # Behind a refused flit it is another line's: the first half's own was in that flit.
+        whole = second & ~work.missed
         halved = left.any() & (work.line == flit.lines)
         with m.If(work.fresh & owed):
             m.d.comb += [
                 row.valid.eq(1),
                 row.p.eq(first),
-                row.p.data.eq(Mux(second, Cat(first.data[:256], flit.y), 0)),
-                row.p.poison.eq(first.poison | ~second),
-                self.told.orphan.eq(~second),
+                row.p.data.eq(Mux(whole, Cat(first.data[:256], flit.y), 0)),
+                row.p.poison.eq(first.poison | ~whole),
+                self.told.orphans.eq(~whole + (second & ~whole)),
             ]
             m.d.sync += owed.eq(0)
             with m.If(left.any()):
                 m.d.comb += ends.eq(0)
         with m.Else():
-            m.d.comb += [row.valid.eq(left.any() & ~halved), self.told.orphan.eq(second)]
+            m.d.comb += [row.valid.eq(left.any() & ~halved), self.told.orphans.eq(second)]
             m.d.sync += [left.eq(left & ~one[d.carrier]), work.line.eq(work.line + left.any())]
             with m.If(halved):
                 m.d.sync += [owed.eq(1), first.eq(message), first.data.eq(flit.y)]

@@ -104,6 +104,20 @@ def test_after_a_bad_link_all_goes_on():
     simulate(both.top, bench)
 
 
+def test_no_line_is_made_of_two():
+    """Lines alone, every fourth in two halves, over a link that spoils half of all flits: many a
+    first half meets the second of another line, both flits between them refused."""
+    both = Link(offer={"S2MDRS": 1}, harm=0.5, seed=4)
+
+    async def bench(ctx):
+        await both.cycles(ctx, 600)
+        got, host = both.got["S2MDRS"], both.counts(ctx)[0]
+        assert not spoiled("S2MDRS", got, both.sent["S2MDRS"])
+        assert len(got) > 100 and host.orphans > 10
+
+    simulate(both.top, bench)
+
+
 def empty(told, count=0):
     return {"version": VERSION, "told": told, "count": count}
 

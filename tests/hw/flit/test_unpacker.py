@@ -93,7 +93,7 @@ class Both:
         told, heard = ctx.get(self.dut.told), ctx.get(self.dut.heard)
         if told.refused:
             self.said.append(Refusal(told.reason))
-        self.orphans[0] += told.orphan
+        self.orphans[0] += told.orphans
         self.lost[0] += told.lost
         if heard.valid:
             self.heard[0].append((heard.channel, heard.count))
