@@ -74,8 +74,9 @@ def test_every_named_configuration_lints(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_front_for_flits_lints_alone(tmp_path):
-    front = FlitFront(side="device", credits=4, protect=True)
+@pytest.mark.parametrize("side", ["device", "host"])
+def test_the_front_for_flits_lints_alone(side, tmp_path):
+    front = FlitFront(side=side, credits=4, protect=True)
     (tmp_path / "front.v").write_text(module_text(front, "front"), encoding="utf-8")
     done = verilator(tmp_path, "--lint-only", "-Wall", *WAIVED, "--top-module", "front", "front.v")
     assert done.returncode == 0, done.stderr[:3000]
