@@ -98,4 +98,4 @@ def test_queue_counters_may_be_few():
 )
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
-        run(mutant(QueueCounters, old, new)(config=UNIT), "queues", public=ROWS, rounds=20)
+        run(mutant(QueueCounters, old, new)(config=UNIT), "queues", public=ROWS, rounds=40)
