@@ -7,7 +7,7 @@ import functools
 import os
 import random
 
-__all__ = ["reseeded", "wanted"]
+__all__ = ["forget", "reseeded", "wanted"]
 
 
 def wanted() -> int | None:
@@ -24,6 +24,11 @@ def wanted() -> int | None:
 
 #: By what the value is, since tests may change it.
 _moved = functools.cache(lambda said: wanted())
+
+
+def forget() -> None:
+    """The next seed under ``fresh`` is another one."""
+    _moved.cache_clear()
 
 
 def reseeded(seed: int) -> int:
