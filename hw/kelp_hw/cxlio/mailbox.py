@@ -80,7 +80,9 @@ class Mailbox(wiring.Component):
             payload.address.eq(Mux(self.busy, self.address[1:], self.access.lane)),
             self.access.read_data.eq(Mux(was_busy, 0, payload.read_data)),
             self.read_data.eq(Mux(high, payload.read_data[32:], payload.read_data[:32])),
-            self.fault.eq(used(payload.fault, device)),
+            # A broken word beside the one that it asks for is none of the device's business.
+            self.fault.corrected.eq(device & payload.corrected.bit_select(high, 1)),
+            self.fault.uncorrected.eq(device & payload.uncorrected.bit_select(high, 1)),
             self.host_fault.eq(used(payload.fault, host)),
         ]
         with m.If(self.busy):

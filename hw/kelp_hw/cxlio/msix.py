@@ -98,11 +98,13 @@ class Msix(wiring.Component):
                 each.look_en.eq(1),
             ]
         addresses, words = parts.values()
+        stores = Mux(table.lane[0], table.strobe[:4], table.strobe).any()
         m.d.sync += [
             was_data.eq(table.lane[0]),
             was_mask.eq(mask_here),
             was_there.eq(there),
-            accessed.eq((table.read | table.write) & there),
+            # A vector is masked without a look at its row.
+            accessed.eq((table.read | (table.write & stores)) & there),
         ]
         m.d.comb += [
             table.read_data.eq(

@@ -5,7 +5,7 @@ newest page, requester; a walk of a tree per event (docs/design.md §6). A look-
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -15,7 +15,7 @@ from kelp_spec.policy import Policy
 
 from ..control.queue_config import QueueConfig
 from ..layouts import POOL_BITS, code_shape
-from ..lib.protected import BlockFault, gather, used
+from ..lib.protected import BlockFault, Fault, gather, used
 from ..lib.sram import Sram
 from ..pipeline import RESERVE
 from .excess_tree import ExcessTree
@@ -191,9 +191,15 @@ class QueueState(wiring.Component):
             self._excess(m, task, shown)
         self._keep(m, task, clears)
         if c.protect:
-            # A queue that is only refreshed or shown may have no configuration.
-            uses = fsm.ongoing("WAS") & (task.is_event | task.is_look | task.is_offer)
-            gather(m, self.fault, used(m.submodules.settings.fault, uses))
+            # A queue without pages has nothing to count, nor to give, and may have no
+            # configuration: the evictor looks at all queues. What the registers show is read again
+            # every few cycles: of that a flipped bit is corrected, and not told of each time.
+            lists = m.submodules.records.read_data.count != 0
+            counts = lists | task.is_event | (task.is_offer & (m.submodules.tree.excess != 0))
+            shows = ~(task.is_event | task.is_look | task.is_offer | task.is_refresh)
+            row = m.submodules.settings.fault
+            fault = Fault(Cat(row.corrected & ~shows, row.uncorrected))
+            gather(m, self.fault, used(fault, fsm.ongoing("WAS") & counts))
         m.d.comb += self.idle.eq(
             ~came_valid
             & ~came_next

@@ -4,7 +4,7 @@ access a cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -40,9 +40,9 @@ class ByteMemory(wiring.Component):
     address, write, write_data : in
         A bit of `write` for each byte.
     read_data : out
-    fault : out, Fault
-        Of the row that was addressed, but for words written whole: the owner says whether it is
-        used.
+    corrected, uncorrected : out
+        A bit for each word of the row that was addressed; of a write for those alone that it has
+        touched and not written whole. The owner says whether they are used.
     look_en, look_address : in
     look_data : out
         Stands while `look_en` is off.
@@ -67,10 +67,16 @@ class ByteMemory(wiring.Component):
                 "write": In(bits // 8),
                 "write_data": In(bits),
                 "read_data": Out(bits),
-                "fault": Out(Fault),
+                "corrected": Out(words),
+                "uncorrected": Out(words),
                 **(second if look else {}),
             }
         )
+
+    @property
+    def fault(self) -> Value:
+        """`Fault` of the row."""
+        return Fault(Cat(self.corrected.any(), self.uncorrected.any()))
 
     def elaborate(self, platform):
         m = Module()
@@ -109,11 +115,13 @@ class ByteMemory(wiring.Component):
         mask = Cat(bit.replicate(8) for bit in strobe)
         parts = [strobe.word_select(i, _PART // 8) for i in range(len(word.parts))]
         whole = Cat(part.all() for part in parts)
+        touched = Cat(part.any() for part in parts)
+        counts = Mux(strobe.any(), touched & ~whole, ~0)
         m.d.comb += [
             self.read_data.eq((row & ~mask) | (given & mask)),
             write.data.eq(word.encode(m, self.read_data)),
-            write.en.eq(Cat(part.any() for part in parts) & (whole | ~double)),
-            self.fault.corrected.eq((single & ~whole).any()),
-            self.fault.uncorrected.eq((double & ~whole).any()),
+            write.en.eq(touched & (whole | ~double)),
+            self.corrected.eq(single & counts),
+            self.uncorrected.eq(double & counts),
         ]
         return m

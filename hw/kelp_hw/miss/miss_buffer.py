@@ -179,7 +179,7 @@ class MissBuffer(wiring.Component):
         done = landed.r_data
         op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
         draining, resting, begins, opens = self._bring_home(m, done, op, op_valid, op_taken, clear)
-        self._faults(m, done, resting, begins, opens)
+        self._faults(m, done, begins, opens)
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.
         free_output = ~self.o_op.valid | self.o_op.ready
@@ -223,17 +223,18 @@ class MissBuffer(wiring.Component):
         ]
         return m
 
-    def _faults(self, m, done, resting, begins, opens):
+    def _faults(self, m, done, begins, opens):
         """Gathers `fault`. `begins`: the entry `done` is not visited yet; `opens`: its row has just
         been read."""
         ids, lists, grants = m.submodules.ids, m.submodules.lists, m.submodules.grants
         rows, frames, line_masks = m.submodules.rows, m.submodules.frames, m.submodules.line_masks
         own, line_mask_fault = Signal(BlockFault), Signal(Fault)
         # The frame stage reads the visited entry's line mask with each of its ops and takes it from
-        # the FILL: the row counts in the whole visit, and is counted once.
+        # the FILL: the row counts as soon as there may be one, and is counted once. Before, it may
+        # be another entry's, and an entry that has no FILL has none.
         visited, counted = Signal(), Signal()
         m.d.sync += [
-            visited.eq(~resting & (self.line_mask_address == done.miss)),
+            visited.eq(~(begins | opens | done.starved) & (self.line_mask_address == done.miss)),
             counted.eq(~begins & (counted | (visited & line_masks.fault.corrected))),
         ]
         m.d.comb += [

@@ -79,6 +79,7 @@ def test_who_meets_a_flip_is_told():
         await step(lane=0, read=1)
         await step(lane=1, read=1)
         await step(lane=1, write=1, strobe=1)
+        await step(lane=1, write=1, strobe=0xF0)  # the word beside it
         await step(lane=0, write=1, strobe=0xFF)
         ctx.set(box.ring, 1)
         await ctx.tick()
@@ -89,11 +90,13 @@ def test_who_meets_a_flip_is_told():
         await step(address=0, read=1)
         await step(address=2, read=1)
         await step(address=2, write=1)
+        await step(address=3, read=1)  # the word beside it
+        await step(address=3, write=1)
         await step(address=2, write=15)
 
     simulate_memory(box, bench)
     none, host, device = (0, 0, 0, 0), [(1, 0, 0, 0), (0, 1, 0, 0)], [(0, 0, 1, 0), (0, 0, 0, 1)]
-    assert told == [none, *host, host[1], none, none, *device, device[1], none]
+    assert told == [none, *host, host[1], none, none, none, *device, device[1], none, none, none]
 
 
 def test_latency_and_interval():

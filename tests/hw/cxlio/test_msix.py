@@ -103,7 +103,7 @@ def test_beyond_the_table_nothing_is_read():
     assert seen == [1, 1, 1, 1, 0, 0]
 
 
-def test_a_flip_that_the_host_does_not_read_is_not_told_of():
+def test_a_flip_that_the_host_does_not_meet_is_not_told_of():
     dut = Msix(vectors=3, protect=True)
     top, memories = opened(dut)
     rows = memories["data.memory"]
@@ -111,9 +111,18 @@ def test_a_flip_that_the_host_does_not_read_is_not_told_of():
     async def bench(ctx):
         flip(ctx, rows, 0, 3)
         flip(ctx, rows, 1, 3, 9)
-        for lane, read, told in ((1, 1, (1, 0)), (1, 0, (0, 0)), (3, 1, (0, 1)), (6, 1, (0, 0))):
+        for lane, read, strobe, told in (
+            (1, 1, 0x00, (1, 0)),
+            (1, 0, 0x00, (0, 0)),
+            (3, 1, 0x00, (0, 1)),
+            (6, 1, 0x00, (0, 0)),
+            (3, 0, 0xF0, (0, 0)),  # the mask alone
+            (3, 0, 0xF1, (0, 1)),
+        ):
             ctx.set(dut.table.lane, lane)
             ctx.set(dut.table.read, read)
+            ctx.set(dut.table.write, strobe != 0)
+            ctx.set(dut.table.strobe, strobe)
             await ctx.tick()
             fault = dut.host_fault
             assert (ctx.get(fault.corrected), ctx.get(fault.uncorrected)) == told

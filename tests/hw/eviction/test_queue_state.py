@@ -6,6 +6,8 @@ import dataclasses
 import random
 
 import pytest
+from flips import NO_FAULT, fields, flip, opened
+from simulation import simulate
 
 from kelp_golden.eviction import QueueState as GoldenQueueState
 from kelp_hw.eviction.queue_state import QueueState
@@ -44,6 +46,75 @@ def test_an_event_costs_one_walk_over_640_queues():
     config = named("ulx3s")
     cycles = run(config, "cost_of_an_event").records["cycles"]
     assert cycles == QueueState(config=config).INTERVAL
+
+
+@pytest.mark.parametrize("lists", [True, False], ids=["listed", "unlisted"])
+@pytest.mark.parametrize("use", ["shown", "refreshed", "looked up", "offered"])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_settings_are_told_of_where_lines_are_counted(bits, use, lists):
+    """Bits flip in the settings of a queue, and its lines are shown to the registers, its excess is
+    worked out anew, or the evictor asks for it. Where it lists no page there is nothing to count,
+    and its row may have been written by nobody."""
+    config, squeue = named("unit"), 1
+    dut = QueueState(config=config)
+    top, memories = opened(dut)
+    (rows,) = (data for path, data in memories.items() if path.startswith("settings."))
+
+    async def bench(ctx):
+        faults = dict(NO_FAULT)
+
+        async def cycles(count):
+            for _ in range(count):
+                await ctx.tick()
+                for name, said in fields(ctx, dut.fault).items():
+                    faults[name] |= said
+
+        async def configure(other):
+            ctx.set(dut.config_write.p.squeue, other)
+            ctx.set(dut.config_write.valid, 1)
+            await cycles(1)
+            ctx.set(dut.config_write.valid, 0)
+
+        async def asked(request):
+            ctx.set(request.valid, 1)
+            while not ctx.get(request.ready):
+                await cycles(1)
+            await cycles(1)
+            ctx.set(request.valid, 0)
+
+        while not ctx.get(dut.initialised):
+            await ctx.tick()
+        await configure(squeue)
+        if lists:
+            r = dut.i_result.p
+            ctx.set(r.op.squeue, squeue)
+            ctx.set(r.word.state, PageState.RESIDENT)
+            ctx.set(r.changed, 1)
+            ctx.set(dut.i_result.valid, 1)
+            await cycles(1)
+            ctx.set(dut.i_result.valid, 0)
+        await cycles(400)  # until all queues are refreshed
+        assert ctx.get(dut.idle) and faults == NO_FAULT
+        flip(ctx, rows, squeue, *range(bits))
+        if use == "shown":
+            ctx.set(dut.resident_squeue, squeue)
+        elif use == "refreshed":
+            await configure(squeue + 1)
+        elif use == "looked up":
+            ctx.set(dut.view.lookup.request.p, squeue)
+            await asked(dut.view.lookup.request)
+        else:
+            ctx.set(dut.view.offer.request.p.squeue, squeue)
+            await asked(dut.view.offer.request)
+        await cycles(400)
+        # What is shown is read again and again, so that one flipped bit is not counted there.
+        told = lists and (bits == 2 or use != "shown")
+        assert faults == NO_FAULT | {"corrected" if bits == 1 else "fatal": int(told)}
+        if bits == 1 and use == "shown":
+            assert ctx.get(dut.resident_known)
+            assert ctx.get(dut.resident_lines) == lists * config.frame_lines[0]
+
+    simulate(top, bench)
 
 
 def test_golden_root_is_the_largest_excess():

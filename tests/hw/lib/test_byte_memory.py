@@ -99,9 +99,10 @@ def test_one_flip_is_corrected_and_leaves_with_a_write():
 def test_two_flips_stay_until_the_word_is_written_whole():
     read, byte, word = (0, 0), (1, 0x33), (0x0F, 0x44444444)
     assert flipped([3, 9], read)[0][1:] == (0, 1)
-    # A byte written does not make a good word of a bad one; the other word is as it was.
+    # A byte written does not make a good word of a bad one; a write of the other word has no part
+    # in it.
     seen = flipped([3, 9], byte, read, (0x10, 0x55 << 32), read, word, read)
-    assert [each[2] for each in seen] == [1, 1, 1, 1, 0, 0]
+    assert [each[2] for each in seen] == [1, 1, 0, 1, 0, 0]
     assert seen[3][0] >> 32 == 0x22222255
     assert seen[-1] == (0x2222225544444444, 0, 0)
 
