@@ -527,7 +527,7 @@ class RegisterMap:
                     Field("state", 0, 3),
                     Field("format_k", 3, 3),
                     Field("format_v", 6, 3),
-                    Field("pinned", 9, 1),
+                    Field("pinned", 9, 1, "by a hint; a slot does not show"),
                     Field("place", 10, 24),
                     Field("last_step", 34, 24),
                 ),
