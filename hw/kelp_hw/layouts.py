@@ -138,8 +138,8 @@ class Layouts:
     page_word, frame_entry : layout
         The SRAM words without check bits (docs/design.md §2).
     origin : layout
-        What an answer needs of its request: `tag`, `ld_id`, `start` (low 20 bits of `now` at
-        acceptance), `missed` (for the latency histograms).
+        What an answer needs of its request: `tag`, `ld_id`, `start` (`now` at acceptance) and
+        `missed` (both for the latency histograms).
     request : layout
         A decoded demand request, READ or WRITE, from ingress to M0.
     op : layout
@@ -191,7 +191,7 @@ class Layouts:
 
         #: `look`: of a LOOK, whose answer goes to no host
         self.origin = S(
-            {"tag": TAG_BITS, "ld_id": LD_ID_BITS, "start": 20, "missed": 1}
+            {"tag": TAG_BITS, "ld_id": LD_ID_BITS, "start": TIME_BITS, "missed": 1}
             | ({"look": 1} if c.select else {})
         )
 

@@ -34,7 +34,8 @@ __all__ = [
 IDENTITY = 0x4B454C50_0001_0001  #: "KELP", map version 1.1 (1.0 had no `event_taken`)
 SESSION_BASE = 0x1000
 SESSION_STRIDE = 0x200
-#: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above
+#: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above. A latency is
+#: a difference of times of 32 bits.
 HISTOGRAM_BINS = 24
 EVENT_RECORDS = 16
 #: of an event; one that is wider, as the number of a frame beyond 2^20, is cut to its lowest bits
@@ -527,7 +528,7 @@ class RegisterMap:
                     Field("state", 0, 3),
                     Field("format_k", 3, 3),
                     Field("format_v", 6, 3),
-                    Field("pinned", 9, 1),
+                    Field("pinned", 9, 1, "by a hint; a slot does not show"),
                     Field("place", 10, 24),
                     Field("last_step", 34, 24),
                 ),

@@ -121,6 +121,19 @@ def test_slots_are_given_back():
             session.gather(first)
 
 
+def test_a_slot_shows_nowhere_in_a_page_word():
+    """`pinned` is the host's; what the word has of slots is beside it, where a register has
+    `place`."""
+    device, session, _, _ = filled()
+    with device:
+        pages = range(-(-TOKENS // session.page_tokens))
+        words = [[session.page_state(0, head, page) for page in pages] for head in range(HEADS)]
+        chosen = session.select(0, queries(np.random.default_rng(6)), tokens=TOKENS)
+        for head in range(HEADS):
+            assert chosen.held[head].any()
+            assert [session.page_state(0, head, page) for page in pages] == words[head]
+
+
 @pytest.mark.parametrize("switches", [0, 1, 2])
 def test_slots_do_not_fill_a_pool_of_an_eighth_of_the_pages(switches):
     """Layer after layer, step after step: those of one layer are held and no others, each chosen

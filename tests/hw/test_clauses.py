@@ -12,6 +12,7 @@ from kelp_rtl.program import READ, WRITE, Program, Response
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
+from kelp_spec.registers import HISTOGRAM_BINS
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -241,6 +242,22 @@ def pass_time(d, until):
         d.configure(flash=FlashTiming(latency=latency, write_latency=200))
         ask(d, READ, page)
     d.configure(flash=FlashTiming(latency=200, write_latency=200))
+
+
+@pytest.mark.parametrize("bits", [20, 23, 26])
+def test_a_long_miss_is_counted_by_all_its_cycles(bits):
+    """As one that a lost command held up, or that waited for a frame; the last bin has all above
+    it (kelp_spec.registers)."""
+    d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
+    for page in PAGES:
+        ask(d, WRITE, line(d, 0, *page))
+    d.write64("cold_timeout", (1 << 32) - 1)
+    d.configure(flash=FlashTiming(latency=1 << bits, write_latency=200))
+    cold, before = in_state(d, PageState.COLD)[0], d.latency_histograms()["miss"]
+    ask(d, READ, line(d, 0, *PAGES[cold]))
+    counted = np.subtract(d.latency_histograms()["miss"], before)
+    assert np.flatnonzero(counted).tolist() == [min(bits, HISTOGRAM_BINS - 1)]
+    d.close()
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -456,7 +456,7 @@ class GoldenCore(Core):
                     word.state
                     | word.format_k << 3
                     | word.format_v << 6
-                    | word.pinned << 9
+                    | (word.pinned & 1) << 9  # the host's; above it is that of slots
                     | word.place << 10
                     | word.last_step << 34
                 ),

@@ -234,7 +234,7 @@ class TB:
             rng.getrandbits(self.queue.fields["bump"][1].bit_length()) & ~8,
             rng.randrange(c.squeues),
         )
-        missed, cycles = rng.getrandbits(1), rng.getrandbits(20) >> rng.randrange(21)
+        missed, cycles = rng.getrandbits(1), rng.getrandbits(32) >> rng.randrange(33)
         payloads = {
             "i_counted__queue": self.queue.pack(squeue=squeue, bump=bump),
             "i_counted__useful": useful,

@@ -250,7 +250,7 @@ _ORIGIN = ("tag", "ld_id", "start", "missed")
 def _origin(tag: int) -> tuple[int, ...]:
     """Of the op with that tag: all bits of all fields change from op to op."""
     mixed = tag * 0x9E3779B1 >> 3
-    return tag, mixed & 0xF, mixed >> 4 & 0xFFFFF, mixed >> 24 & 1
+    return tag, mixed & 0xF, mixed >> 4 & 0xFFFFFFFF, mixed >> 36 & 1
 
 
 class Traffic:

@@ -90,14 +90,14 @@ class TB:
                 "data": rng.getrandbits(512),
             }
         kind = rng.choice(self.kinds)
-        age = rng.choice([rng.randrange(30), rng.getrandbits(20)])
+        age = rng.choice([rng.randrange(30), rng.getrandbits(32) >> rng.randrange(32)])
         return {
             "answer": kind,
             "poison": kind == Answer.DATA and rng.random() < 0.2,
             "data": rng.getrandbits(512) * (kind == Answer.DATA),
             "origin.tag": self.serial,
             "origin.ld_id": rng.getrandbits(4),
-            "origin.start": self.now - age & 0xFFFFF,
+            "origin.start": self.now - age & 0xFFFFFFFF,
             "origin.missed": rng.getrandbits(1),
         }
 
@@ -178,7 +178,7 @@ class TB:
             origin = self.offered["i"]
             got = int(dut.o_latency__payload.value)
             assert got == (
-                (self.now - origin["origin.start"] & 0xFFFFF) << 1 | origin["origin.missed"]
+                (self.now - origin["origin.start"] & 0xFFFFFFFF) << 1 | origin["origin.missed"]
             ), f"cycle {self.cycles}: latency {got:#x} of {origin}"
         for source in taken:
             self.offered[source] = None

@@ -91,7 +91,7 @@ class Model:
             "has_write": is_write and moves and kv and not no_byte,
             "origin.tag": m["tag"],
             "origin.ld_id": m["ld_id"],
-            "origin.start": now & 0xFFFFF,
+            "origin.start": now,
             "origin.missed": 0,
         }
         if kv and moves and not is_write:

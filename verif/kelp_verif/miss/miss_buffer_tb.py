@@ -318,7 +318,7 @@ class TB:
             "write_slot": rng.randrange(c.write_slots),
             "origin.tag": rng.getrandbits(16),
             "origin.ld_id": rng.randrange(16),
-            "origin.start": rng.getrandbits(20),
+            "origin.start": rng.getrandbits(32),
             "source": rng.choice(list(PrefetchSource)[1:]) if kind == Op.PREFETCH else 0,
         }
 

@@ -96,7 +96,7 @@ class TB:
             "write_slot": rng.randrange(c.write_slots),
             "origin.tag": rng.getrandbits(16),
             "origin.ld_id": rng.randrange(16),
-            "origin.start": rng.getrandbits(20),
+            "origin.start": rng.getrandbits(32),
             "origin.missed": rng.randrange(2),
             "has_write": 0,
         }

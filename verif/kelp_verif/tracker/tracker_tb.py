@@ -182,7 +182,7 @@ class TB:
     def origin(self, op: Op) -> dict[str, int]:
         """All of an origin hangs on its tag, so that every bit of it is compared."""
         tag = op.origin or 0
-        start, missed = tag * 0x2545F & 0xFFFFF, tag.bit_count() & 1
+        start, missed = tag * 0x2545F3D & 0xFFFFFFFF, tag.bit_count() & 1
         of = {"tag": tag, "ld_id": op.ld_id, "start": start, "missed": missed}
         if self.config.select:
             of["look"] = int(op.kind == K.LOOK)
