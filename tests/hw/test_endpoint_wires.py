@@ -65,6 +65,7 @@ registers.settings.starve_limit miss_buffer.starve_limit
 registers.settings.cold_timeout cold.timeout
 registers.settings.cold_retries cold.retries
 registers.settings.prefetch_enable prefetcher.enable
+lockstep prefetcher.lockstep
 registers.resident eviction.resident
 registers.config_write tracker.config_write
 registers.config_write eviction.config_write

@@ -99,7 +99,7 @@ class Traffic:
         self.device.take_commits()
         self.engine.open(SESSION, setup.descriptor)
         self.rows.clear()
-        self.seen = dict.fromkeys(("hint", "line", "spec", "step", "early"), 0)
+        self.seen = dict.fromkeys(("hint", "line", "spec", "step", "early", "ops"), 0)
 
     def _mix(self) -> None:
         """Policy `kelp` for every second queue."""
@@ -206,6 +206,7 @@ class Traffic:
         self.rows.clear()
         kinds = [[Op(int(kind)).name for kind in rows[:, 0]] for rows in (ops, golden)]
         assert kinds[0] == kinds[1], (what, self.seen)
+        self.seen["ops"] += len(ops)
         ops, golden = mask_ops(ops, hot), mask_ops(golden, hot)
         for at in np.flatnonzero((ops != golden).any(axis=1))[:1]:
             told = describe(OPS, ops[at].tolist(), golden[at].tolist())
@@ -248,4 +249,5 @@ def test_so_in_other_configurations(number):
         traffic = Traffic(policy, ScoreSource.OBSERVED, seed, config)
         for _ in range(250):
             traffic.one()
+        assert traffic.seen["ops"] > 250
         traffic.device.close()
