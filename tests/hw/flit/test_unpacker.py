@@ -185,12 +185,12 @@ def test_messages_are_the_golden_models(direction, offer, ready):
     assert all(both.got.values()) and not both.said
 
 
-@pytest.mark.parametrize("harm", [0, 0.3])
-def test_lines_in_halves(harm):
+@pytest.mark.parametrize(("harm", "cycles"), [(0, 100), (0.3, 100), (0.6, 600)])
+def test_lines_in_halves(harm, cycles):
     """Lines and little else: every fourth is half in one flit and half in the next, which may not
-    come."""
-    both = Both("s2m", offer=1, rare={"S2MNDR": 0.05, "S2MBISnp": 0.05}, harm=harm).simulate(100)
-    both.check()
+    come; nor may those behind it, so that another line's second half comes in its place."""
+    both = Both("s2m", offer=1, rare={"S2MNDR": 0.05, "S2MBISnp": 0.05}, harm=harm)
+    both.simulate(cycles).check()
     assert all(both.got.values()) and both.halves > 5 and bool(both.orphans[1]) == (harm > 0)
 
 
