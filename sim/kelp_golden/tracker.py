@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kelp_spec.coherence import least_reserve
+from kelp_spec.coherence import least_limit
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import STEP_BITS, Answer, Event, Outcome, PageState, ScoreEvent
 from kelp_spec.metadata import Op as OpKind
@@ -138,8 +138,8 @@ class Tracker(EngineOps):
         self.queue_configs[squeue] = config
 
     def set_limits(self, limits) -> None:
-        """Frames that each pool may use, `least_limit` at least where a host may hold pages; only
-        while the pool is unused."""
+        """Frames that each pool may use, as registers `pool_limit_…` give them: `least_limit` at
+        least, so 1 where 0 is asked for. Only while the pool is unused."""
         for name, pool, limit, most in zip(
             POOLS, self.pools, limits, self.config.frames, strict=True
         ):
@@ -148,7 +148,7 @@ class Tracker(EngineOps):
                     f"limit {limit} of pool {name} is refused; legal: 0 … {most} while the "
                     + "pool is unused"
                 )
-            pool.limit = max(limit, least_reserve(self.config))
+            pool.limit = max(limit, least_limit(self.config))
 
     def return_miss(self, miss: int) -> None:
         """The miss buffer has let go of an entry."""
