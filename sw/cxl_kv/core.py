@@ -17,9 +17,16 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
 
-__all__ = ["ALL_BYTES", "Core", "Loaded", "Status"]
+__all__ = ["ALL_BYTES", "Core", "Loaded", "Status", "nameable"]
 
 ALL_BYTES = (1 << 64) - 1  #: byte enables of a whole line
+_LAST_LINE = np.uint64((1 << 52) - 64)  #: that a CXL.mem message can name; no device maps it
+
+
+def nameable(addresses: np.ndarray) -> np.ndarray:
+    """uint64[n] as messages can name them: in place of what lies beyond 2^52 an address that is as
+    little mapped."""
+    return np.minimum(addresses, _LAST_LINE)
 
 
 class Status(IntEnum):

@@ -3,11 +3,13 @@
 """What goes wrong on the device is a typed error that names session, layer, head and page; nothing
 wrong is ever returned, and everybody else goes on."""
 
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 from narrow_unit import RTL
+from serial_board import SerialBoard
 
 import cxl_kv
 from cxl_kv.control import Control
@@ -24,6 +26,20 @@ SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 def device(request):
     with cxl_kv.open(request.param) as opened:
         yield opened
+
+
+@pytest.fixture(params=["golden", "rtl", "serial", "dax"])
+def any_device(request, tmp_path):
+    urls = {
+        "golden": "golden:unit",
+        "rtl": RTL,
+        "dax": f"dax:{tmp_path}/memory?config=unit&create=1",
+    }
+    with contextlib.ExitStack() as stack:
+        url = urls.get(request.param)
+        if url is None:
+            url = f"serial:{stack.enter_context(SerialBoard()).port}?patience=30"
+        yield stack.enter_context(cxl_kv.open(url))
 
 
 def tensors(tokens=32, seed=1):
@@ -299,3 +315,17 @@ def test_an_error_survives_the_socket(url, tmp_path):
         with pytest.raises(cxl_kv.FlashError, match=f"layer {layer}, head {head}, page {page}"):
             session.read(layer, start=4 * page, stop=4 * page + 4, heads=head)
         assert [e["code"] for e in device.events()] == ["FETCH_FAILED"]
+
+
+def test_no_address_is_too_large_to_be_answered(any_device):
+    """What lies beyond the 52 bits of a message is as little mapped as what lies beyond the map."""
+    transport, scheme = any_device.transport, type(any_device.transport.core).__name__
+    beyond = np.array([1 << 51, 1 << 52, (1 << 52) + (1 << 43), 1 << 63, (1 << 64) - 64], np.uint64)
+    loaded = transport.load(beyond)
+    assert loaded.status.tolist() == [cxl_kv.Status.NOT_MAPPED] * 5 and not loaded.lines.any()
+    transport.spec_read(beyond)
+    if scheme == "DaxCore":  # which says so of a store
+        return
+    transport.store(beyond, np.ones((5, 64), np.uint8))
+    transport.store(beyond, np.ones((5, 64), np.uint8), np.full(5, 1, np.uint64))
+    assert (transport.load(beyond).status == cxl_kv.Status.NOT_MAPPED).all()

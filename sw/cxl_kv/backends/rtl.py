@@ -10,7 +10,7 @@ from kelp_spec.address import Region
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp
 
-from ..core import ALL_BYTES, Core, Loaded, Status
+from ..core import ALL_BYTES, Core, Loaded, Status, nameable
 from ..errors import TransportError
 
 __all__ = ["RtlCore"]
@@ -58,7 +58,9 @@ class RtlCore(Core):
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         if not len(addresses):
             return Loaded(np.zeros((0, 64), np.uint8), np.zeros(0, np.uint8))
-        result = self._run(self._program(opcode=self._opcodes[0], address=addresses, ld_id=ld_id))
+        result = self._run(
+            self._program(opcode=self._opcodes[0], address=nameable(addresses), ld_id=ld_id)
+        )
         return Loaded(result.data, self._status[result.response])
 
     def store(
@@ -77,7 +79,7 @@ class RtlCore(Core):
         self._run(
             self._program(
                 opcode=opcode,
-                address=addresses,
+                address=nameable(addresses),
                 ld_id=ld_id,
                 group=group,
                 data=lines,
@@ -87,7 +89,9 @@ class RtlCore(Core):
 
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
         if len(addresses):
-            self._run(self._program(opcode=self._opcodes[3], address=addresses, ld_id=ld_id))
+            self._run(
+                self._program(opcode=self._opcodes[3], address=nameable(addresses), ld_id=ld_id)
+            )
 
     def settle(self) -> None:
         """Wait until nothing is in flight and every engine rests."""

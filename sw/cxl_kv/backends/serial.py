@@ -17,7 +17,7 @@ from kelp_fpga.link.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
 from ..arguments import nothing_left, seconds, switch, whole
-from ..core import Core, Loaded, Status
+from ..core import Core, Loaded, Status, nameable
 from ..errors import ConnectionLostError
 
 __all__ = ["SerialCore"]
@@ -67,7 +67,7 @@ class SerialCore(Core):
             raise ConnectionLostError(str(error)) from None
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
-        lines, poison, nxm = self._guarded(lambda: self.host.read(addresses, ld_id=ld_id))
+        lines, poison, nxm = self._guarded(lambda: self.host.read(nameable(addresses), ld_id=ld_id))
         return Loaded(
             lines,
             np.where(nxm, Status.NOT_MAPPED, np.where(poison, Status.POISON, Status.DATA)).astype(
@@ -80,6 +80,7 @@ class SerialCore(Core):
     ) -> None:
         # Registers and hints take effect one after another, and after what was stored before them;
         # KV lines go at the line's full rate.
+        addresses = nameable(addresses)
         side = addresses >> np.uint64(self.config.aperture_bits) != Region.KV
         for part in np.split(np.arange(len(addresses)), np.flatnonzero(np.diff(side)) + 1):
             if len(part):
@@ -92,7 +93,7 @@ class SerialCore(Core):
                 )
 
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
-        self._guarded(lambda: self.host.spec_read(addresses, ld_id=ld_id))
+        self._guarded(lambda: self.host.spec_read(nameable(addresses), ld_id=ld_id))
 
     def close(self) -> None:
         self.host.close()
