@@ -10,6 +10,7 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from ..lib.power_of_two import power_of_two
 from ..lib.protected import BlockFault, ProtectedMemory, gather, used
 from .signatures import checked
 
@@ -49,9 +50,8 @@ class PageMarks(wiring.Component):
     INTERVAL = 1
 
     def __init__(self, *, pages: int, lists: int, protect: bool = False):
-        self.pages = checked("pages", pages, 2 * _ROW, 1 << 20)
-        if pages & (pages - 1):
-            raise ValueError(f"pages = {pages} is refused; legal: a power of two")
+        power_of_two("_ROW", _ROW)
+        self.pages = power_of_two("pages", checked("pages", pages, 2 * _ROW, 1 << 20))
         self.lists = checked("lists", lists, 1, 64)
         self.page_bits, self.protect = (pages - 1).bit_length(), protect
         marked = data.StructLayout({"page": self.page_bits, "last": 1})

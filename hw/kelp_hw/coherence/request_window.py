@@ -12,6 +12,7 @@ from kelp_spec.coherence import Coherence, DirectoryOp, DirectoryOutcome
 from kelp_spec.config import Config
 
 from ..layouts import MESSAGES
+from ..lib.power_of_two import power_of_two
 from ..lib.protected import BlockFault, CheckedWord, Fault, gather
 from .layouts import CoherenceLayouts
 
@@ -78,7 +79,7 @@ class RequestWindow(wiring.Component):
             shape=self.word.code_bits, depth=self.DEPTH, init=()
         )
         write, read = rows.write_port(), rows.read_port(domain="comb")
-        pointer = range(2 * self.DEPTH)
+        pointer = range(2 * power_of_two("DEPTH", self.DEPTH))
         begin, following, end = (
             Signal(pointer, name=name) for name in ("begin", "following", "end")
         )

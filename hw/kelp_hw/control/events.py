@@ -14,6 +14,7 @@ from kelp_spec.metadata import Event
 from kelp_spec.registers import EVENT_RECORDS
 
 from ..layouts import TIME_BITS, Layouts
+from ..lib.power_of_two import power_of_two
 
 __all__ = ["EventLog", "TAKEN"]
 
@@ -113,7 +114,8 @@ class EventLog(wiring.Component):
         m.submodules.memory = memory = Memory(shape=self.record, depth=EVENT_RECORDS, init=[])
         write = memory.write_port()
         read = memory.read_port(domain="comb")
-        base = Signal(range(EVENT_RECORDS))  # where the oldest record is; the ring wraps
+        # Where the oldest record is. The ring wraps.
+        base = Signal(range(power_of_two("EVENT_RECORDS", EVENT_RECORDS)))
         m.d.comb += [read.addr.eq(base + self.read_index), self.read_data.eq(read.data)]
 
         waiting = Signal(self.sources)

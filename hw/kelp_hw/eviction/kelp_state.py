@@ -12,6 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import STEP_BITS, Op, Outcome
 from kelp_spec.policy import LEFT
 
+from ..lib.power_of_two import power_of_two
 from .signatures import EvictionLayouts, PolicyState
 
 __all__ = ["KelpState"]
@@ -93,7 +94,7 @@ class KelpState(wiring.Component):
         oldest one's is taken."""
         state = self.state
         waiting = Array([Signal(self.config.squeue_bits, name=f"left{k}") for k in range(LEFT)])
-        first, count = Signal(range(LEFT)), Signal(range(LEFT + 1))
+        first, count = Signal(range(power_of_two("LEFT", LEFT))), Signal(range(LEFT + 1))
         full = count == LEFT
         gone = state.refreshed | (left & full)
         m.d.comb += [

@@ -13,6 +13,7 @@ from kelp_spec.coherence import sizes_of
 from kelp_spec.config import Config
 
 from ..layouts import queue_in_map
+from ..lib.power_of_two import power_of_two
 from .signatures import EvictionLayouts
 
 __all__ = ["PageRecall"]
@@ -138,7 +139,7 @@ class PageRecall(wiring.Component):
             m.d.sync += passes.eq(~seen_held)
         m.d.sync += Assert(~passes | self.i_scrub.valid, "a page that is asked for stays")
 
-        tick = Signal(range(self.PATIENCE // 2))
+        tick = Signal(range(power_of_two("PATIENCE", self.PATIENCE) // 2))
         m.d.sync += tick.eq(tick + 1)
         free = Signal(c.write_back_bits)
         for k in reversed(slots):

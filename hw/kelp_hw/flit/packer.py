@@ -24,6 +24,7 @@ from kelp_spec.flit import (
 )
 
 from ..layouts import MESSAGES
+from ..lib.power_of_two import power_of_two
 from ..lib.protected import BlockFault, ProtectedFifo, gather
 from .credits import CreditSender
 from .layouts import FLIT, GRANTED, PORTS, TOLD, any_of, header
@@ -285,7 +286,7 @@ class FlitPacker(wiring.Component):
         """When the flit leaves, and what it tells."""
         d = self.direction
         begun, age = Signal(), Signal(range(HOLD))
-        clock, refreshes = Signal(range(REFRESH)), Signal()
+        clock, refreshes = Signal(range(power_of_two("REFRESH", REFRESH))), Signal()
         told, turn = [Signal(COUNT_BITS, name=f"told_{n}") for n in range(_COUNTED)], Signal(3)
         # What is told again has a turn of its own: none is left out, whatever else is told.
         again = Signal(range(_COUNTED))

@@ -19,6 +19,7 @@ from kelp_spec.registers import RegisterMap
 
 from ..cxlio.signatures import answer_layout, request_layout
 from ..layouts import Layouts, passing, recall_ports
+from ..lib.power_of_two import power_of_two
 from .sanitizer import Sanitizer
 
 __all__ = ["MediaPort"]
@@ -191,7 +192,8 @@ class MediaPort(wiring.Component):
         busy, held, drained = pause
         still, coherent = Signal(3), self.config.coherence
         if coherent:
-            waited, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
+            places = power_of_two("len(TRY)", len(self.TRY))
+            waited, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(places))
             tried = waited == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
             begins = [waited.eq(0), tries.eq(0)]
         # An op between two blocks shows in neither's rest for a cycle or two. Nothing is held in

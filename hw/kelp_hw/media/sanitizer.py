@@ -17,6 +17,7 @@ from kelp_spec.registers import RegisterMap, SessionCommand
 
 from ..cxlio.signatures import answer_layout, request_layout
 from ..layouts import passing
+from ..lib.power_of_two import power_of_two
 
 __all__ = ["Sanitizer"]
 
@@ -114,7 +115,8 @@ class Sanitizer(wiring.Component):
         self._mailbox(m, mine, idle, answer, (tag, code))
         limit = named_cxlio(self.config.cxlio).patience // 2
         waited, still, life = Signal(range(limit + 1)), Signal(3), Signal(2)
-        pause, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(len(self.TRY)))
+        places = power_of_two("len(TRY)", len(self.TRY))
+        pause, tries = Signal(range(max(*self.TRY, self.BREAK))), Signal(range(places))
         tried = pause == Array(Const(cycles - 1) for cycles in self.TRY)[tries]
         # An op between two blocks shows in neither's rest for a cycle or two.
         m.d.sync += still.eq(Mux(held.all() & self.rest, still + 1, 0))

@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.metadata import PrefetchSource
 
 from ..layouts import code_shape
+from ..lib.power_of_two import power_of_two
 
 __all__ = ["CREDIT_MAX", "ISSUED_PERIOD", "SOURCES", "USEFUL_LEAST", "Throttle"]
 
@@ -71,16 +72,17 @@ class Throttle(wiring.Component):
         # State that proofs look at (kelp_verif.formal.arithmetic_specs): candidates offered, modulo
         # the group.
         self.position = Array(
-            Signal(range(CREDIT_MAX), name=f"position_{s}") for s in range(SOURCES)
+            Signal(range(power_of_two("CREDIT_MAX", CREDIT_MAX)), name=f"position_{s}")
+            for s in range(SOURCES)
         )
 
     def elaborate(self, platform):
         m = Module()
-        position = self.position
+        position, period = self.position, power_of_two("ISSUED_PERIOD", ISSUED_PERIOD)
         m.d.comb += self.allow.eq(position[self.offer.p] < self.credit[self.offer.p])
         for s in range(1, SOURCES):
             earned = Signal(range(CREDIT_MAX + 1), init=CREDIT_MAX, name=f"earned_{s}")
-            issued = Signal(range(ISSUED_PERIOD), name=f"issued_{s}")
+            issued = Signal(range(period), name=f"issued_{s}")
             useful = Signal(range(USEFUL_LEAST + 1), name=f"useful_{s}")  # stops at USEFUL_LEAST
             one_useful = self.useful.valid & (self.useful.p == s)
             with m.If(self.offer.valid & (self.offer.p == s)):

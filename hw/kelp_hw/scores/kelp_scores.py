@@ -26,12 +26,13 @@ from kelp_spec.policy import (
 )
 
 from ..lib.log2 import Log2
+from ..lib.power_of_two import power_of_two
 from ..lib.split_sram import SplitSram
 
 __all__ = ["AGE_BITS", "Age", "Frequency", "Profile", "Turns", "remains"]
 
 _IDLE_BITS = FOLDED.bit_length()
-_ONCE_BITS = ONCE.bit_length() - 1
+_ONCE_BITS = power_of_two("ONCE", ONCE).bit_length() - 1
 _TOP = (1 << FREQUENCY_BITS) - 1
 _OFTEN_BITS = (_TOP + ((1 << PROFILE_BITS) - 1 << PROFILE_SHIFT) + ONCE).bit_length()
 AGE_BITS = 13  #: of the part of a value that falls with time

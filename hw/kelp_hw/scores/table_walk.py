@@ -10,6 +10,7 @@ from amaranth.lib import data, fifo, memory
 from kelp_spec import policy2 as p
 from kelp_spec.metadata import STEP_BITS
 
+from ..lib.power_of_two import power_of_two
 from ..lib.sram import Sram
 from .table_values import (
     COUNT_BITS,
@@ -133,7 +134,7 @@ def _accept(block, m, s):
 def _pages(m, s, steps):
     """The walk accepted: what it needs, each page, its end."""
     shadow, passed = s.shadow, (s.step - steps.read_data)[:STEP_BITS]
-    low = p.PROFILE_STEPS.bit_length() - 1
+    low = power_of_two("PROFILE_STEPS", p.PROFILE_STEPS).bit_length() - 1
     with m.State("STEP"):
         m.d.sync += [
             s.idle_steps.eq(Mux(passed > p.FOLDED, p.FOLDED, passed)),
@@ -249,8 +250,9 @@ def guess(block, m, s):
         s.value.eq(guessed.value),
     ]
     less, least = Signal(VALUE_BITS - 1), Signal(VALUE_BITS - 1)
+    cost_bits = power_of_two("COST", p.COST).bit_length() - 1
     m.d.sync += [
-        less.eq(times(s.credit, p.THRESHOLD_CREDIT) >> (p.COST.bit_length() - 1)),
+        less.eq(times(s.credit, p.THRESHOLD_CREDIT) >> cost_bits),
         least.eq(p.THRESHOLD - less),
     ]
     # That a guess has ended is no item of the FIFO: a flipped bit must not lose it.

@@ -12,6 +12,7 @@ from kelp_spec.config import Config
 
 from ..choice.signatures import SelectLayouts
 from ..layouts import Layouts
+from ..lib.power_of_two import power_of_two
 from ..lib.protected import BlockFault
 from ..lib.secded import Secded
 from ..lib.sram import Sram
@@ -79,7 +80,7 @@ class SummaryStore(wiring.Component):
         self.config = c = config
         self.layouts = SelectLayouts(lines=c.select_lines, rows=c.select_rows, id_bits=c.page_bits)
         line = self.layouts.summary_line
-        self.row_bits = (self.ROW - 1).bit_length()
+        self.row_bits = (power_of_two("ROW", self.ROW) - 1).bit_length()
         super().__init__(
             {
                 "squeue": In(c.squeue_bits),

@@ -56,7 +56,7 @@ ROOMS = {
     "lib": set(),
     "codec": {"lib"},
     "tracker": {"lib"},
-    "prefetch": set(),
+    "prefetch": {"lib"},
     "control": {"lib", "tracker"},
     "host": {"lib", "tracker"},
     "datapath": {"lib", "codec"},
