@@ -71,16 +71,16 @@ def request(
 
 def written(held: Held, field: int, value: int, *, rounds: bool, recalled: bool):
     """(what is held after a MemWr or MemWrPtl, whether it keeps a copy that was never granted)."""
-    keeps = field == MetaField.META0 and value in (MetaValue.SHARED, MetaValue.ANY)
-    if not keeps:
+    says = field == MetaField.META0
+    if says and value not in (MetaValue.SHARED, MetaValue.ANY):
         return Held.NONE, False
     if held == Held.NONE:
-        return Held.NONE, True
+        return Held.NONE, says
     if recalled:
         return held, False
     if rounds or held == Held.STALE:
         return Held.STALE, False
-    return (Held.SHARED if value == MetaValue.SHARED else held), False
+    return (Held.SHARED if says and value == MetaValue.SHARED else held), False
 
 
 def snoops(first: int, lines: Collection[int], *, blocks: bool) -> list[tuple[S2MBISnp, int, int]]:

@@ -52,11 +52,13 @@ def test_it_holds_whatever_was_granted(seed):
                 elif what is EVICT:
                     granted.pop(line, None)
         elif kind < 0.8:
-            what = message(1, rng.choice(list(MetaValue)), SnpType.NO_OP)
-            rounds = rng.random() < 0.5
+            field = rng.choice(list(MetaField))
+            what = message(1, rng.choice(list(MetaValue)), SnpType.NO_OP, field)
+            says, rounds = field == MetaField.META0, rng.random() < 0.5
             result = directory.write(line, what, rounds=rounds)
-            assert result.ungranted == (line not in granted and what["meta_value"] != 0)
-            if what["meta_value"] == MetaValue.INVALID:
+            keeps = says and what["meta_value"] != MetaValue.INVALID
+            assert result.ungranted == (keeps and line not in granted)
+            if says and not keeps:
                 granted.pop(line, None)
         elif kind < 0.9:
             result = directory.ask(sector, **may)
@@ -108,6 +110,19 @@ def test_a_set_that_was_full_gives_its_oldest_sector_ahead_of_need():
     directory.finish(same[2], 0)
     directory.write(same[3] * SMALL.sector, message(1, MetaValue.INVALID, 0), rounds=False)
     assert own(same[0]).outcome == own(same[1]).outcome == DirectoryOutcome.DONE
+
+
+@pytest.mark.parametrize("value", MetaValue)
+@pytest.mark.parametrize("field", [1, 2, MetaField.NO_OP], ids=["reserved", "as well", "No-Op"])
+def test_a_write_that_does_not_say_what_it_keeps_leaves_the_line_as_held(field, value):
+    """Whatever its MetaValue; but a copy of what was rounded is as old as one that it keeps."""
+    for held in Held:
+        for recalled in (False, True):
+            plain = written(held, field, value, rounds=False, recalled=recalled)
+            rounded = written(held, field, value, rounds=True, recalled=recalled)
+            stale = held != Held.NONE and not recalled
+            assert plain == (held, False)
+            assert rounded == (Held.STALE if stale else held, False)
 
 
 def test_a_rounded_copy_is_called_back_before_the_next_grant():

@@ -165,10 +165,10 @@ class Directory(wiring.Component):
                     self._request(m, op, row, s, d)
             with m.Case(DirectoryOp.WRITE):
                 m.d.comb += d.changes.eq(s.hit)
-                with m.If(~op.holds):
+                with m.If(op.evicts):
                     m.d.comb += d.held.eq(Held.NONE)
                 with m.Elif(s.old == Held.NONE):
-                    m.d.comb += result.ungranted.eq(1)
+                    m.d.comb += result.ungranted.eq(op.holds)
                 with m.Elif(~s.under_recall):
                     with m.If(op.rounds | (s.old == Held.STALE)):
                         m.d.comb += d.held.eq(Held.STALE)

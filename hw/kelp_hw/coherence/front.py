@@ -364,7 +364,8 @@ class CoherentFront(wiring.Component):
                     & ((message.opcode == M2SRwD.MEM_WR) | (message.opcode == M2SRwD.MEM_WR_PTL))
                 ),
                 op.holds.eq(meta0 & keeps),
-                op.shared.eq(value == MetaValue.SHARED),
+                op.shared.eq(meta0 & (value == MetaValue.SHARED)),
+                op.evicts.eq(meta0 & ~keeps),
             ]
             return op
         m.d.comb += op.kind.eq(DirectoryOp.REQUEST)

@@ -49,7 +49,8 @@ class CoherenceLayouts:
     op : layout
         To the directory. `evicts`: the host holds nothing of the line afterwards; `holds`: it asks
         for S or E, and `shared` for S; `tracked`: the directory has a say. WRITE: `holds`, it keeps
-        a copy, `shared` as S; `rounds`: the line's format does. FINISH: `way`. `epoch`: of a
+        a copy, `shared` as S; `evicts`, it keeps none; neither, it does not say; `rounds`: the
+        line's format does. FINISH: `way`. `epoch`: of a
         REQUEST. With `Config.select` `gathers`: of a REQUEST, it comes by a slot of the GATHER
         window, and what the host has of the line must be home first.
     result : layout

@@ -64,11 +64,12 @@ def some_op(rng, recalls, sectors, gathers=False):
         return op
     op |= {"tracked": rng.random() < 0.9, "holds": rng.random() < 0.7}
     op |= {"shared": op["holds"] and rng.random() < 0.5}
+    evicts = not op["holds"] and rng.random() < 0.5
     if kind == DirectoryOp.WRITE:
-        return op | {"rounds": rng.random() < 0.5, "tracked": 1}
+        return op | {"rounds": rng.random() < 0.5, "tracked": 1, "evicts": evicts}
     if gathers and rng.random() < 0.3:
         return op | {"gathers": 1, "holds": 0}
-    return op | {"evicts": not op["holds"] and rng.random() < 0.5}
+    return op | {"evicts": evicts}
 
 
 async def put(ctx, port, values):

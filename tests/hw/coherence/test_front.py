@@ -455,6 +455,8 @@ WEATHERS = {
     "closed": (12, {"ask": 2, "opened": 0b01}),
     "windows": (12, {"ask": 2}),
     "silent": (12, {"ask": 2, "silent": 10, "refuse": 10, "timeout": 400}),
+    # Most writes do not say what the host keeps.
+    "unsaid": (6, {"ask": 1, "no_op": 160, "rounded": 0b01}),
 }
 
 
@@ -515,6 +517,12 @@ BUGS = {
         Directory,
         "d.held.eq(Held.STALE)",
         "d.held.eq(Held.NONE)",
+    ),
+    "a write that does not say what is kept is one that keeps nothing": (
+        "unsaid",
+        CoherentFront,
+        "op.evicts.eq(meta0 & ~keeps)",
+        "op.evicts.eq(~meta0 | ~keeps)",
     ),
     "a BISnp overtakes its grant": (
         "slow NDR",

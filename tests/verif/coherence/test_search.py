@@ -31,6 +31,8 @@ def test_every_state_is_sound(rounds, room, eager):
         "read and drop",
         "drop",
         "write S",
+        "No-Op, E",
+        "uncached, No-Op",
         "silent drop",
     }
     assert found.states > 300 and races <= found.seen

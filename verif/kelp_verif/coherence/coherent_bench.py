@@ -69,6 +69,7 @@ _Options = _structure(
     *("latency", "jitter", "acts", "ask", "late", "silent", "refuse", "timeout"),
     *("stream", "patience", "dwell"),
     *("flip_cycle", "flip_memory", "flip_row", "flip_bits", "session_shift", "blocks"),
+    "no_op",
 )
 _KINDS = (
     "none",
@@ -236,7 +237,7 @@ def expected(golden: Directory, op: dict, got: dict, sizes: Coherence):
     looks = not op["holds"] and not op["evicts"]
     message = {
         "opcode": M2SReq.MEM_RD,
-        "meta_field": MetaField.NO_OP if looks and kind == DirectoryOp.REQUEST else MetaField.META0,
+        "meta_field": MetaField.NO_OP if looks else MetaField.META0,
         "meta_value": value,
         "snp_type": SnpType.CUR,
         "gathers": op.get("gathers", 0),

@@ -77,7 +77,7 @@ struct Options {
     uint64_t req, rwd, birsp, drs, ndr, bisnp;                      // chances of 256 that a channel moves
     uint64_t inner_req, inner_rwd, inner_drs, inner_ndr, latency, jitter;
     uint64_t acts, ask, late, silent, refuse, timeout, stream, patience, dwell;
-    uint64_t flip_cycle, flip_memory, flip_row, flip_bits, session_shift, blocks;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
+    uint64_t flip_cycle, flip_memory, flip_row, flip_bits, session_shift, blocks, no_op;  // memories count from 1; `flip_bits` has one bit's number and, above 16 bits, one more than another's
 };
 
 struct Figures {
@@ -222,7 +222,9 @@ int coherent_run(const Options *options, const uint64_t *addresses, uint32_t *co
         l.out = kind;
         l.has_cmp = l.has_data = false;
         uint32_t opcode = random.chance(64) ? codes::MEM_WR_PTL : codes::MEM_WR;
-        rwds.push_back({opcode, 0, META0, value, n, data, l.address});
+        // One that does not say what the host keeps, whatever it keeps; its MetaValue means nothing.
+        const bool silent = o.no_op && random.chance(o.no_op);
+        rwds.push_back({opcode, 0, silent ? META_NO_OP : META0, silent ? random.below(4) : value, n, data, l.address});
     };
     auto invalidate = [&](Line &l) {
         l.state = I;

@@ -66,7 +66,7 @@ class _Options(ctypes.Structure):
         for name in (
             "seed req rwd birsp bisnp acts late silent refuse uncached partial unused dwell "
             + "patience timeout notes errs bad hints registers hint_base register_base "
-            + "keeps deaf strangers flood nonsense babble blocks runs"
+            + "keeps deaf strangers flood nonsense babble blocks runs no_op"
         ).split()
     ]
 
@@ -416,6 +416,8 @@ WEATHERS = {
     "babble": ({"babble": 8}, Pressure(ndr=0.5)),
     # What is called back stays where it is, dirty too, until long after the time-out or for good.
     "kept": ({**SILENT, "keeps": 8}, Pressure.everywhere(0.1)),
+    # Most writes do not say what the host keeps; what is kept is rounded, or not.
+    "unsaid": ({"no_op": 160, "dwell": 60, "late": 20}, Pressure.everywhere(0.1)),
     # Tenants ask for lines of others in every way.
     "strangers": ({"strangers": 60}, Pressure.everywhere(0.1)),
     # Messages of any form for the lines between those that agents use.

@@ -36,7 +36,7 @@ struct Bytes {
 };
 
 struct Options {  // mirrored by `_Options` in endpoint_bench.py; chances of 256
-    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base, keeps, deaf, strangers, flood, nonsense, babble, blocks, runs;
+    uint64_t seed, req, rwd, birsp, bisnp, acts, late, silent, refuse, uncached, partial, unused, dwell, patience, timeout, notes, errs, bad, hints, registers, hint_base, register_base, keeps, deaf, strangers, flood, nonsense, babble, blocks, runs, no_op;
 };
 
 struct Figures {
@@ -506,7 +506,9 @@ class CachingHost final : public OtherHost {
         const bool partial = enable != ~0ull || (stream != 6 && chance(40));
         Line &l = lines_[n];
         const bool poison = value == INVALID && stream != 6 && o.bad && chance(o.bad);
-        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, META0, value, n, l.ld_id, l.address, enable, data, poison});
+        // One that does not say what the host keeps, whatever it keeps; its MetaValue means nothing.
+        const bool silent = o.no_op && chance(o.no_op);
+        rwds_.push_back({partial ? codes::MEM_WR_PTL : codes::MEM_WR, 0, silent ? META_NO_OP : META0, silent ? random_.below(4) : value, n, l.ld_id, l.address, enable, data, poison});
         f.spoilt += poison;
         if (poison || enable == ~0ull) l.spoilt = poison;
         if (enable == ~0ull && l.lost != OWED) l.lost = GIVEN_BACK;  // it comes after the device's poison

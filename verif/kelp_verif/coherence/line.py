@@ -23,6 +23,7 @@ BUGS = {
     "blocked answer": "a BIRsp waits while a Req waits",
     "no wait": "the line counts as given up when BISnp is sent",
     "forgotten copy": "after a MemWr that keeps a copy nothing is held",
+    "No-Op forgets": "after a MemWr that does not say what it keeps nothing is held",
     "clean only": "lines that were granted S are not called back",
     "granted S": "Cmp-E is sent and S is noted",
     "no stale": "a copy of a rounded line stays",
@@ -44,14 +45,26 @@ _REQUESTS = {
 }
 _DROPS = ("clean evict", "read and drop", "drop")  #: the host holds nothing from then on
 _READS = ("read shared", "read any", "look", "read and drop")
-#: Writes with their MetaValue; "uncached" is one of a host that holds nothing.
+#: Writes with their MetaField and MetaValue; "uncached" is one of a host that holds nothing. One
+#: with No-Op does not say what the host holds afterwards.
 _KEEPS = {
-    "write I": MetaValue.INVALID,
-    "write S": MetaValue.SHARED,
-    "write A": MetaValue.ANY,
-    "uncached": MetaValue.INVALID,
+    "write I": (_META0, MetaValue.INVALID),
+    "write S": (_META0, MetaValue.SHARED),
+    "write A": (_META0, MetaValue.ANY),
+    "No-Op, I": (_NO_OP, MetaValue.INVALID),
+    "No-Op, S": (_NO_OP, MetaValue.INVALID),
+    "No-Op, E": (_NO_OP, MetaValue.INVALID),
+    "uncached": (_META0, MetaValue.INVALID),
+    "uncached, No-Op": (_NO_OP, MetaValue.INVALID),
 }
-_AFTER = {"write I": "I", "write S": "S", "write A": "E"}
+_AFTER = {
+    "write I": "I",
+    "write S": "S",
+    "write A": "E",
+    "No-Op, I": "I",
+    "No-Op, S": "S",
+    "No-Op, E": "E",
+}
 
 
 class Violation(AssertionError):
@@ -150,8 +163,9 @@ def _host_acts(s: State, room: int):
                 sent = (*s.rwd, (name, s.newest))
                 yield name, True, s._replace(cache=after, out=name, rwd=sent)
         if s.cache == "I":
-            new = _stored(s)._replace(cache="I", newest=False, out="uncached")
-            yield "uncached", True, new._replace(rwd=(*new.rwd, ("uncached", True)))
+            for name in ("uncached", "uncached, No-Op"):
+                new = _stored(s)._replace(cache="I", newest=False, out=name)
+                yield name, True, new._replace(rwd=(*new.rwd, (name, True)))
     if clean:
         yield "silent drop", True, s._replace(cache="I", newest=False, raw=False)
     if s.cache == "E":
@@ -293,8 +307,9 @@ def _device_write(s: State, bugs, rounds: bool, room: int):
         return
     if "blocked write" in bugs and s.recall:
         return
-    held, _ = written(s.held, MetaField.META0, _KEEPS[name], rounds=rounds, recalled=bool(s.recall))
-    if "forgotten copy" in bugs:
+    field, value = _KEEPS[name]
+    held, _ = written(s.held, field, value, rounds=rounds, recalled=bool(s.recall))
+    if "forgotten copy" in bugs or "No-Op forgets" in bugs and field == _NO_OP:
         held = Held.NONE
     if "no stale" in bugs and held == Held.STALE:
         held = Held.ANY
