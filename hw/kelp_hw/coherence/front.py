@@ -160,7 +160,10 @@ class CoherentFront(wiring.Component):
 
     def _channels(self, m, b):
         """What passes between ports and blocks as it is."""
-        result = b.directory.o
+        result, looked_up = b.directory.o, Signal()
+        # An op that the directory has looked up and not decided yet: the block that it came from
+        # may have nothing else.
+        m.d.sync += looked_up.eq(b.directory.i.valid)
         connect(m, flipped(self.m2s_req), b.window.m2s_req)
         connect(m, flipped(self.inner_drs), b.grants.i_drs)
         connect(m, b.grants.o_drs, flipped(self.s2m_drs))
@@ -187,6 +190,7 @@ class CoherentFront(wiring.Component):
                 & b.writes.idle
                 & (b.out.level == 0)
                 & ~self.m2s_rwd.valid
+                & ~looked_up
                 & ~result.valid
             ),
             self.inner_req.valid.eq(b.out.o.valid),

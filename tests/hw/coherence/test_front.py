@@ -75,8 +75,6 @@ class _Alone:
         self.owed = {"drs": [], "ndr": []}  # tags and LD-IDs that the inner device answers
         self.called, self.asks, self.recalls, self.ops = [], 0, 0, 0
         self.inside, self.answers, self.wants, self.told = None, 0, {}, []
-        self.doubt = False  #: idle, and a recall has not ended
-        self.fresh = False  #: a sector was asked for in the cycle before
 
     def _drive(self, offers):
         """The inputs of a cycle, with the message on `offers`, if any."""
@@ -101,12 +99,9 @@ class _Alone:
         shown = [name for name in self.PORTS if ctx.get(getattr(dut, name).valid)]
         shown += [name for name in ("o_answer", "commit") if ctx.get(getattr(dut, name).valid)]
         shown += ["m2s_rwd"] * (offers == "m2s_rwd")
-        shown += [name for name in ("fresh", "inside", "called") if getattr(self, name)]
-        is_idle = ctx.get(dut.idle)
-        assert not (is_idle and (shown or self.owed["drs"])), f"idle with {shown}"
-        # The end of a recall is not seen in the cycle before it is decided.
-        assert not self.doubt or ctx.get(dut.commit.valid), "idle amid a recall"
-        self.doubt = is_idle and self.recalls > 0
+        under_way = ("inside", "called", "asks", "recalls")
+        shown += [name for name in under_way if getattr(self, name)]
+        assert not (ctx.get(dut.idle) and (shown or self.owed["drs"])), f"idle with {shown}"
 
     def _commit(self):
         """An op that was decided is one of the message."""
@@ -144,7 +139,6 @@ class _Alone:
         if "s2m_bisnp" in went:
             self.called.append(ctx.get(dut.s2m_bisnp.p.bi_tag))
         self.asks -= ctx.get(dut.o_answer.valid)
-        self.fresh = taken and offers == "i_ask"
         spoken = ctx.get(dut.m2s_birsp.valid)
         await ctx.tick()
         if spoken:
