@@ -35,6 +35,16 @@ def _server(device: str, core, **how):
         ) from None
 
 
+def _read_again(server, path: str) -> None:
+    """The file of tokens anew; a broken one leaves those that there were."""
+    from cxl_kv.serving.tokens import TokenError, Tokens
+
+    try:
+        server.renew(Tokens.load(path))
+    except TokenError as error:
+        server.journal.warning("tokens_kept", why=str(error))
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
@@ -50,7 +60,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         tokens: Annotated[
             str | None,
-            typer.Option(help="File of who may connect over TCP and read metrics (kelp token)."),
+            typer.Option(
+                help="File of who may connect over TCP and read metrics (kelp token); read again "
+                + "on SIGHUP."
+            ),
         ] = None,
         expose: Annotated[
             bool,
@@ -98,7 +111,8 @@ def register(app: typer.Typer) -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         # Blocked before the server's thread starts, which inherits that: sigwait alone takes them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        heard = _SIGNALS | ({signal.SIGHUP} if tokens else set())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
         try:
             limits = Limits(idle_seconds=idle)
             with _server(
@@ -120,7 +134,8 @@ def register(app: typer.Typer) -> None:
                         raise UserError(_cannot_listen(where, error)) from None
                 for line in lines:  # once nothing is refused any more
                     console.print(line)
-                signal.sigwait(_SIGNALS)
+                while signal.sigwait(heard) == signal.SIGHUP:
+                    _read_again(server, tokens)
                 # A second signal does not wait for sessions to close.
                 for number in _SIGNALS:
                     signal.signal(number, signal.SIG_DFL)

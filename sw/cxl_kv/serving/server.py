@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 
 from ..control import Control
@@ -78,14 +78,19 @@ class Tenant:
 
     def __init__(self, grant: Grant, *, budget_bytes: int | None, named: bool):
         self.name, self.ld_id, self.named = grant.name, grant.ld_id, named
-        self.most_clients, self.most_sessions = grant.clients, grant.sessions
-        self.idle_seconds = grant.idle_seconds
+        self.limit(grant)
         budget = budget_bytes if grant.budget_bytes is None else grant.budget_bytes
         self.kept = None if budget is None else Kept(budget)
         self.share = Share()
         self.connections: set[Connection] = set()
         self.departures: set[Departure] = set()
         self.holder: Connection | None = None  # of its lock
+
+    def limit(self, grant: Grant) -> None:
+        """The grant's limits from now on, but for its budget: that of a session holds from its
+        opening to its end."""
+        self.most_clients, self.most_sessions = grant.clients, grant.sessions
+        self.idle_seconds = grant.idle_seconds
 
     def check_sessions(self) -> None:
         """DeviceFullError when the tenant has as many sessions as it may."""
@@ -94,6 +99,11 @@ class Tenant:
             raise DeviceFullError(
                 f"{opened} sessions of tenant {self.name} are open, which is its limit; close one"
             )
+
+    @property
+    def is_gone(self) -> bool:
+        """Nobody is connected, and no session is left to be closed."""
+        return not (self.connections or self.departures)
 
 
 class _Listener:
@@ -183,6 +193,7 @@ class Server:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._stopping = self._closed = False
+        self._renewal: Tokens | None = None
         self._thread: threading.Thread | None = None
         if fetch:
             with core.lock, core.exclusive():
@@ -190,6 +201,42 @@ class Server:
 
     def _tenant(self, grant, *, named):
         return Tenant(grant, budget_bytes=self.budget_bytes if grant.ld_id else None, named=named)
+
+    def renew(self, tokens: Tokens) -> None:
+        """Who may connect from now on, in place of `tokens`; carried out by the server's thread
+        within a turn. A tenant that is in both keeps its LD-ID, its sessions and its budget, and
+        has its other limits anew. Whose token is another, or gone, is hung up on. Where more
+        tenants are new than LD-IDs are free, all stays as it is, and the log says so."""
+        self._renewal = tokens
+        os.eventfd_write(self._wake, 1)
+
+    def _renew(self):
+        tokens, self._renewal = self._renewal, None
+        if tokens is None:
+            return
+        grants = {grant.name: grant for grant in tokens.grants if grant.name != METRICS}
+        gone = self._named.keys() - grants.keys()
+        free = len(self._free) + sum(self._named[name].is_gone for name in gone)
+        if (new := len(grants.keys() - self._named.keys())) > free:
+            why = f"{new} tenants are new, and {free} LD-IDs are free"
+            self.journal.warning("tokens_kept", why=why)
+            return
+        changed, self.tokens = self.tokens.changed(tokens), tokens
+        for name in changed & self._named.keys():
+            for connection in list(self._named[name].connections):
+                self.hang_up(connection, "another token")
+        for name in gone:
+            tenant = self._named.pop(name)
+            tenant.named = False
+            self._anonymous.add(tenant)
+            self.leave(tenant)
+        for name, grant in grants.items():
+            if name in self._named:
+                self._named[name].limit(grant)
+            else:
+                grant = replace(grant, ld_id=self._free.pop())
+                self._named[name] = self._tenant(grant, named=True)
+        self.journal.info("tokens_read", tenants=len(grants))
 
     # - sockets ------------------------------------------------------------------------------------
     def listen(self, url: str, *, exposed: bool = False) -> str:
@@ -309,6 +356,7 @@ class Server:
         try:
             sweep = 0.0
             while not self._stopping:
+                self._renew()
                 now = time.monotonic()
                 if now >= sweep:
                     self._sweep(now)
@@ -324,7 +372,9 @@ class Server:
     def _look(self, seconds):
         """Queue whoever has something to say, or room to be told."""
         for fileno, _ in self._epoll.poll(seconds, 256):
-            if (stream := self._streams.get(fileno)) is not None:
+            if fileno == self._wake:
+                os.eventfd_read(fileno)
+            elif (stream := self._streams.get(fileno)) is not None:
                 self._queue.add(stream.share, stream)
 
     def _work(self):
@@ -460,7 +510,7 @@ class Server:
 
     def leave(self, tenant: Tenant) -> None:
         """Free the LD-ID of a tenant that has nobody left."""
-        if not (tenant.named or tenant.connections or tenant.departures):
+        if not tenant.named and tenant.is_gone:
             self._anonymous.discard(tenant)
             self._free.append(tenant.ld_id)
 

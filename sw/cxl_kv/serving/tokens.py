@@ -2,7 +2,9 @@
 """Who may connect: tokens in files that their owner alone may read.
 
 The server's file is TOML. A tenant's token names the tenant and its limits; the LD-ID of the first
-tenant is 1, of the next 2, and so on. The token of `metrics` reads every metric::
+tenant is 1, of the next 2, and so on, where the server starts with it: one that it reads later
+(:meth:`cxl_kv.serving.server.Server.renew`) leaves who is known its LD-ID, and gives the others
+free ones. The token of `metrics` reads every metric::
 
     [metrics]
     token = "…"
@@ -89,6 +91,11 @@ class Tokens:
     @property
     def grants(self) -> list[Grant]:
         return [grant for _, grant in self._known]
+
+    def changed(self, other: Tokens) -> set[str]:
+        """Names whose token is another there, or that only one of the two has."""
+        mine, theirs = ({g.name: digest for digest, g in t._known} for t in (self, other))
+        return {name for name in mine | theirs if mine.get(name) != theirs.get(name)}
 
     def find(self, token: str) -> Grant | None:
         """The token's grant. How long that takes does not depend on the token."""

@@ -5,6 +5,7 @@ and who must not notice."""
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import socket
@@ -22,8 +23,10 @@ from tenants import greeted, tenants
 import cxl_kv
 from cxl_kv.backends import remote
 from cxl_kv.core import Status
+from cxl_kv.errors import DeviceFullError, TransportError, UnsupportedError
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
+from cxl_kv.serving.tokens import Tokens, add, read_token
 from cxl_kv.url import make_core
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -514,3 +517,103 @@ def test_the_command_says_what_is_wrong(tmp_path):
         )
         assert done.returncode == 1 and problem in done.stderr and "Traceback" not in done.stderr
         assert not done.stdout
+
+
+def _tokens(folder, text):
+    """Of a file in which each name in `text` has the token of its own file."""
+    (folder / "anew.toml").write_text(text)
+    (folder / "anew.toml").chmod(0o600)
+    return Tokens.load(folder / "anew.toml")
+
+
+def _entry(folder, name, more=""):
+    return f'[tenants.{name}]\ntoken = "{read_token(folder / f"{name}.token")}"\n{more}\n'
+
+
+def test_tokens_that_are_read_again_leave_who_stays_alone(tmp_path):
+    """Whatever the order of the file: LD-ID, sessions and connections stay. Who is gone, or has
+    another token, is hung up on, and its sessions are closed; who is new comes in."""
+    known = tenants(tmp_path, "alice", "bob", "carol")
+    for name in ("dave", "bob2"):
+        add(tmp_path / "others.toml", name, tmp_path / f"{name}.token")
+    bob2 = _entry(tmp_path, "bob2").replace("bob2", "bob", 1)
+    with Server(make_core(DEVICE), tokens=known) as server:
+        url = server.listen("tcp://127.0.0.1:0")
+
+        def opened(name):
+            return cxl_kv.open(f"{url}?token_file={tmp_path}/{name}.token")
+
+        alice, bob, carol = map(opened, ("alice", "bob", "carol"))
+        sessions = [device.open_session(SHAPE) for device in (alice, bob, carol)]
+        k, v = tensors()
+        sessions[0].write([0, 1], k, v)
+        text = _entry(tmp_path, "dave") + bob2 + _entry(tmp_path, "alice", "sessions = 1")
+        server.renew(_tokens(tmp_path, text))
+        settled(lambda: server.clients == 1)
+        assert (sessions[0].read([0, 1], stop=32)[0] == k).all()
+        with pytest.raises(DeviceFullError, match="1 sessions of tenant alice are open"):
+            alice.open_session(SHAPE)
+        for device, session in ((bob, sessions[1]), (carol, sessions[2])):
+            with pytest.raises(TransportError):
+                session.read(0, stop=1)
+            device.close()
+        for name in ("bob", "carol"):
+            with pytest.raises(UnsupportedError, match="not one of this server's tenants"):
+                opened(name)
+        ids = {name: opened(name) for name in ("alice", "bob2", "dave")}
+        got = {name: device.transport.ld_id for name, device in ids.items()}
+        assert (got["alice"], got["bob2"]) == (1, 2) and got["dave"] not in (0, 1, 2)
+        for device in (alice, *ids.values()):
+            device.close()
+
+
+def test_tokens_for_more_tenants_than_there_are_ld_ids_change_nothing(tmp_path):
+    """While anonymous clients have some of the fifteen; and once they have left, all come in."""
+    known = tenants(tmp_path, "alice")
+    names = [f"new-{n}" for n in range(14)]
+    for name in names:
+        add(tmp_path / "others.toml", name, tmp_path / f"{name}.token")
+    text = "".join(_entry(tmp_path, name) for name in ("alice", *names))
+    said = []
+    with Server(make_core(DEVICE), tokens=known) as server:
+        server.journal.warning = lambda event, **fields: said.append((event, fields))
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as anonymous:
+            server.renew(_tokens(tmp_path, text))
+            settled(lambda: said)
+            assert said == [("tokens_kept", {"why": "14 tenants are new, and 13 LD-IDs are free"})]
+            assert server.tokens is known and anonymous.transport.ld_id == 2
+        settled(lambda: not server.clients)
+        server.renew(_tokens(tmp_path, text))
+        settled(lambda: len(server.tokens.grants) == 15)
+        with cxl_kv.open(f"{url}?token_file={tmp_path}/new-13.token") as last:
+            assert last.transport.ld_id in range(2, 16)
+
+
+def test_sighup_reads_the_tokens_again_and_a_broken_file_leaves_them(tmp_path):
+    tenants(tmp_path, "alice")
+    file = tmp_path / "tokens.toml"
+    sound = file.read_text()
+    command = ["serve", DEVICE, "--listen", "tcp://127.0.0.1:0", "--tokens", str(file)]
+    with subprocess.Popen(
+        KELP + command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            url = next(iter(process.stdout)).split()[-1]
+            file.write_text("[tenants")
+            process.send_signal(signal.SIGHUP)
+            told = json.loads(next(iter(process.stderr)))
+            assert (told["event"], told["why"]) == ("tokens_kept", f"{file} is no TOML")
+            with cxl_kv.open(f"{url}?token_file={tmp_path}/alice.token") as alice:
+                file.write_text(sound)
+                add(file, "bob", tmp_path / "bob.token")
+                process.send_signal(signal.SIGHUP)
+                for line in process.stderr:
+                    if (told := json.loads(line))["event"] == "tokens_read":
+                        break
+                assert told["tenants"] == 2
+                with cxl_kv.open(f"{url}?token_file={tmp_path}/bob.token") as bob:
+                    assert (alice.transport.ld_id, bob.transport.ld_id) == (1, 2)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
