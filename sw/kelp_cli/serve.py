@@ -45,6 +45,14 @@ def _read_again(server, path: str) -> None:
         server.journal.warning("tokens_kept", why=str(error))
 
 
+def _wait(server, heard, tokens: str | None) -> None:
+    """Until a signal ends the server; a second one does not wait for sessions to close."""
+    while signal.sigwait(heard) == signal.SIGHUP:
+        _read_again(server, tokens)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
@@ -61,8 +69,7 @@ def register(app: typer.Typer) -> None:
         tokens: Annotated[
             str | None,
             typer.Option(
-                help="File of who may connect over TCP and read metrics (kelp token); read again "
-                + "on SIGHUP."
+                help="Who may connect over TCP and read metrics (kelp token); SIGHUP: anew."
             ),
         ] = None,
         expose: Annotated[
@@ -134,11 +141,7 @@ def register(app: typer.Typer) -> None:
                         raise UserError(_cannot_listen(where, error)) from None
                 for line in lines:  # once nothing is refused any more
                     console.print(line)
-                while signal.sigwait(heard) == signal.SIGHUP:
-                    _read_again(server, tokens)
-                # A second signal does not wait for sessions to close.
-                for number in _SIGNALS:
-                    signal.signal(number, signal.SIG_DFL)
+                _wait(server, heard, tokens)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 hung_up = server.clients
         finally:
