@@ -125,6 +125,41 @@ def test_dirty_pressure():
     assert fraction[Policy.KELP][0] >= 0.9 * fraction[Policy.EMA][0]
 
 
+def test_a_neighbours_misses_hold_hits_up_for_as_long_as_a_fetch():
+    """No miss id, park place or frame is one tenant's own: where one reads nothing but cold pages,
+    the hits of another stand behind its misses until one of these has its page, and no longer."""
+    latency, rounds = 3000, 150
+    driver = Driver(
+        UNIT,
+        memory=MemoryTiming(latency=8, write_latency=8),
+        flash=FlashTiming(latency=latency, write_latency=latency),
+        rules=RunRules(max_skip=0, stall_limit=10 * latency),
+    )
+    driver.write_registers({"low_water": 0, "high_water": 1, "prefetch_enable": 0})
+    for session, fmt in enumerate(FORMATS):  # in pools of their own
+        formats = ((1023, fmt, fmt),)
+        driver.open_session(session, Descriptor(layers=1, kv_heads=UNIT.queues, formats=formats))
+    hit = driver.address(1, 0, 0, 0, 0)
+    cold = [driver.address(0, q, p, 0, 0) for p in range(UNIT.pages) for q in range(UNIT.queues)]
+    pages = np.array([*cold, hit], np.uint64)
+    driver.run(Program.writes(pages, np.zeros((len(pages), 64), np.uint8)), settle=True)
+
+    def longest(address):
+        """Cycles between two answers to the other tenant."""
+        result = driver.run(Program(opcode=READ, address=np.array(address, np.uint64)))
+        driver.settle()
+        own = np.sort(result.response_cycle[np.array(address) == hit])
+        assert (result.response == Response.DATA).all()
+        return int(np.diff(own).max())
+
+    longest([*cold, hit, hit])  # what is resident is clean from here on
+    alone = longest([hit] * 4 * rounds)
+    beside = longest([a for k in range(rounds) for a in (hit, *np.roll(cold, -3 * k)[:3])])
+    print(f"hits wait {alone} cycles alone, {beside} beside misses; a fetch takes {latency}")
+    assert alone < 100 and latency // 2 < beside < 2 * latency
+    driver.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [0, 1000])
 def test_a_victim_among_many_queues(budget):

@@ -278,10 +278,11 @@ class SnoopEngine(wiring.Component):
                     m.d.comb += change.kept.eq(lines)
 
     def _lose(self, m, jobs, changes):
-        """Lines that do not come back, one after another."""
+        """Lines that do not come back, one after another, of recalls in turn."""
         lost, drops = self.o_lost, Signal()
         losing = Cat(each.valid & each.lost.any() for each in jobs)
-        loser = lowest(m, losing, "loser")
+        turn = Signal(range(len(jobs)))
+        loser = first_from(m, losing, turn, "loser")
         loses = self._of(m, jobs, loser, "loses")
         line = lowest(m, loses.lost, "lost_line")
         m.d.comb += drops.eq(losing.any() & ~lost.valid)
@@ -289,6 +290,7 @@ class SnoopEngine(wiring.Component):
             m.d.sync += lost.valid.eq(0)
         with m.If(drops):
             m.d.sync += [
+                turn.eq(loser + 1),
                 lost.valid.eq(1),
                 lost.p.sector.eq(loses.recall.sector),
                 lost.p.line.eq(line),
@@ -299,13 +301,14 @@ class SnoopEngine(wiring.Component):
                 m.d.comb += change.out.eq(self._one_hot(line))
 
     def _end(self, m, jobs):
-        """Where nothing is owed any more, and the last lost line was taken."""
+        """Where nothing is owed any more, and the last lost line was taken. In turn: else a host
+        that answers at once would have the same few recalls begin and end without pause."""
         finish, ended = self.o_finish, Signal(range(len(jobs)))
         ends = Cat(
             each.valid & ~(each.send | each.wait | each.lost).any() & ~self.o_lost.valid
             for each in jobs
         )
-        ender = lowest(m, ends, "ender")
+        ender = first_from(m, ends, ended + 1, "ender")
         ending = self._of(m, jobs, ender, "ending")
         with m.If(finish.ready):
             m.d.sync += finish.valid.eq(0)

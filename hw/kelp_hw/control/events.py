@@ -33,7 +33,9 @@ class EventLog(wiring.Component):
     """Records events of several sources, `EVENT_RECORDS` at most, until they are taken (spec §9).
 
     Each source has one waiting place; an event that finds its source's place or the log full is
-    lost and sets `overflow`. Records keep order within a source.
+    lost and sets `overflow`. Records keep order within a source. Those that wait go before any that
+    comes later, the lowest source first: so none waits for more than two of each other source,
+    whoever has events in every cycle (a tenant whose requests are refused, for instance).
 
     The log is a ring: `take` moves its base, so that records leave as they came, and none that
     came since the reader counted. In one cycle with `take`:
@@ -121,10 +123,14 @@ class EventLog(wiring.Component):
         waiting = Signal(self.sources)
         held = Array([Signal(self.record, name=f"held_{i}") for i in range(self.sources)])
         pick = Signal(range(self.sources))
+        # The `older` ones have waited since before what came with, or behind, the last that went.
+        older, turn = Signal(self.sources), Signal(self.sources)
+        m.d.comb += turn.eq(Mux((waiting & older).any(), waiting & older, waiting))
         for i in reversed(range(self.sources)):
-            with m.If(waiting[i]):
+            with m.If(turn[i]):
                 m.d.comb += pick.eq(i)
         goes = waiting.any()
+        m.d.sync += older.eq(turn & (turn - 1))
         leave, left, room = Signal(_COUNT_BITS), Signal(_COUNT_BITS), Signal()
         with m.If(self.take):
             m.d.comb += leave.eq(Mux(self.taken.count < self.count, self.taken.count, self.count))

@@ -319,10 +319,13 @@ class Registers(wiring.Component):
                 m.d.sync += count.eq(count + 1)
                 with m.If(count + 1 >= every):
                     m.d.sync += [count.eq(0), due[s].eq(1)]
-        step_session = Signal(c.session_bits)
-        for s in reversed(range(c.sessions)):
-            with m.If(due[s]):
-                m.d.comb += step_session.eq(s)
+        # In turn, from the session behind the one that stepped last: one whose step is always due
+        # keeps no other's waiting.
+        step_session, stepped = Signal(c.session_bits), Signal(c.session_bits)
+        for behind in (False, True):
+            for s in reversed(range(c.sessions)):
+                with m.If(due[s] & ((stepped < s) if behind else 1)):
+                    m.d.comb += step_session.eq(s)
         # `o_control` is driven by registers only.
         m.d.sync += went.eq(self.o_control.valid & self.o_control.ready)
         with m.If(self.o_control.valid):
@@ -339,6 +342,8 @@ class Registers(wiring.Component):
                     self.o_control.p.session.eq(step_session),
                     self.o_control.p.delta.eq(1),
                 ]
+            with m.If(~control.o_op.valid & due.any()):
+                m.d.sync += stepped.eq(step_session)
         return due
 
     def _telemetry(self, m: Module) -> Signal:

@@ -45,7 +45,10 @@ class Evictor(wiring.Component):
     so far.
 
     The steps of a search, which both policies share, are here: wait until the queue state has
-    absorbed all results, look a queue up, sweep it, CLAIM a page of its list. What comes next is
+    absorbed all results, and has worked out anew what configurations written by then change, look a
+    queue up, sweep it, CLAIM a page of its list. Configurations that are written meanwhile are
+    waited for as well, but no longer than it takes to work out all queues once: their writer, who
+    may be a tenant, keeps no choice waiting by writing without pause. What comes next is
     said by the policy of the queue at hand: `PlainSearch` or `KelpSearch`. Between choices a queue
     is swept where policy `kelp` asks, so that its offer is true again.
 
@@ -84,6 +87,7 @@ class Evictor(wiring.Component):
 
     SETTLE = RESULT_TO_NEED
     CALM = 2 * RELEASE_TO_FREE  # cycles without a need, the count of free frames ever so early
+    ROUNDS = 1  # of all queues whose excess is worked out anew, before a choice waits no more
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -350,10 +354,17 @@ class Evictor(wiring.Component):
             Signal.like(queues.entered),
             Signal(),
         )
-        m.d.comb += absorbed.eq(queues.done - awaited)
+        # Queues that are to be begun with until every one is as it was configured before: the last
+        # of a round is done when one more is begun with. Sweeps do not ask the tree.
+        to_refresh, chooses = Signal(range(self.ROUNDS * c.squeues + 2)), Signal()
+        m.d.comb += [
+            absorbed.eq(queues.done - awaited),
+            chooses.eq(~self._looked & (job == Job.EVICT)),
+        ]
         with m.State("SETTLE"):
             # All results up to now have become events; then all of these are absorbed.
             m.d.sync += [self._wait.eq(self._wait - 1), awaited.eq(queues.entered), caught_up.eq(0)]
+            m.d.sync += to_refresh.eq(self.ROUNDS * c.squeues + 1)
             with m.If(self._wait == 0):
                 m.next = "ABSORB"
         with m.State("ABSORB"):
@@ -361,9 +372,12 @@ class Evictor(wiring.Component):
             # while all is refreshed, so far past that the sign turns.
             with m.If(~absorbed[-1]):
                 m.d.sync += caught_up.eq(1)
-            with m.If((caught_up | ~absorbed[-1]) & ~queues.refreshing):
+            with m.If(queues.refreshed & (to_refresh != 0)):
+                m.d.sync += to_refresh.eq(to_refresh - 1)
+            as_configured = ~queues.refreshing | (to_refresh == 0) | ~chooses
+            with m.If((caught_up | ~absorbed[-1]) & as_configured):
                 m.next = "LOOK"
-                with m.If(~self._looked & (job == Job.EVICT)):
+                with m.If(chooses):
                     m.next = "CHOOSE"
         with m.State("CHOOSE"):
             m.next = "LOOK"

@@ -90,7 +90,8 @@ class QueueState(wiring.Component):
     comes or goes, so that the evictor does not ask for pages that are in use again and again.
 
     A configuration write changes the budget at once; the excess of all queues is then worked out
-    anew in the background (`view.refreshing`).
+    anew in the background, one queue after another (`view.refreshing`, `view.refreshed`). A write
+    amid that makes it go on for as long again.
 
     A queue whose policy is `kelp` has no budget: its excess is what it offered last. When an
     eviction was cancelled or nothing is left, it has nothing to give.
@@ -351,6 +352,7 @@ class QueueState(wiring.Component):
                 m.next = "READ"
             with m.Elif(task.refresh_left != 0):
                 is_last = task.refresh_next == c.squeues - 1
+                m.d.comb += self.view.refreshed.eq(1)
                 m.d.sync += [
                     task.squeue.eq(task.refresh_next),
                     task.is_refresh.eq(1),

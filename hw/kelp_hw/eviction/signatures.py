@@ -204,7 +204,8 @@ class QueueView(wiring.Signature):
     """Queue state → evictor. `roots`: per pool, the queue furthest over its budget. `requester`:
     per pool, the queue of the latest demand that needs a frame. `entered`, `done`: events so far,
     modulo their width: a reader that has seen `entered` waits until `done` has come as far.
-    `refreshing`: the excess of all queues is being worked out anew. `lookup`, `offer`: requests."""
+    `refreshing`: the excess of all queues is being worked out anew; `refreshed`, a pulse: it is
+    begun with one of them, all in turn. `lookup`, `offer`: requests."""
 
     def __init__(self, config: Config):
         root, count = EvictionLayouts(config).root, event_count_bits(config)
@@ -215,6 +216,7 @@ class QueueView(wiring.Signature):
                 "entered": Out(count),
                 "done": Out(count),
                 "refreshing": Out(1),
+                "refreshed": Out(1),
                 "lookup": In(Lookup(config)),
                 "offer": In(Offer(config)),
             }

@@ -26,7 +26,9 @@ class EventRecords(wiring.Component):
     """Takes every event and offers it as the mailbox wants it: general media records with the
     page's address for errors of memory, vendor records for the others
     (`kelp_spec.cxlio.events.RECORDS`). The one event that names a line, SNOOP_LOST, has the line's
-    address. An event that finds `DEPTH` waiting is lost: the endpoint's own log has it.
+    address. An event that finds as many waiting as its log may have places (`PLACES`) is lost: the
+    endpoint's own log has it, if that has room. So those that any tenant can cause, a refused
+    request or a write of poison, leave places for what is worse.
 
     Latency: `LATENCY` cycles; interval: `INTERVAL`.
 
@@ -45,6 +47,8 @@ class EventRecords(wiring.Component):
     LATENCY = 2
     INTERVAL = 1
     DEPTH = 16
+    #: for events of each log and for graver ones
+    PLACES = {Log.INFO: 8, Log.WARNING: 12, Log.FAILURE: 15, Log.FATAL: DEPTH}
 
     def __init__(self, *, config: Config):
         self.config, self.layout = config, Layouts(config).event
@@ -63,17 +67,18 @@ class EventRecords(wiring.Component):
             fifo.SyncFIFOBuffered, depth=self.DEPTH, shape=self.layout.size, protect=c.protect
         )
         m.submodules.queue = queue
+        records = [RECORDS.get(e, (Log.INFO, Kind.VENDOR)) for e in _codes()]
+        places = Array(Const(self.PLACES[log], range(self.DEPTH + 1)) for log, _ in records)
         event, broken = Signal(self.layout), Signal()
         m.d.comb += [
             queue.w_data.eq(self.i.p.as_value()),
-            queue.w_en.eq(self.i.valid),
+            queue.w_en.eq(self.i.valid & (queue.level < places[self.i.p.code])),
             event.as_value().eq(queue.r_data),
             broken.eq(queue.fault.uncorrected if c.protect else 0),
             self.o.valid.eq(queue.r_rdy & ~broken),
             queue.r_en.eq(self.o.ready | broken),
         ]
         gather(m, self.fault, poisoned=(queue.fault if c.protect else Signal(Fault),))
-        records = [RECORDS.get(e, (Log.INFO, Kind.VENDOR)) for e in _codes()]
         log = Array(Const(each, 2) for each, _ in records)[event.code]
         kind = Array(Const(each, 2) for _, each in records)[event.code]
         line = Signal(c.line_bits)

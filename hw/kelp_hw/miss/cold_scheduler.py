@@ -127,9 +127,10 @@ class ColdScheduler(wiring.Component):
     not taken for its successor's.
 
     One engine looks at one entry every four cycles: completions and commands in turn, and whenever
-    neither is due, the next entry's deadline. So a completion is taken within a few cycles, and a
-    timeout is noticed within 4 · (`misses` + `write_backs`) cycles when nothing else happens, at no
-    cost per entry.
+    neither is due, the next entry's deadline; at one in `BESIDE` + 1 entries at least. So a
+    completion is taken within a few cycles, and a timeout is noticed within 4 · (`misses` +
+    `write_backs`) cycles when nothing else happens, within `BESIDE` + 1 times as many when
+    something always does, at no cost per entry.
 
     Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
     tier reports is no error of this block: `failed` of the answers reports it.
@@ -169,6 +170,7 @@ class ColdScheduler(wiring.Component):
     LATENCY = 8
     TURN = 4  #: cycles for which the engine looks at one entry
     INTERVAL = TURN
+    BESIDE = 15  #: entries looked at for commands and completions between two deadlines, at most
 
     def __init__(self, *, config: Config):
         c = self.config = config
@@ -320,14 +322,19 @@ class ColdScheduler(wiring.Component):
         scan, prefer_send = Signal(range(entries)), Signal()
         choice, chosen, chosen_again = Signal(code_shape(_Act)), Signal(range(entries)), Signal()
         id_ = self.i_completion.payload.id
+        # A tier that fails at once, and a host that asks again and again, would leave no turn to
+        # a command that is never completed.
+        beside, overdue = Signal(range(self.BESIDE + 1)), Signal()
+        m.d.comb += overdue.eq((beside == self.BESIDE) & turn.can_answer)
+        completes = turn.can_answer & self.i_completion.valid & ~(prefer_send & turn.can_send)
         with m.If(~turn.reading & ~turn.looking & ~turn.acting):
-            with m.If(turn.can_answer & self.i_completion.valid & ~(prefer_send & turn.can_send)):
+            with m.If(completes & ~overdue):
                 m.d.comb += [
                     turn.go.eq(1),
                     choice.eq(_Act.COMPLETE),
                     chosen.eq(Mux(id_.index < entries, id_.index, 0)),
                 ]
-            with m.Elif(turn.can_send):
+            with m.Elif(turn.can_send & ~overdue):
                 m.d.comb += [
                     turn.go.eq(1),
                     choice.eq(Mux(lines.aborts.r_rdy, _Act.ABORT, _Act.SEND)),
@@ -350,7 +357,8 @@ class ColdScheduler(wiring.Component):
             # Critical path: whether one was chosen. These are taken in any case.
             m.d.sync += [turn.act.eq(choice), turn.index.eq(chosen), turn.again.eq(chosen_again)]
         with m.If(turn.go):
-            m.d.sync += prefer_send.eq(choice == _Act.COMPLETE)
+            m.d.sync += prefer_send.eq((choice == _Act.COMPLETE) | (prefer_send & overdue))
+            m.d.sync += beside.eq(Mux(choice == _Act.SCAN, 0, beside + (beside != self.BESIDE)))
 
     def _read(self, m: Module, turn: _Turn) -> None:
         """The entry's rows; the line mask only when it is sent."""

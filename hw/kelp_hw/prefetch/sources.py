@@ -250,8 +250,8 @@ class PreviousSource(wiring.Component):
     Each session has a ring buffer, its share of `entries`; when a step has more accesses, the
     oldest are overwritten (`lost` pulses for each). A session's step advance notes what its ring
     holds; the walk begins when `quiet` is on, offers one entry a cycle, skips what has been
-    overwritten meanwhile (`lost`), and ends early when the session steps again. Sessions are served
-    lowest first.
+    overwritten meanwhile (`lost`), and ends early when the session steps again. Sessions take
+    turns, so that one which steps without pause keeps no other's pages back.
 
     Latency: `LATENCY` cycles from the cycle in which the walk begins (`start`) to its first
     candidate. Interval: `INTERVAL`, one access in and one candidate out per cycle.
@@ -363,9 +363,11 @@ class PreviousSource(wiring.Component):
         session = Signal(c.session_bits)
         at, left, old = Signal(range(size)), Signal(range(size + 1)), Signal(2)
         first = Signal(c.session_bits)
-        for s in reversed(range(c.sessions)):
-            with m.If(waits[s]):
-                m.d.comb += first.eq(s)
+        # From the session behind the one that was served last.
+        for behind in (False, True):
+            for s in reversed(range(c.sessions)):
+                with m.If(waits[s] & ((session < s) if behind else 1)):
+                    m.d.comb += first.eq(s)
         ahead_valid = Signal()  # the memory's output is an entry of the walk
         out_valid, stale = Signal(), Signal()
         move, stop = Signal(), Signal()

@@ -123,7 +123,9 @@ class Arbiter(wiring.Component):
     background ops have had less than one in eight of the cycles in which they could have gone; what
     they had beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` +
     `SURPLUS` for requests. Among the background streams the first in `BACKGROUND` that could go
-    does, but hints and evictions take turns: one hint at most goes before an eviction that could.
+    does, but hints and evictions take turns, and control with both: one hint at most goes before an
+    eviction that could, and one control op before each of the two. A tenant may cause control ops
+    without pause: steps that its accesses advance.
     Ops of a choice take turns with gathered requests of their own session; beside others they have
     one cycle in `BESIDE_CHOICE` + 1, and those that go while no request stands do not count. `hold`
     admits nothing.
@@ -184,15 +186,15 @@ class Arbiter(wiring.Component):
         self.claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
         #: Which background op would go, one bit at most, and whether it needs the frame stage.
         self.pick, self.pick_frame = Signal(len(BACKGROUND)), Signal()
-        #: Of hints and evictions, a hint went last.
-        self.hinted = Signal()
+        #: Of hints and evictions, a hint went last; of these and control, a control op.
+        self.hinted, self.controlled = Signal(), Signal()
 
     def elaborate(self, platform):
         m = Module()
         request, credits, ahead = self.i_request.p, self.credits, self.credits_ahead
         streams = [getattr(self.ops, name) for name in BACKGROUND]
-        pick, pick_frame, hinted = self.pick, self.pick_frame, self.hinted
-        hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+        pick, pick_frame = self.pick, self.pick_frame
+        control, hint, evict = (BACKGROUND.index(name) for name in ("control", "hint", "evict"))
         kinds_of = kinds(self.config)
 
         def one_of(name, kind, ops):
@@ -215,11 +217,12 @@ class Arbiter(wiring.Component):
             uses = [one_of(name, kind, ops) for ops in (_FRAME_OPS, _QUEUE_OPS, _SCORE_OPS)]
             return valid & (Cat(ahead.data, ahead.queue, ahead.score) | ~Cat(uses)).all(), uses[0]
 
-        def first(ops, yields):
-            """The first that is able, and whether that one uses the frame stage. `yields`: hints
-            do, to evictions."""
+        def first(ops, hinted, controlled):
+            """The first that is able, and whether that one uses the frame stage. Hints yield to
+            evictions where they went last, and control ops to both."""
             here = [able for able, _ in ops]
-            here[hint] = here[hint] & ~(yields & here[evict])
+            here[control] = here[control] & ~(controlled & (here[hint] | here[evict]))
+            here[hint] = here[hint] & ~(hinted & here[evict])
             chosen = Cat(able & ~Cat(here[:i]).any() for i, able in enumerate(here))
             return Cat(chosen, (chosen & Cat(uses_frame for _, uses_frame in ops)).any())
 
@@ -240,20 +243,22 @@ class Arbiter(wiring.Component):
             )
             for i in range(len(BACKGROUND))
         ]
-        if_stays, if_goes, background, hinted_then = (
+        if_stays, if_goes, background, then = (
             Signal(len(BACKGROUND) + 1),
             Signal(len(BACKGROUND) + 1),
             Signal(),
-            Signal(),
+            Signal(2),
         )
+        turns = Cat(self.hinted, self.controlled)
         m.d.comb += [
-            hinted_then.eq(pick[hint] | (hinted & ~pick[evict])),
-            if_stays.eq(first(standing, hinted)),
-            if_goes.eq(first(after, hinted_then)),
+            then[0].eq(pick[hint] | (self.hinted & ~pick[evict])),
+            then[1].eq(pick[control] | (self.controlled & ~(pick[hint] | pick[evict]))),
+            if_stays.eq(first(standing, *turns)),
+            if_goes.eq(first(after, *then)),
         ]
         m.d.sync += Cat(pick, pick_frame).eq(Mux(background, if_goes, if_stays))
         with m.If(background):
-            m.d.sync += hinted.eq(hinted_then)
+            m.d.sync += turns.eq(then)
         any_able, prefetch = Signal(), pick[BACKGROUND.index("prefetch")]
         m.d.comb += any_able.eq(
             pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold

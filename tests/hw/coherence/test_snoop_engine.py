@@ -467,3 +467,35 @@ def test_recalls_side_by_side(sector, timeout, seed):
     simulate(opened(dut)[0], bench)
     assert seen["most"] == dut.sizes.recalls and seen["ends"] > 30 and seen["blocks"] > 20
     assert seen["lost"] > 10 and (seen["silent"] > 2) == bool(timeout), seen
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["given back", "kept"])
+def test_recalls_that_begin_without_pause_keep_none_from_its_end(keeps):
+    """A host that answers in the next cycle, each line given back or kept: with a recall begun
+    wherever there is a place but one, those that were begun first end first."""
+    recalls, begun, ended = 8, [], []
+    dut = SnoopEngine(config=named("unit"), sizes=replace(SIZES_, recalls=recalls))
+
+    async def bench(ctx):
+        bench, answers = Bench(ctx, dut), []
+        while len(ended) < 10 * recalls:
+            begins = len(begun) - len(ended) < recalls - 1
+            if begins:
+                begun.append(len(begun))
+                ctx.set(dut.i.p.sector, begun[-1])
+                ctx.set(dut.i.p.lines, 1)
+            ctx.set(dut.i.valid, begins)
+            if ctx.get(dut.s2m_bisnp.valid):
+                answers.append(ctx.get(dut.s2m_bisnp.p.bi_tag))
+            ctx.set(dut.m2s_birsp.valid, len(answers))
+            if answers:
+                ctx.set(dut.m2s_birsp.p.bi_tag, answers.pop(0))
+                ctx.set(dut.m2s_birsp.p.bi_id, 9)
+                ctx.set(dut.m2s_birsp.p.opcode, M2SBIRsp.S if keeps else M2SBIRsp.I)
+            if ctx.get(dut.o_finish.valid):
+                ended.append(ctx.get(dut.o_finish.p.sector))
+            await bench.tick()
+
+    simulate(dut, bench)
+    late = [at - sector for at, sector in enumerate(ended)]
+    assert max(late) < recalls and set(range(len(ended) - recalls)) < set(ended), ended

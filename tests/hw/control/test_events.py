@@ -5,6 +5,7 @@ interrupts."""
 
 import pytest
 from counter_runs import rare, run
+from simulation import simulate
 from timing import check_pace
 
 from kelp_hw.control.events import EventLog
@@ -52,6 +53,30 @@ def test_it_keeps_sixteen_until_they_are_taken():
         == {}
         and seen["reset of an event"]
     )
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_source_with_an_event_in_every_cycle_keeps_no_other_out(at):
+    """A tenant whose every request is refused hides no event of memory, nor of a memory that
+    failed: two of each other source go before it at most, to the log and to CXL.io."""
+    dut = EventLog(config=UNIT.with_(cxlio="joined"), sources=4)
+    told = []
+
+    async def bench(ctx):
+        for k in range(4):
+            ctx.set(dut.i[k].p.code, Event.FATAL if k == at else Event.FOREIGN_LD)
+            ctx.set(dut.i[k].valid, k != at)
+        ctx.set(dut.taken.count, 1)
+        for cycle in range(40):
+            ctx.set(dut.i[at].valid, cycle == 10)
+            ctx.set(dut.take, cycle > 2)
+            if ctx.get(dut.o_told.valid):
+                told.append((cycle, ctx.get(dut.o_told.p.code)))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    (seen,) = (cycle for cycle, code in told if code == Event.FATAL.value)
+    assert 11 <= seen <= 11 + 2 * 3 and len(told) == 39
 
 
 @pytest.mark.parametrize(

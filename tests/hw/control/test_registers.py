@@ -15,7 +15,8 @@ from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
 from kelp_rtl.verilator import QUICK_OPT
 from kelp_spec.config import named
-from kelp_spec.registers import RegisterMap
+from kelp_spec.metadata import Op
+from kelp_spec.registers import RegisterMap, SessionCommand
 from kelp_verif.control.registers_tb import ON_ITS_WAY
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import Model, made, run_cocotb
@@ -81,6 +82,48 @@ def test_a_pool_keeps_more_frames_than_a_host_can_hold_sectors(name, least):
             assert tracker.pools[1].limit == limit
 
     simulate(block, bench)
+
+
+def test_steps_of_sessions_take_turns():
+    """A session whose accesses advance its step in every cycle keeps no other's step waiting, nor
+    an ADVANCE."""
+    config = UNIT.with_(name="three", sessions=3)
+    block = Registers(config=config, event_sources=1)
+    registers, stepped = RegisterMap(config).by_name, []
+
+    async def bench(ctx):
+        def offer(name, value):
+            at = registers[name].offset
+            ctx.set(block.i.p.offset, at >> 6)
+            ctx.set(block.i.p.byte_enable, 0xFF << at % 64)
+            ctx.set(block.i.p.data, value << 8 * (at % 64))
+            ctx.set(block.i.p.write, 1)
+            ctx.set(block.i.valid, 1)
+
+        ctx.set(block.o.ready, 1)
+        for s in range(3):
+            ctx.set(block.sessions[s].open, 1)
+        for s in (0, 2):
+            offer(f"s{s}_auto_step", 1)
+            while not ctx.get(block.i.ready):
+                await ctx.tick()
+            await ctx.tick()
+        ctx.set(block.i.valid, 0)
+        ctx.set(block.i_result.p.first, 1)
+        ctx.set(block.i_result.p.op.kind, Op.READ)
+        ctx.set(block.i_result.valid, 1)
+        offer("s1_command", SessionCommand.ADVANCE)
+        for cycle in range(400):
+            ctx.set(block.i.valid, cycle >= 200 and 1 not in stepped)
+            ctx.set(block.i_result.p.op.session, 2 if cycle % 50 == 10 else 0)
+            ctx.set(block.o_control.ready, cycle % 8 == 0)
+            if ctx.get(block.o_control.valid) and cycle % 8 == 0:
+                assert ctx.get(block.o_control.p.kind) == Op.STEP.value
+                stepped.append(ctx.get(block.o_control.p.session))
+            await ctx.tick()
+
+    simulate(block, bench)
+    assert stepped.count(1) == 1 and stepped.count(2) == 8 and stepped.count(0) > 30, stepped
 
 
 def test_no_memory_is_asked_for_a_queue_that_is_not_there():

@@ -5,6 +5,8 @@
 import pytest
 from eviction_runs import SMALL, run
 
+from kelp_hw.eviction.eviction import Eviction
+from kelp_hw.eviction.evictor import Evictor
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
 
@@ -53,8 +55,16 @@ def test_a_victim_is_found_in_whichever_queue_it_is(policies):
     run(SMALL, "one_queue_after_another", policies=policies, pools=[0])
 
 
-def test_a_choice_waits_until_all_is_absorbed():
-    run(SMALL, "absorbs_without_end")
+def test_a_choice_waits_until_all_is_absorbed(monkeypatch):
+    """It would go on by itself before so much has come: not where it waits for many rounds."""
+    monkeypatch.setattr(Evictor, "ROUNDS", 200)
+    run(SMALL, "absorbs_without_end", engine=Eviction(config=SMALL))
+
+
+def test_who_writes_configuration_without_pause_keeps_no_choice_waiting():
+    """A tenant may have its queues taken over again (APPLY) as often as it likes."""
+    records = run(SMALL, "chooses_while_written", pools=[0]).records
+    print(f"a victim in {records['cycles']} cycles, at most {records['most']}")
 
 
 @pytest.mark.parametrize("pools", [[0, 0, 1], [3, 3, 1]], ids=["pool_0", "pool_3"])

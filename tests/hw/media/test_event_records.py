@@ -4,6 +4,7 @@
 
 import pytest
 from flips import NO_FAULT, fields, flip, simulate_memory
+from simulation import simulate
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
@@ -87,6 +88,27 @@ def test_a_line_that_a_host_did_not_give_back_has_its_own_address():
         at(KvAddress(1, 2, 3, 0, 0)),
     ]
     assert {(e["log"], e["kind"]) for e in seen} == {(Log.WARNING, Kind.MEDIA)}
+
+
+def test_events_of_every_request_leave_room_for_graver_ones():
+    """A tenant whose every request is refused, and one whose every write is poison, fill no more
+    than their places, while the mailbox takes an event now and then."""
+    dut, seen = EventRecords(config=UNIT), []
+    graver = {60: Event.MEMORY_WRITE_FAILED, 61: Event.WORD_LOST, 62: Event.FATAL}
+
+    async def bench(ctx):
+        ctx.set(dut.i.valid, 1)
+        for cycle in range(3000):
+            often = Event.FOREIGN_LD if cycle % 2 else Event.POISON_RECEIVED
+            ctx.set(dut.i.p.code, graver.get(cycle, often))
+            ctx.set(dut.o.ready, cycle % 100 == 99)
+            if ctx.get(dut.o.valid) and ctx.get(dut.o.ready):
+                seen.append(Log(ctx.get(dut.o.p.log)))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert [log for log in seen if log > Log.WARNING] == [Log.FAILURE, Log.FAILURE, Log.FATAL]
+    assert seen.count(Log.WARNING) > 5 and seen.index(Log.FATAL) <= dut.DEPTH
 
 
 def test_what_finds_no_room_is_lost_and_the_others_are_not():

@@ -3,6 +3,7 @@
 """The cold-tier scheduler, and the flash model that it is tested against."""
 
 import pytest
+from simulation import simulate
 from timing import check_phases
 
 from kelp_hw.miss.cold_scheduler import ColdScheduler
@@ -32,6 +33,52 @@ def bench(config, test, **params):
         params=params,
         timeout_s=280,
     )
+
+
+def test_commands_without_pause_hide_no_deadline():
+    """A tier that fails each fetch at once, and fetches without pause, so that the engine always
+    has one to send or to answer: a command that is never completed is aborted all the same."""
+    config, timeout, lost = named("unit"), 400, 15
+    dut, aborted = ColdScheduler(config=config), []
+
+    async def host(ctx):
+        for port in (dut.o_command, dut.o_fetched):
+            ctx.set(port.ready, 1)
+        ctx.set(dut.timeout, timeout)
+        ctx.set(dut.retries, 2)
+        ctx.set(dut.i_fetch.p.demand, 1)
+        ctx.set(dut.i_completion.p.status, ColdStatus.FAILED)
+        idle, owed, offered = [*range(lost + 1)], [], False
+        most = timeout + (dut.BESIDE + 1) * dut.TURN * (dut.entries + 2) + 100
+        for cycle in range(most):
+            ctx.set(dut.now, cycle)
+            ctx.set(dut.i_fetch.valid, bool(idle))
+            if idle:
+                ctx.set(dut.i_fetch.p.miss, idle.pop())
+            command = dut.o_command.p
+            if ctx.get(dut.o_command.valid):
+                id_ = ctx.get(command.id.index), ctx.get(command.id.attempt)
+                if ctx.get(command.op) == ColdOp.ABORT:
+                    aborted.append((cycle, id_[0]))
+                    return
+                if id_[0] != lost:
+                    owed.append(id_)
+            if owed and not offered:
+                ctx.set(dut.i_completion.p.id.index, owed[0][0])
+                ctx.set(dut.i_completion.p.id.attempt, owed.pop(0)[1])
+                offered = True
+            ctx.set(dut.i_completion.valid, offered)
+            if ctx.get(dut.o_fetched.valid):
+                idle.append(ctx.get(dut.o_fetched.p.miss))
+            taken = offered and ctx.get(dut.i_completion.ready)
+            await ctx.tick()
+            if taken:
+                offered = False
+
+    simulate(dut, host)
+    ((cycle, index),) = aborted
+    print(f"aborted after {cycle} cycles, timed out after {timeout}")
+    assert index == lost
 
 
 def test_requests_are_answered_once_in_spite_of_the_flash():

@@ -3,6 +3,7 @@
 """Sources of candidates: pages after an access and of the previous step, and how fast they come."""
 
 import pytest
+from simulation import simulate
 from timing import changes, check_pace, offers, shown
 
 from kelp_hw.prefetch.sources import AccessSource, PreviousSource
@@ -28,6 +29,30 @@ def test_previous_latency_and_interval():
         prepare={"live": 1, "o.ready": 1},
         before=[*offers(field="page"), {"step.valid": 1}],
     )
+
+
+@pytest.mark.parametrize("stepping", [0, 1])
+def test_a_session_that_steps_without_pause_keeps_no_others_pages_back(stepping):
+    """Its walk ends with each step and begins anew; between two of them the other's has its
+    turn."""
+    dut, offered = PreviousSource(config=UNIT), []
+
+    async def bench(ctx):
+        ctx.set(dut.live, 0b11)
+        ctx.set(dut.quiet, 1)
+        for cycle in range(200):
+            ctx.set(dut.o.ready, cycle % 3 == 0)
+            other = cycle in (3, 20)  # an access, and a step
+            ctx.set(dut.i.p.session, 1 - stepping if other else stepping)
+            ctx.set(dut.i.valid, cycle % 4 != 0 and cycle != 20)
+            ctx.set(dut.step.p, 1 - stepping if other else stepping)
+            ctx.set(dut.step.valid, cycle % 4 == 0)
+            if ctx.get(dut.o.valid) and ctx.get(dut.o.ready):
+                offered.append(ctx.get(dut.o.p.session))
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert offered.count(1 - stepping) == 1 and offered.count(stepping) > 1
 
 
 def test_accesses_leave_as_far_apart_as_their_interval():

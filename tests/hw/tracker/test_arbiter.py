@@ -14,7 +14,7 @@ from kelp_spec.config import named
 from kelp_spec.metadata import Op
 
 UNIT, UNIT_SELECT = named("unit"), named("unit_select")
-HINT, EVICT = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+HINT = BACKGROUND.index("hint")
 
 
 def admitted(dut):
@@ -32,11 +32,12 @@ def test_latency_and_interval():
     )
 
 
-def taken(cycles, *, requests, evict):
-    """How often hints and evictions go in so many cycles, and the longest that an eviction waits;
-    hints stand in each cycle, and hot requests where they are asked for."""
+def taken(cycles, *, requests, evict, streams=("hint",)):
+    """How often ops of `streams` and evictions go in so many cycles, and the longest that an
+    eviction waits; they stand in each cycle, and hot requests where they are asked for. Of control
+    ops, one stands, and M0 holds for as long as it does behind one that changes a session."""
     dut = Arbiter(config=UNIT)
-    counts, longest = {"hint": 0, "evict": 0}, 0
+    counts, longest = dict.fromkeys((*streams, "evict"), 0), 0
 
     async def bench(ctx):
         nonlocal longest
@@ -44,17 +45,23 @@ def taken(cycles, *, requests, evict):
             ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
         ctx.set(dut.i_request.valid, requests)
         ctx.set(dut.hot, requests)
-        for stream, number, kind in (
-            (dut.ops.hint, HINT, Op.MASS),
-            (dut.ops.evict, EVICT, evict),
-        ):
+        kinds = {"control": Op.STEP, "hint": Op.MASS, "evict": evict}
+        for name in counts:
+            stream, number = getattr(dut.ops, name), BACKGROUND.index(name)
             ctx.set(stream.valid, 1)
-            ctx.set(stream.p.kind, kind)
-            ctx.set(dut.ops.behind[number].valid, 1)
-            ctx.set(dut.ops.behind[number].kind, kind)
-        waited = 0
+            ctx.set(stream.p.kind, kinds[name])
+            if name != "control":
+                ctx.set(dut.ops.behind[number].valid, 1)
+                ctx.set(dut.ops.behind[number].kind, kinds[name])
+        waited = held = 0
         for _ in range(cycles):
-            counts["hint"] += ctx.get(dut.ops.hint.ready)
+            ctx.set(dut.hold, held > 0)
+            held = max(held - 1, 0)
+            for name in streams:
+                goes = ctx.get(getattr(dut.ops, name).ready)
+                counts[name] += goes
+                if name == "control" and goes:
+                    held = 5
             waited += 1
             if ctx.get(dut.ops.evict.ready):
                 counts["evict"] += 1
@@ -79,6 +86,45 @@ def test_hints_without_pause_let_evictions_by(requests, evict):
     assert longest <= Arbiter.PATIENCE + Arbiter.SURPLUS + 3
     if not requests or evict == Op.SCAN:
         assert longest <= 3 and sum(counts.values()) >= 398
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+@pytest.mark.parametrize("streams", [("control",), ("control", "hint")])
+def test_control_without_pause_lets_hints_and_evictions_by(requests, streams):
+    """A tenant whose accesses advance its step has such an op due whenever M0 has let one in
+    (`auto_step` 1): one of them at most goes before each eviction, and before each hint."""
+    counts, longest = taken(2000, requests=requests, evict=Op.CLAIM, streams=streams)
+    turn = 2 * (Arbiter.PATIENCE if requests else 0) + 2 + 5  # a control op, M0 holds, another op
+    assert longest <= len(streams) * turn + Arbiter.SURPLUS
+    assert abs(counts["control"] - len(streams) * counts["evict"]) <= 2 and counts["evict"] > 40
+    if "hint" in streams:
+        assert abs(counts["hint"] - counts["evict"]) <= 1
+
+
+def test_steps_without_pause_leave_requests_seven_cycles_of_thirteen():
+    """Seven that a request may win, that of the step, and five in which M0 holds behind it."""
+    dut, cycles, went = Arbiter(config=UNIT), 1300, 0
+
+    async def bench(ctx):
+        nonlocal went
+        for credits in (dut.credits, dut.credits_ahead):
+            ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
+        for valid in (dut.i_request.valid, dut.ops.control.valid):
+            ctx.set(valid, 1)
+        ctx.set(dut.ops.control.p.kind, Op.STEP)
+        held = 0
+        for _ in range(cycles):
+            ctx.set(dut.hold, held > 0)
+            went += ctx.get(dut.i_request.ready)
+            held = 5 if ctx.get(dut.ops.control.ready) else max(held - 1, 0)
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    print(f"requests had {went} of {cycles} cycles")
+    assert abs(went - 7 * cycles // 13) <= Arbiter.SURPLUS
 
 
 def looked(session, gathered, *, quiet=0, cycles=176):

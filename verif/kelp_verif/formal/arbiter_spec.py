@@ -60,20 +60,25 @@ _SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 _WORDLESS = (Op.GRANT, Op.FREE, *_SESSION_OPS)
 
 
-def _picked(able, hinted) -> Value:
+def _picked(able, hinted, controlled) -> Value:
     """What the arbiter's pick must be: of `able` (each stream's op has its credits; it uses the
-    frame stage) the first, where `hinted` with evictions before hints, and its frame stage."""
-    hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
-    order = [*range(len(able))]
-    order[hint], order[evict] = evict, hint
+    frame stage) the first, where `hinted` with evictions before hints, where `controlled` with both
+    before control, and its frame stage."""
+    names = ["miss", "hint", "evict", "prefetch"]
 
     def foremost(order):
-        bits = [Const(0)] * len(able)
+        order, bits = [BACKGROUND.index(name) for name in order], [Const(0)] * len(able)
         for n, i in enumerate(order):
             bits[i] = able[i][0] & ~Cat(able[j][0] for j in order[:n]).any()
         return Cat(bits)
 
-    pick = Mux(hinted, foremost(order), foremost(range(len(able))))
+    def placed(at):
+        """With control at that place, and with hints and evictions in either order."""
+        first, second = [*names[:at], "control", *names[at:]], ["miss", "evict", "hint", "prefetch"]
+        second.insert(at, "control")
+        return Mux(hinted, foremost(second), foremost(first))
+
+    pick = Mux(controlled, placed(3), placed(1))
     return Cat(pick, (pick & Cat(frame for _, frame in able)).any())
 
 
@@ -95,6 +100,7 @@ class _Cycle:
             request.valid & ~arbiter.hold & Mux(arbiter.hot, credits.data, credits.as_value().all())
         )
         self.hinted = Signal()  #: of hints and evictions, a hint went last
+        self.controlled = Signal()  #: of these and control, a control op
 
 
 class _Shares:
@@ -215,20 +221,26 @@ class ArbiterContract(wiring.Component):
         ]
 
     def _order(self, m: Module, cycle: _Cycle) -> None:
-        """Among ops the first that could go does, hints and evictions in turn."""
-        could, enters, hinted = cycle.could, cycle.enters, cycle.hinted
-        hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+        """Among ops the first that could go does, hints and evictions in turn, and control with
+        both."""
+        could, enters = cycle.could, cycle.enters
+        hinted, controlled = cycle.hinted, cycle.controlled
+        control, hint, evict = (BACKGROUND.index(name) for name in ("control", "hint", "evict"))
         with m.If(enters[hint] | enters[evict]):
             m.d.sync += hinted.eq(enters[hint])
+        with m.If(enters[control] | enters[hint] | enters[evict]):
+            m.d.sync += controlled.eq(enters[control])
+        turns = {(hint, evict): hinted, (control, hint): controlled, (control, evict): controlled}
         for i, (could_i, enters_i) in enumerate(zip(could, enters, strict=True)):
             m.d.comb += Assert(~enters_i | could_i)
             for j in range(i):
-                turn = hinted if (j, i) == (hint, evict) else 0
-                m.d.comb += Assert(~(enters_i & could[j]) | turn)
+                m.d.comb += Assert(~(enters_i & could[j]) | turns.get((j, i), 0))
         m.d.comb += [
             Assert(~(enters[hint] & could[evict] & hinted)),
+            Assert(~(enters[control] & (could[hint] | could[evict]) & controlled)),
             Cover(enters[hint] & could[evict]),
             Cover(enters[evict] & could[hint]),
+            Cover(enters[evict] & could[control]),
         ]
 
     def _told(self, m: Module, cycle: _Cycle) -> None:
@@ -319,7 +331,8 @@ class ArbiterContract(wiring.Component):
                                 m.d.comb += ready.eq(0)
             able.append((ready, frame))
         m.d.sync += started.eq(1)
-        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == _picked(able, cycle.hinted)))
+        picked = _picked(able, cycle.hinted, cycle.controlled)
+        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == picked))
 
     def _claim(self, m: Module, cycle: _Cycle, shares: _Shares) -> None:
         """For the induction: what the arbiter's claim says about the past."""
@@ -331,4 +344,5 @@ class ArbiterContract(wiring.Component):
             Assert((shares.request_waited == 0) | (a.claim < a.PATIENCE)),
             Assert(shares.begun | (shares.lead == 0)),
             Assert(a.hinted == cycle.hinted),
+            Assert(a.controlled == cycle.controlled),
         ]

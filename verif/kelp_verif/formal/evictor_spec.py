@@ -65,8 +65,11 @@ class EvictorEnds(wiring.Component):
         r, look = a.i_result.p, a.queues.lookup
         claimed = a.i_result.valid & (r.op.kind == Op.CLAIM)
         absorbed, caught_up = register(a, "absorbed"), register(a, "caught_up")
+        as_configured = (
+            ~a.queues.refreshing | (register(a, "to_refresh") == 0) | ~register(a, "chooses")
+        )
         return Cat(
-            at("ABSORB") & ~((caught_up | ~absorbed[-1]) & ~a.queues.refreshing),
+            at("ABSORB") & ~((caught_up | ~absorbed[-1]) & as_configured),
             at("LOOK") & ~look.request.ready,
             at("LOOKING") & ~look.answer.valid,
             at("SWEEPING") & a.sweep.busy,
@@ -185,6 +188,7 @@ class EvictorEnds(wiring.Component):
             a.queues.entered,
             a.queues.done,
             a.queues.refreshing,
+            a.queues.refreshed,
             a.queues.lookup.request.ready,
             a.queues.lookup.answer.valid,
             a.queues.offer.request.ready,

@@ -252,7 +252,9 @@ PROOFS = (
             ("any_able & (claim == self.PATIENCE)", "0"),
             ("able & ~Cat(here[:i]).any()", "able"),
             # hints without pause keep evictions waiting
-            ("~(yields & here[evict])", "1"),
+            ("~(hinted & here[evict])", "1"),
+            # control ops without pause keep evictions waiting
+            ("~(controlled & (here[hint] | here[evict]))", "1"),
             ("~(hot_able & pick_frame)", "1"),
             # an op goes that has gone
             ("Mux(background, if_goes, if_stays)", "if_stays"),

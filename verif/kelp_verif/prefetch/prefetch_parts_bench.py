@@ -328,7 +328,7 @@ async def previous_against_lists(dut):
             walk = deque(kept[:1] if stays else [])
             stopped += 1
         if dut.start.value == 1:
-            walker = min(noted)
+            walker = min([s for s in noted if s > (walker or 0)] or noted)  # in turn
             walk = noted.pop(walker)
             later = fresh[walker]
             at, length = 0, len(walk)
