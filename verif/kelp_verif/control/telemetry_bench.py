@@ -160,6 +160,7 @@ class TB:
             0.05,
         )
         self.step = (1 << STEP_BITS) - 500  # wraps on the way
+        self.meets = False  # pages are prefetched and met, under any miss id, and nothing else
 
     async def reset(self):
         dut = self.dut
@@ -196,13 +197,14 @@ class TB:
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
         age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits)])
-        kind = rng.choice(
-            [Op.READ] * 4
-            + [Op.WRITE] * 4
-            + [Op.PREFETCH] * 3
-            + [Op.RELEASE] * 2
-            + [op for op in Op if op]
-        )
+        kinds = [Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3 + [Op.RELEASE] * 2
+        kinds += [op for op in Op if op]
+        states = [*PageState, PageState.COLD, PageState.FETCHING]
+        misses = rng.choice([4, c.misses])
+        if self.meets:
+            kinds, states = kinds[:11], [PageState.COLD, PageState.FETCHING]
+            misses = c.misses
+        kind = rng.choice(kinds)
         r = {
             "op.kind": kind,
             "op.squeue": rng.randrange(c.squeues),
@@ -218,9 +220,9 @@ class TB:
             "op.miss_kind": rng.choice(list(MissKind)),
             "op.refused": 0,
             "first": 0,
-            "miss": rng.choice([rng.randrange(4), rng.randrange(c.misses)]),
+            "miss": rng.randrange(misses),
             "outcome": Outcome.DONE,
-            "old.state": rng.choice([*PageState, PageState.COLD, PageState.FETCHING]),
+            "old.state": rng.choice(states),
             "old.place": self.step - age & (1 << c.place_bits) - 1,
             "word.last_step": self.step,
             "corrected": rng.random() < 0.05,
@@ -269,11 +271,11 @@ class TB:
         elif kind == Op.RELEASE:
             r |= {
                 "outcome": rng.choice([Outcome.DONE, Outcome.VOID, rng.choice(ANY_OUTCOME)]),
-                "op.failed": rng.random() < 0.3,
+                "op.failed": rng.random() < 0.5,
                 "op.written": rng.getrandbits(1),
             }
         elif kind == Op.FILL:
-            r["op.failed"] = r["op.miss_kind"] != MissKind.ALLOCATE and rng.random() < 0.3
+            r["op.failed"] = r["op.miss_kind"] != MissKind.ALLOCATE and rng.random() < 0.5
         elif kind == Op.GRANT:
             r["op.failed"] = rng.random() < 0.3
             r["outcome"] = (
@@ -415,6 +417,7 @@ async def random_results(dut):
             rates = [0.02] if tb.rng.random() < 0.3 else [0.02, 0.4, 1.0]
             tb.rate = {what: tb.rng.choice(rates) for what in tb.rate}
             tb.storm = tb.rng.choice([0.0, 0.05, 0.5])
+            tb.meets = tb.rng.random() < 0.2
         if n % 500 == 250:
             await tb.rest()
         # Once in 1500 cycles, and as soon as a cause is under way if one is within 100 of them.
