@@ -200,23 +200,26 @@ async def one_replay_per_cycle(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def it_rests_while_all_wait(dut):
-    """For the tier it is quiet, without a frame it starves as well; one frame ends that."""
-    tb = await start(dut, frames=[8, 0, 8, 8])
-    await tb.reset()
-    tb.tier_answers, tb.fail_rate = False, 0.0
-    for squeue, starves in ((0, 0), (1, 1)):
-        while not await tb.cycle(tb.new_op(Op.READ, (squeue, 0))):
-            pass
-        for _ in range(40):
+    """For the tier it is quiet, without a frame it starves as well; one frame ends that. So for
+    each pool."""
+    tb = await start(dut)
+    for pool in range(len(POOLS)):
+        tb.frames = [8 * (p != pool) for p in range(len(POOLS))]
+        await tb.reset()
+        tb.tier_answers, tb.fail_rate = False, 0.0
+        for squeue, starves in (((pool + 1) % len(POOLS), 0), (pool, 1)):
+            while not await tb.cycle(tb.new_op(Op.READ, (squeue, 0))):
+                pass
+            for _ in range(40):
+                await tb.cycle()
+            for _ in range(10):
+                await tb.cycle()
+                assert (dut.quiet.value, dut.starving.value, dut.idle.value) == (1, starves, 0)
+        tb.free[pool] = [tb.config.pool_first_frame[pool]]
+        while len(tb.answers) < 2:
             await tb.cycle()
-        for _ in range(10):
-            await tb.cycle()
-            assert (dut.quiet.value, dut.starving.value, dut.idle.value) == (1, starves, 0)
-    tb.free[1] = [tb.config.pool_first_frame[1]]
-    while len(tb.answers) < 2:
-        await tb.cycle()
-    tb.tier_answers = True
-    await tb.drain(300)
+        tb.tier_answers = True
+        await tb.drain(300)
 
 
 #: Memory, when its rows are flipped, and how many uses of a row are counted. Of a FIFO one word is
