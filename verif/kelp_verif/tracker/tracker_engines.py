@@ -186,7 +186,7 @@ class Engines:
             used_lines=used(c.half_lines),
             k_only=int(rng.random() < 0.2),
             used_pages=used(c.pages),
-            kv_heads=1,
+            kv_heads=rng.getrandbits(c.queue_bits + 1),
             step=rng.choice((0, (1 << 24) - 2, rng.getrandbits(STEP_BITS))),
         )
 
