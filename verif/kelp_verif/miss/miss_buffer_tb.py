@@ -97,6 +97,7 @@ class TB:
         self.offered = None
         self.served = self.parked = 0
         self.drains = False
+        self.late = None  #: cycles from an entry's limit to the first offer of a GRANT that fails
         self.had = [False] * len(POOLS)  #: the pool had a frame in the cycle before
         self.hoped = [0] * len(POOLS)  #: cycles for which the pool had a frame for an entry
         self.drained = -DEPTH  #: the cycle of the latest FLIP that ended a drain
@@ -435,6 +436,8 @@ class TB:
             self.hoped[offer["pool"]] = 0
             waited = self.now - self.misses[offer["miss"]].since
             assert not offer["failed"] or waited >= self.starve_limit, f"given up after {waited}"
+            if offer["failed"] and self.late is None:
+                self.late = waited - self.starve_limit
         for pool, (line, free) in enumerate(zip(self.waiting, self.free, strict=True)):
             if not (line and free):
                 self.hoped[pool] = 0
