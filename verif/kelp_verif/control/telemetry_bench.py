@@ -334,7 +334,7 @@ class TB:
         prefetch = self.reports() if now("prefetch") else {}
         owing = max(model.totals[n] - self.got[n] for n in LATE_STARTERS[:2])
         single = {
-            name: now("single") and (not name.startswith(("score", "memory")) or owing < 8)
+            name: now("single") and (not name.startswith(("score", "memory")) or owing < 12)
             for name in SINGLE
         }
         self.drive(result, hot, usage, prefetch, single)
