@@ -65,6 +65,7 @@ class TB:
         self.tag = Packing(LookUp(c, c.line_slots).tag_layout)
         self.stored = Packing(Layouts(c).stored)
         self.slots = {"lines": c.line_slots, "scales": c.scale_slots}
+        self.closeness = 0.8  #: how often frames are near others
         self.coming, self.most = deque(), 12  #: ops that have passed the frame table; how many may
         self.cycle = 0
         self.fault, self.flipped, self.told = Packing(Fault), False, Counter()
@@ -97,7 +98,8 @@ class TB:
         """One of two for a while, or one that differs from it in a bit; or any."""
         rng, frames = self.rng, self.config.total_frames
         frame = rng.choice(self.near) ^ rng.choice([0, 0, 1 << rng.randrange(8)])
-        return frame if frame < frames and rng.random() < 0.8 else rng.randrange(frames)
+        near = frame < frames and rng.random() < self.closeness
+        return frame if near else rng.randrange(frames)
 
     def some_op(self):
         rng = self.rng
@@ -118,7 +120,9 @@ class TB:
         self.rate, self.calls = rng.choice([0.3, 1]), rng.choice([0, 0.02, 0.2])
         self.stall, self.misses = rng.choice([0, 0.3, 0.8]), rng.choice([0, 0.3, 1])
         self.ar_stall = rng.choice([0, 0.5, 0.95])
-        self.most = rng.choice([12, 12, (1 << DataFront.COUNT_BITS) - 1])
+        # The last op that does not know comes soon, or behind as many as can be counted.
+        self.most = rng.choice([2, 2, 12, (1 << DataFront.COUNT_BITS) - 1])
+        self.closeness = rng.choice([0.8, 0.8, 0.2])
 
     async def tick(self):
         """One cycle."""

@@ -164,6 +164,17 @@ async def spaced_ops(dut):
     record(hot=tb.seen["hot"], faults=tb.seen["faults"])
 
 
+async def among(tb, op, requests):
+    """Sends an op of control while requests stand, one behind the other."""
+    ops, requests = [op], deque(requests)
+    tb.want["control"] = lambda: ops.pop() if ops else None
+    tb.want_request = lambda: requests.popleft() if requests else None
+    while ops or requests:
+        await tb.step()
+    await tb.drain()
+    tb.want["control"] = tb.want_request = lambda: None
+
+
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def refusals(dut):
     """Sessions of every size, one after another: requests on both sides of each of their limits, of
@@ -204,10 +215,10 @@ async def refusals(dut):
             )
 
         await tb.ops(*(read() for _ in range(4)), stream="request")
-        await tb.open(s, session)
-        await tb.ops(*(read() for _ in range(40)), stream="request")
+        tb.show_descriptor(session)
+        await among(tb, Op(K.OPEN, session=s), [read() for _ in range(60)])
+        await among(tb, Op(K.CLOSE, session=s), [read() for _ in range(30)])
         session.closing = 1
-        await tb.ops(Op(K.CLOSE, session=s))
         await tb.ops(*(read() for _ in range(4)), stream="request")
         await tb.ops(Op(K.CLOSED, session=s), stream="evict")
     refused = sum(n for (_, outcome), n in tb.seen["outcomes"].items() if outcome == "REFUSED")

@@ -159,8 +159,7 @@ class Engines:
         pick = rng.random()
         if closed and pick < 0.5:
             self.busy.add("control")
-            self.tb.descriptor = self.descriptor(rng.choice(closed))
-            self.tb.dut.descriptor.value = self.tb.pack_session(self.tb.descriptor)
+            self.tb.show_descriptor(self.descriptor(rng.choice(closed)))
             return Op(K.OPEN, session=rng.choice(closed))
         if pick < 0.03 and self.golden.sessions[s].open:
             if self.closing is None:

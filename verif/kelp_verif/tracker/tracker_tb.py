@@ -674,7 +674,11 @@ class TB:
         await self.drain()
         asks(lambda: None)
 
-    async def open(self, s, session: Session):
+    def show_descriptor(self, session: Session):
+        """Of the next OPEN."""
         self.descriptor = session
         self.dut.descriptor.value = self.pack_session(session)
+
+    async def open(self, s, session: Session):
+        self.show_descriptor(session)
         await self.ops(Op(K.OPEN, session=s))
