@@ -191,19 +191,22 @@ class TB:
         for name in SINGLE:
             getattr(dut, name).value = int(single.get(name, 0))
 
+    def ranges(self):
+        """The ops and states that a result is of, and how many miss ids."""
+        kinds = [Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3
+        if self.meets:
+            return kinds, [PageState.COLD, PageState.FETCHING], self.config.misses
+        kinds += [Op.RELEASE] * 2 + [op for op in Op if op]
+        states = [*PageState, PageState.COLD, PageState.FETCHING]
+        return kinds, states, self.rng.choice([4, self.config.misses])
+
     def result(self):
         """A result such as M3 makes: op, the word's state before, and the outcomes of
         docs/design.md §3 for them."""
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
         age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits)])
-        kinds = [Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3 + [Op.RELEASE] * 2
-        kinds += [op for op in Op if op]
-        states = [*PageState, PageState.COLD, PageState.FETCHING]
-        misses = rng.choice([4, c.misses])
-        if self.meets:
-            kinds, states = kinds[:11], [PageState.COLD, PageState.FETCHING]
-            misses = c.misses
+        kinds, states, misses = self.ranges()
         kind = rng.choice(kinds)
         r = {
             "op.kind": kind,
