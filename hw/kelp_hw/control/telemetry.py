@@ -162,19 +162,16 @@ class Telemetry(wiring.Component):
         outcome, issued, released, late = s.outcome, s.issued, s.released, s.late
         pulses = self.o_counted.pulses
 
-        # Several sources may correct a word in one cycle; all but one wait for the next.
+        # Several sources may correct a word in one cycle; all but one wait for the next. While one
+        # does, another's pulse is out, which `idle` sees.
         def merged(*sources):
             left = Signal(4)
             total = sum(sources, start=left)
             m.d.sync += left.eq(total - (total != 0))
-            return total != 0, left
+            return total != 0
 
-        corrected, corrected_left = merged(
-            valid & r.corrected, self.score_corrected, self.memory_corrected
-        )
-        uncorrected, uncorrected_left = merged(
-            valid & r.uncorrected, self.score_uncorrected, self.memory_uncorrected
-        )
+        corrected = merged(valid & r.corrected, self.score_corrected, self.memory_corrected)
+        uncorrected = merged(valid & r.uncorrected, self.score_uncorrected, self.memory_uncorrected)
 
         names = {name: i for i, (name, _) in enumerate(COUNTERS)}
         hot_valid, hot_write = Signal(), Signal()
@@ -249,14 +246,12 @@ class Telemetry(wiring.Component):
             self.o_late.p.eq(sources.read_data),
             self.o_late.valid.eq(late),
         ]
-        s.corrected_left, s.uncorrected_left = corrected_left, uncorrected_left
         s.hot_valid, s.drops = hot_valid, drops
 
     def _events(self, m: Module, s: SimpleNamespace) -> None:
         """Events, one at a time: the first of several causes (see the class)."""
         r, outcome, op, demand, valid = s.r, s.outcome, s.op, s.demand, s.valid
-        hot_valid, corrected_left = s.hot_valid, s.corrected_left
-        uncorrected_left, drops = s.uncorrected_left, s.drops
+        hot_valid, drops = s.hot_valid, s.drops
         code = Signal.like(self.o_event.p.code)
         with m.If(r.uncorrected):
             m.d.comb += code.eq(Event.UNCORRECTED)
@@ -290,8 +285,6 @@ class Telemetry(wiring.Component):
             & ~self.i_result.valid
             & ~hot_valid
             & ~self.i_hot.valid
-            & (corrected_left == 0)
-            & (uncorrected_left == 0)
             & ~Cat(drops).any()
             & ~self.o_counted.pulses.any()
             & ~self.o_counted.queue.valid

@@ -78,7 +78,7 @@ def test_an_event_names_the_last_frame(config, told):
     simulate(dut, bench)
 
 
-def run(block=Telemetry, base="unit", cycles=6_000, **change):
+def run(block=Telemetry, base="unit", cycles=8_000, **change):
     return run_cocotb(
         made(block, config=named(base).with_(**change)),
         bench="kelp_verif.control.telemetry_bench",
@@ -130,7 +130,7 @@ def test_four_counters_a_queue_where_no_more_are_kept():
 
 def test_an_eviction_that_the_hosts_lines_have_ended_is_no_event():
     """Of those that failed, with a host that caches, those alone that were to be written are."""
-    seen = run(base="unit_coherent", cycles=2_000)["seen"]
+    seen = run(base="unit_coherent", cycles=3_000)["seen"]
     assert seen["WRITE_BACK_FAILED"] > 5 and seen["ended by the host"] > 5
 
 

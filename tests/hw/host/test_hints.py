@@ -234,11 +234,12 @@ def test_absorber_agrees_with_golden(fields):
         model=Model(public=PUBLIC),
         test=[
             "random_lines",
+            "reset_forgets",
             "sessions_open_and_close",
             "a_session_closes_under_way",
             "flipped_headers",
         ],
-        params={"config": "unit", "fields": fields, "rounds": 30},
+        params={"config": "unit", "fields": fields, "rounds": 30, "resets": 20},
     )
     assert {
         "MASS",

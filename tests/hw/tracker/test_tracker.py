@@ -95,6 +95,11 @@ def test_a_request_is_hot_exactly_if_its_page_is():
     run_cocotb(made_so, bench=BENCH, test="hot_pages", model=MODEL, params={"ops": 400})
 
 
+def test_as_many_misses_enter_as_there_are_ids():
+    config = named("unit").with_(parked=64)
+    run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="ids_run_out", model=MODEL)
+
+
 def test_reads_for_ownership_allocate_as_golden_says():
     changes = {"parked": 64, "coherence": True, "frames": (9, 9, 9, 9)}
     met = set(random_ops(seed=1, changes=changes, phases=24)["outcomes"])

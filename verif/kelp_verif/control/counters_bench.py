@@ -37,16 +37,18 @@ class Bench:
             0,
             Counter(),
         )
-        self.config = named(bench_params()["config"])
+        params = bench_params()
+        self.config = named(params["config"]).with_(**params.get("fields", {}))
 
-    async def reset(self, quiet, clear):
+    async def reset(self, quiet, clear, *, anew=True):
         """Reset with the inputs `quiet` at 0, then hold `clear` for so many cycles, as the register
-        block does."""
+        block does; without `anew` it is cleared and not reset."""
         dut = self.dut
         for name in (*quiet, "clear"):
             getattr(dut, name).value = 0
-        dut.rst.value = 1
-        await self.ticks(2)
+        if anew:
+            dut.rst.value = 1
+            await self.ticks(2)
         dut.rst.value, dut.clear.value = 0, int(clear > 0)
         await self.ticks(clear)
         dut.clear.value = 0
@@ -109,7 +111,7 @@ async def totals(dut):
         if round_ % 2 == 0:
             dut.pulses.value = 0
             tb.seen["reset of gathered pulses"] += dut.idle.value == 0
-            await tb.reset(["pulses"], turn + 4)
+            await tb.reset(["pulses"], turn + 4 + rng.randrange(turn), anew=round_ % 4 == 0)
             want[:] = [0] * turn
             visits.clear()
             for _ in range(turn + TotalCounters.READ_LATENCY):
@@ -154,6 +156,7 @@ class QueueRows:
         self.wiping = self.granted = None
         # What came in the last three cycles, which a read does not see.
         self.counting = deque([()] * 3)
+        self.written = False  # something is, of four cycles ago
         self.reading, self.waited = False, 0
         self.quiet = deque([False] * ON_ITS_WAY)
 
@@ -180,6 +183,7 @@ class QueueRows:
             self.wiping = rng.randrange(few)
         self.reading |= rng.random() < 0.1
         wanted = rng.randrange(few)
+        offered = given is not None or useful is not None or self.wiping is not None
         self.drive(given, useful, wanted)
         await ReadOnly()
         self.check_read()
@@ -187,8 +191,11 @@ class QueueRows:
         self.check_wipe()
         self.granted = (wanted, list(self.rows[wanted])) if self.dut.read_grant.value == 1 else None
         idle = self.dut.idle.value == 1
-        assert not idle or given is None and useful is None and not any(self.counting)
-        for event in self.counting.popleft():
+        busy = offered or any(self.counting) or self.written
+        assert idle != busy, f"cycle {self.tb.cycles}: idle is {idle}"
+        counted = self.counting.popleft()
+        self.written = bool(counted)
+        for event in counted:
             self.bump(*event)
         came = []
         if given is not None:
@@ -279,14 +286,17 @@ async def queues(dut):
     tb, rng = counters.tb, counters.tb.rng
     await start_clock(dut)
     for round_ in range(bench_params()["rounds"]):
-        if round_ % 5 == 0:
+        if round_ % 5 in (0, 3):
             tb.seen["reset of events"] += any(counters.counting)
+            # The rows of a clear begin where those of the one before have ended.
             await tb.reset(
-                ["i__valid", "i_useful__valid", "wipe", "read", "read_squeue"], tb.config.squeues
+                ["i__valid", "i_useful__valid", "wipe", "read", "read_squeue"],
+                tb.config.squeues + rng.randrange(tb.config.squeues),
+                anew=round_ % 5 == 0,
             )
             counters.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
-        if round_ % 5 == 3:
+        if round_ % 5 == 2:
             p_event = 1.0
         if round_ % 5 == 4:
             p_event = p_useful = 0.9  # the reset meets events
@@ -337,7 +347,7 @@ async def histogram(dut):
 
     for round_ in range(bench_params()["rounds"]):
         if round_ % 3 == 0:
-            await tb.reset(["i__valid"], 64)
+            await tb.reset(["i__valid"], 64 + rng.randrange(64), anew=round_ % 2 == 0)
             counts, asked = [0] * 64, None
             coming.extend([None] * 5)
             while len(coming) > 5:

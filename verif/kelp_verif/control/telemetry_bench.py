@@ -160,6 +160,7 @@ class TB:
             0.05,
         )
         self.step = (1 << STEP_BITS) - 500  # wraps on the way
+        self.meets = False  # pages are prefetched and met, under any miss id, and nothing else
 
     async def reset(self):
         dut = self.dut
@@ -190,19 +191,23 @@ class TB:
         for name in SINGLE:
             getattr(dut, name).value = int(single.get(name, 0))
 
+    def ranges(self):
+        """The ops and states that a result is of, and how many miss ids."""
+        kinds = [Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3
+        if self.meets:
+            return kinds, [PageState.COLD, PageState.FETCHING], self.config.misses
+        kinds += [Op.RELEASE] * 2 + [op for op in Op if op]
+        states = [*PageState, PageState.COLD, PageState.FETCHING]
+        return kinds, states, self.rng.choice([4, self.config.misses])
+
     def result(self):
         """A result such as M3 makes: op, the word's state before, and the outcomes of
         docs/design.md §3 for them."""
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
         age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits)])
-        kind = rng.choice(
-            [Op.READ] * 4
-            + [Op.WRITE] * 4
-            + [Op.PREFETCH] * 3
-            + [Op.RELEASE] * 2
-            + [op for op in Op if op]
-        )
+        kinds, states, misses = self.ranges()
+        kind = rng.choice(kinds)
         r = {
             "op.kind": kind,
             "op.squeue": rng.randrange(c.squeues),
@@ -218,9 +223,9 @@ class TB:
             "op.miss_kind": rng.choice(list(MissKind)),
             "op.refused": 0,
             "first": 0,
-            "miss": rng.choice([rng.randrange(4), rng.randrange(c.misses)]),
+            "miss": rng.randrange(misses),
             "outcome": Outcome.DONE,
-            "old.state": rng.choice([*PageState, PageState.COLD, PageState.FETCHING]),
+            "old.state": rng.choice(states),
             "old.place": self.step - age & (1 << c.place_bits) - 1,
             "word.last_step": self.step,
             "corrected": rng.random() < 0.05,
@@ -269,11 +274,11 @@ class TB:
         elif kind == Op.RELEASE:
             r |= {
                 "outcome": rng.choice([Outcome.DONE, Outcome.VOID, rng.choice(ANY_OUTCOME)]),
-                "op.failed": rng.random() < 0.3,
+                "op.failed": rng.random() < 0.5,
                 "op.written": rng.getrandbits(1),
             }
         elif kind == Op.FILL:
-            r["op.failed"] = r["op.miss_kind"] != MissKind.ALLOCATE and rng.random() < 0.3
+            r["op.failed"] = r["op.miss_kind"] != MissKind.ALLOCATE and rng.random() < 0.5
         elif kind == Op.GRANT:
             r["op.failed"] = rng.random() < 0.3
             r["outcome"] = (
@@ -332,7 +337,7 @@ class TB:
         prefetch = self.reports() if now("prefetch") else {}
         owing = max(model.totals[n] - self.got[n] for n in LATE_STARTERS[:2])
         single = {
-            name: now("single") and (not name.startswith(("score", "memory")) or owing < 8)
+            name: now("single") and (not name.startswith(("score", "memory")) or owing < 12)
             for name in SINGLE
         }
         self.drive(result, hot, usage, prefetch, single)
@@ -415,6 +420,7 @@ async def random_results(dut):
             rates = [0.02] if tb.rng.random() < 0.3 else [0.02, 0.4, 1.0]
             tb.rate = {what: tb.rng.choice(rates) for what in tb.rate}
             tb.storm = tb.rng.choice([0.0, 0.05, 0.5])
+            tb.meets = tb.rng.random() < 0.2
         if n % 500 == 250:
             await tb.rest()
         # Once in 1500 cycles, and as soon as a cause is under way if one is within 100 of them.

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""DataFront alone, beside a model of its contract: ops, slots, room and poisoned frames at random.
-Each look-up, op and read request is compared; waiting is bounded."""
+"""DataFront alone, beside a model of its contract: ops, slots, room and poisoned frames at random,
+resets in the midst. Each look-up, op and read request is compared; waiting is bounded. Bits flip in
+requests that wait."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 
 import cocotb
-from cocotb.triggers import ReadOnly, RisingEdge
+from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.datapath.front import DataFront
@@ -16,6 +17,7 @@ from kelp_hw.datapath.signatures import LookUp, full_write_layout
 from kelp_hw.export.packing import Packing
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.axi import BURST_INCR, SIZE_LINE
+from kelp_hw.lib.protected import Fault
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Answer, DataOp
@@ -25,6 +27,7 @@ from ..harness.runner import bench_params, record
 
 KEPT = ("part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "has_write")
 SOON = 3  #: cycles from a request to AR, at most
+OFFERS = "i__valid", "poisoned__valid", "room", "ar__ready", "o__ready", "o_write__ready"
 
 
 class Entered:
@@ -62,21 +65,41 @@ class TB:
         self.tag = Packing(LookUp(c, c.line_slots).tag_layout)
         self.stored = Packing(Layouts(c).stored)
         self.slots = {"lines": c.line_slots, "scales": c.scale_slots}
-        self.coming, self.offered = deque(), False
+        self.closeness = 0.8  #: how often frames are near others
+        self.coming, self.most = deque(), 12  #: ops that have passed the frame table; how many may
+        self.cycle = 0
+        self.fault, self.flipped, self.told = Packing(Fault), False, Counter()
+        self.forget()
+        self.figures = dict.fromkeys(
+            ("ops", "poisoned", "spared", "asked", "turns", "full", "reset"), 0
+        )
+
+    def forget(self):
+        """As after a reset."""
+        self.offered = False
         self.inside = deque()
         self.windows, self.union = [], set()  #: [ops to come, frame]; frames of all of them
         self.requests = {"lines": deque(), "scales": deque()}
         self.asks, self.latest = None, None  #: what AR shows while it waits; which went last
-        self.position = self.cycle = 0
+        self.position = self.quiet = 0
         self.room = False
-        self.quiet = 0
-        self.figures = dict.fromkeys(("ops", "poisoned", "spared", "asked", "turns", "full"), 0)
+
+    async def reset(self):
+        for port in OFFERS:
+            # An op that stands may still leave: `room` has promised a place.
+            getattr(self.dut, port).value = int(port.startswith("o") and self.room)
+        self.dut.rst.value = 1
+        for _ in range(2):
+            await RisingEdge(self.dut.clk)
+        self.dut.rst.value = 0
+        self.forget()
 
     def some_frame(self):
         """One of two for a while, or one that differs from it in a bit; or any."""
         rng, frames = self.rng, self.config.total_frames
         frame = rng.choice(self.near) ^ rng.choice([0, 0, 1 << rng.randrange(8)])
-        return frame if frame < frames and rng.random() < 0.8 else rng.randrange(frames)
+        near = frame < frames and rng.random() < self.closeness
+        return frame if near else rng.randrange(frames)
 
     def some_op(self):
         rng = self.rng
@@ -97,14 +120,18 @@ class TB:
         self.rate, self.calls = rng.choice([0.3, 1]), rng.choice([0, 0.02, 0.2])
         self.stall, self.misses = rng.choice([0, 0.3, 0.8]), rng.choice([0, 0.3, 1])
         self.ar_stall = rng.choice([0, 0.5, 0.95])
+        # The last op that does not know comes soon, or behind as many as can be counted.
+        self.most = rng.choice([2, 2, 12, (1 << DataFront.COUNT_BITS) - 1])
+        self.closeness = rng.choice([0.8, 0.8, 0.2])
 
     async def tick(self):
         """One cycle."""
         dut, rng = self.dut, self.rng
         if self.cycle % 50 == 0:
             self.near = [rng.randrange(self.config.total_frames) for _ in range(2)]
-        if len(self.coming) < 12 and rng.random() < self.rate:
-            self.coming.append(self.some_op())
+        for rate in (self.rate, self.most > 12):  # many are to wait soon
+            if len(self.coming) < self.most and rng.random() < rate:
+                self.coming.append(self.some_op())
         self.offered = bool(self.coming) and (self.offered or rng.random() < self.rate)
         dut.i__valid.value = int(self.offered)
         if self.offered:
@@ -318,7 +345,9 @@ class TB:
 
     def look_at_rest(self):
         dut = self.dut
-        assert dut.fault.value == 0, self.where
+        fault = self.fault.unpack(dut.fault.value)
+        assert self.flipped or not any(fault.values()), self.where
+        self.told.update(name for name, told in fault.items() if told)
         busy = self.inside or any(self.requests.values()) or self.asks
         assert not (busy and dut.idle.value), f"{self.where}: idle"
         self.quiet = 0 if busy else self.quiet + 1
@@ -328,10 +357,49 @@ class TB:
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def contract(dut):
     tb = TB(dut)
-    offered = "i__valid", "poisoned__valid", "room"
-    await start_quiet(dut, *offered, "ar__ready", "o__ready", "o_write__ready")
+    await start_quiet(dut, *OFFERS)
     for n in range(bench_params()["cycles"]):
         if n % 300 == 0:
             tb.weather()
+        if n % 2500 == 2499:
+            tb.figures["reset"] += bool(tb.inside and any(tb.requests.values()))
+            await tb.reset()
         await tb.tick()
     record(**tb.figures)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def flipped_requests(dut):
+    """One bit of each request that waits for AR changes nothing, and is told of as it leaves; two
+    are told of while it is the next."""
+    tb = TB(dut)
+    await start_quiet(dut, *OFFERS)
+    for name in tb.requests:
+        rows = getattr(dut, f"{name[:-1]}_requests").rows
+        for bits in (1, 2):
+            await tb.reset()
+            tb.told.clear()
+            tb.rate, tb.stall, tb.calls, tb.misses, tb.ar_stall = 1, 0, 0, 1, 1
+            while len(tb.requests[name]) < 5:
+                await tb.tick()
+            tb.coming, tb.offered, tb.rate = deque(), False, 0
+            while tb.inside:
+                await tb.tick()
+            await tb.tick()  # a row that is just being written cannot be flipped
+            tb.flipped, waiting = True, len(tb.requests[name])
+            sound = [int(row.value) for row in rows]
+            for row, word in zip(rows, sound, strict=True):
+                flips = tb.rng.sample(range(len(row)), bits)
+                row.value = word ^ sum(1 << bit for bit in flips)
+            if bits == 2:
+                await Timer(1, "ns")
+                assert tb.fault.unpack(dut.fault.value) == {"corrected": 0, "uncorrected": 1}, name
+                for row, word in zip(rows, sound, strict=True):
+                    row.value = word  # what is offered must not change
+                await RisingEdge(dut.clk)
+            else:
+                tb.ar_stall = 0
+                while any(tb.requests.values()):
+                    await tb.tick()
+                assert tb.told == {"corrected": waiting}, f"{name}: {tb.told} of {waiting}"
+            tb.flipped = False

@@ -59,24 +59,28 @@ class TB:
         self.line, self.op = Packing(layouts.hint_line), Packing(layouts.op)
         self.page, self.event = Packing(layouts.page), Packing(layouts.event)
         self.golden = HintAbsorber(config)
-        # Owners differ in any bits; what a hint does not ask for is anything.
-        owners = self.rng.sample(range(1, 16), config.sessions)
-        self.sessions = [
-            Session(
-                ld_id=owners[s],
-                kv_heads=self.rng.randint(1, config.queues),
-                k_only=self.rng.getrandbits(1),
-                step=self.rng.getrandbits(24),
-                used_queues=self.rng.randint(1, config.queues),
-                used_pages=self.rng.randint(2, config.pages),
-            )
-            for s in range(config.sessions)
-        ]
+        self.sessions = self.any_sessions()
         self.fault, self.flipped, self.told = Packing(BlockFault), False, Counter()
         self.out, self.events, self.cycles = [], [], 0
         self.lines_taken = self.masses_taken = 0
         self.p_valid = self.p_ready = 1.0
         self.next_sequence = [0] * config.sessions
+
+    def any_sessions(self):
+        """Open sessions of any size: owners differ in any bits; what a hint does not ask for is
+        anything."""
+        rng, c = self.rng, self.config
+        return [
+            Session(
+                ld_id=ld_id,
+                kv_heads=rng.randint(1, c.queues),
+                k_only=rng.getrandbits(1),
+                step=rng.getrandbits(24),
+                used_queues=rng.randint(1, c.queues),
+                used_pages=rng.randint(2, c.pages),
+            )
+            for ld_id in rng.sample(range(1, 16), c.sessions)
+        ]
 
     async def reset(self):
         dut = self.dut
@@ -262,9 +266,30 @@ async def random_lines(dut):
     seen = set()
     for _ in range(bench_params()["rounds"]):
         tb.p_valid, tb.p_ready = tb.rng.choice([0.1, 0.5, 1.0]), tb.rng.choice([0.2, 0.7, 1.0])
+        tb.sessions = tb.any_sessions()
+        dut.sessions.value = pack_sessions(tb.config, tb.sessions)
         await tb.check(tb.random_line() for _ in range(40))
         seen |= {e.code.name for e in tb.events} | {x.kind.name for x in tb.out}
     record(seen=sorted(seen))
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reset_forgets(dut):
+    """Reset amid lines: nothing of them comes any more, and numbers start at 0."""
+    tb = TB(dut, _config())
+    await tb.reset()
+    for _ in range(bench_params()["resets"]):
+        tb.p_valid, tb.p_ready = 1.0, tb.rng.choice([0.0, 0.3, 1.0])
+        running = cocotb.start_soon(tb.run(tb.random_line() for _ in range(40)))
+        for _ in range(tb.rng.randint(1, 60)):
+            await RisingEdge(dut.clk)
+        running.cancel()
+        dut.rst.value, dut.i__valid.value = 1, 0
+        await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        tb.golden, tb.next_sequence = HintAbsorber(tb.config), [0] * tb.config.sessions
+        tb.p_ready = 0.7
+        await tb.check(tb.random_line() for _ in range(3))
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")

@@ -5,6 +5,7 @@ enters) and a cold tier that answers in any order."""
 
 import cocotb
 
+from kelp_hw.miss.grants import MissGrants
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import POOLS, named
 from kelp_spec.metadata import Op, PageState
@@ -106,10 +107,11 @@ async def no_frame_ends_in_poison(dut):
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def a_limit_of_any_length(dut):
     """A miss without a frame is given up when its time is over and not before, whatever bits the
-    limit has."""
-    tb = await start(dut, frames=[0] * 4)
-    for bits in range(8, 33):
-        limit = tb.rng.getrandbits(bits) | 1 << bits - 1
+    limit has. It is judged in each round of the pools: of limits one behind the other one is over
+    in the cycle in which it is, two before the GRANT is offered."""
+    tb, late = await start(dut, frames=[0] * 4), []
+    limits = [tb.rng.getrandbits(bits) | 1 << bits - 1 for bits in range(8, 33)]
+    for limit in (*limits, *range(200, 200 + MissGrants.TURN + MissGrants.INTERVAL)):
         await tb.reset(starve_limit=limit)
         while not await tb.cycle(tb.new_op(Op.READ, (0, 0))):
             pass
@@ -120,6 +122,8 @@ async def a_limit_of_any_length(dut):
         for _ in range(3 * VISIT):
             await tb.cycle()
         assert not tb.misses, f"not given up after {limit} cycles"
+        late.append(tb.late)
+    assert min(late) == 2, late
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
@@ -200,23 +204,26 @@ async def one_replay_per_cycle(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def it_rests_while_all_wait(dut):
-    """For the tier it is quiet, without a frame it starves as well; one frame ends that."""
-    tb = await start(dut, frames=[8, 0, 8, 8])
-    await tb.reset()
-    tb.tier_answers, tb.fail_rate = False, 0.0
-    for squeue, starves in ((0, 0), (1, 1)):
-        while not await tb.cycle(tb.new_op(Op.READ, (squeue, 0))):
-            pass
-        for _ in range(40):
+    """For the tier it is quiet, without a frame it starves as well; one frame ends that. So for
+    each pool."""
+    tb = await start(dut)
+    for pool in range(len(POOLS)):
+        tb.frames = [8 * (p != pool) for p in range(len(POOLS))]
+        await tb.reset()
+        tb.tier_answers, tb.fail_rate = False, 0.0
+        for squeue, starves in (((pool + 1) % len(POOLS), 0), (pool, 1)):
+            while not await tb.cycle(tb.new_op(Op.READ, (squeue, 0))):
+                pass
+            for _ in range(40):
+                await tb.cycle()
+            for _ in range(10):
+                await tb.cycle()
+                assert (dut.quiet.value, dut.starving.value, dut.idle.value) == (1, starves, 0)
+        tb.free[pool] = [tb.config.pool_first_frame[pool]]
+        while len(tb.answers) < 2:
             await tb.cycle()
-        for _ in range(10):
-            await tb.cycle()
-            assert (dut.quiet.value, dut.starving.value, dut.idle.value) == (1, starves, 0)
-    tb.free[1] = [tb.config.pool_first_frame[1]]
-    while len(tb.answers) < 2:
-        await tb.cycle()
-    tb.tier_answers = True
-    await tb.drain(300)
+        tb.tier_answers = True
+        await tb.drain(300)
 
 
 #: Memory, when its rows are flipped, and how many uses of a row are counted. Of a FIFO one word is

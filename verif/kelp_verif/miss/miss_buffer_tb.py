@@ -97,6 +97,8 @@ class TB:
         self.offered = None
         self.served = self.parked = 0
         self.drains = False
+        self.late = None  #: cycles from an entry's limit to the first offer of a GRANT that fails
+        self.had = [False] * len(POOLS)  #: the pool had a frame in the cycle before
         self.hoped = [0] * len(POOLS)  #: cycles for which the pool had a frame for an entry
         self.drained = -DEPTH  #: the cycle of the latest FLIP that ended a drain
         self.stood = 0  #: cycles without an op on offer while an entry is alive that could be home
@@ -402,12 +404,7 @@ class TB:
         if dut.quiet.value == 1:
             assert dut.o_op__valid.value == 0 and due is None and self.offered is None
             assert all(entry.filled == entry.starved == 0 for entry in self.misses.values())
-        if dut.starving.value == 1:
-            lines = [
-                [m for m in line if self.now - self.misses[m].since > 4] for line in self.waiting
-            ]
-            hopes = any(free for free, line in zip(self.free, lines, strict=True) if line)
-            assert any(self.waiting) and not hopes, "no entry starves"
+        self.check_rest()
         self.faults.hear()
         if self.line_mask_due:
             got = self.line_mask.unpack(dut.line_mask_data.value)
@@ -420,6 +417,18 @@ class TB:
         self.now += 1
         return admitted
 
+    def check_rest(self):
+        """Nobody says that all wait while a pool has a frame for an entry; `quiet` hears of the
+        frame a cycle later."""
+        lines = [[m for m in line if self.now - self.misses[m].since > 4] for line in self.waiting]
+        hopes = [bool(line and free) for line, free in zip(lines, self.free, strict=True)]
+        if self.dut.starving.value == 1:
+            assert any(self.waiting) and not any(hopes), "no entry starves"
+        if self.dut.quiet.value == 1:
+            still = [now and before for now, before in zip(hopes, self.had, strict=True)]
+            assert not any(still), "quiet, and a pool has a frame for an entry"
+        self.had = [bool(free) for free in self.free]
+
     def check_grants(self, offer, accept):
         """No entry is given up before its time, and a pool that has a frame for one waits for three
         GRANTs of others at most, and as many retries of its own as there are."""
@@ -427,6 +436,8 @@ class TB:
             self.hoped[offer["pool"]] = 0
             waited = self.now - self.misses[offer["miss"]].since
             assert not offer["failed"] or waited >= self.starve_limit, f"given up after {waited}"
+            if offer["failed"] and self.late is None:
+                self.late = waited - self.starve_limit
         for pool, (line, free) in enumerate(zip(self.waiting, self.free, strict=True)):
             if not (line and free):
                 self.hoped[pool] = 0

@@ -63,6 +63,7 @@ async def random_ops(dut):
     for phase in range(params["phases"]):
         tb.tells = phase % 2
         tb.pauses = 0.01 if phase % 5 == 1 else 0
+        tb.writes = 0.02 if phase % 3 == 1 else 0
         # What is refused so has read its word, which golden does not say.
         tb.fatals = 0.05 if phase % 5 == 3 and not tb.flips else 0
         for name in engines.p:
@@ -163,6 +164,17 @@ async def spaced_ops(dut):
     record(hot=tb.seen["hot"], faults=tb.seen["faults"])
 
 
+async def among(tb, op, requests):
+    """Sends an op of control while requests stand, one behind the other."""
+    ops, requests = [op], deque(requests)
+    tb.want["control"] = lambda: ops.pop() if ops else None
+    tb.want_request = lambda: requests.popleft() if requests else None
+    while ops or requests:
+        await tb.step()
+    await tb.drain()
+    tb.want["control"] = tb.want_request = lambda: None
+
+
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def refusals(dut):
     """Sessions of every size, one after another: requests on both sides of each of their limits, of
@@ -184,7 +196,7 @@ async def refusals(dut):
             used_lines=rng.randint(1, half),
             k_only=rng.getrandbits(1),
             used_pages=rng.randint(1, config.pages),
-            kv_heads=1,
+            kv_heads=rng.getrandbits(config.queue_bits + 1),
             step=rng.getrandbits(24),
         )
 
@@ -203,10 +215,10 @@ async def refusals(dut):
             )
 
         await tb.ops(*(read() for _ in range(4)), stream="request")
-        await tb.open(s, session)
-        await tb.ops(*(read() for _ in range(40)), stream="request")
+        tb.show_descriptor(session)
+        await among(tb, Op(K.OPEN, session=s), [read() for _ in range(60)])
+        await among(tb, Op(K.CLOSE, session=s), [read() for _ in range(30)])
         session.closing = 1
-        await tb.ops(Op(K.CLOSE, session=s))
         await tb.ops(*(read() for _ in range(4)), stream="request")
         await tb.ops(Op(K.CLOSED, session=s), stream="evict")
     refused = sum(n for (_, outcome), n in tb.seen["outcomes"].items() if outcome == "REFUSED")
@@ -215,6 +227,31 @@ async def refusals(dut):
     tb.fatals, tb.credit = 1.0, lambda name: int(name != "miss")
     await tb.ops(*(read() for _ in range(6)), stream="request")
     assert tb.seen["fatal"] == 6
+
+
+@cocotb.test(timeout_time=200, timeout_unit="us")
+async def ids_run_out(dut):
+    """Requests one behind the other, each of which needs a miss id: as many enter as there are ids,
+    at hand or still to come, and no more."""
+    config = named("unit").with_(parked=64)
+    await start(dut, config)
+    used = {"used_queues": config.queues, "used_pages": config.pages}
+    for ids in 2 * (*range(1, 10),):
+        tb = await again(dut, config, limits=[0] * len(POOLS))  # a write finds no frame
+        tb.miss_ids = deque(range(ids))
+        often = tb.rng.choice([0.2, 1])
+        tb.credit = lambda name, tb=tb, often=often: int(name != "free" or tb.rng.random() < often)
+        await tb.open(0, Session(**used, used_lines=config.half_lines, ld_id=1))
+        pages = iter([(q, p) for q in range(config.queues) for p in range(config.pages)])
+
+        def write(pages=pages):
+            squeue, page = next(pages)
+            return Op(K.WRITE, squeue=squeue, page=page, write=1, has_write=1, ld_id=1)
+
+        tb.want_request = write
+        for _ in range(8 * ids + 40):
+            await tb.step()
+        assert tb.taken["request"] == ids, f"{tb.taken['request']} enter with {ids} ids"
 
 
 class HotModel:
@@ -384,10 +421,11 @@ async def rates(dut):
     record(**figures)
 
 
-async def again(dut, config) -> TB:
+async def again(dut, config, **options) -> TB:
     """A bench on the tracker behind another reset, its queues configured."""
-    tb = TB(dut, config)
+    tb = TB(dut, config, **options)
     tb.golden.low_water, tb.golden.reserve = 1, 3
+    tb.set_pools()
     dut.rst.value = 1
     for payload, valid, _ in tb.ports.values():
         payload.value = valid.value = 0

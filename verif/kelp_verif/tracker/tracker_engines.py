@@ -159,8 +159,7 @@ class Engines:
         pick = rng.random()
         if closed and pick < 0.5:
             self.busy.add("control")
-            self.tb.descriptor = self.descriptor(rng.choice(closed))
-            self.tb.dut.descriptor.value = self.tb.pack_session(self.tb.descriptor)
+            self.tb.show_descriptor(self.descriptor(rng.choice(closed)))
             return Op(K.OPEN, session=rng.choice(closed))
         if pick < 0.03 and self.golden.sessions[s].open:
             if self.closing is None:
@@ -186,7 +185,7 @@ class Engines:
             used_lines=used(c.half_lines),
             k_only=int(rng.random() < 0.2),
             used_pages=used(c.pages),
-            kv_heads=1,
+            kv_heads=rng.getrandbits(c.queue_bits + 1),
             step=rng.choice((0, (1 << 24) - 2, rng.getrandbits(STEP_BITS))),
         )
 

@@ -111,6 +111,9 @@ class TB:
         self.has = self.had = dict.fromkeys(_CREDITS, 1)  # credits of this cycle, of the one before
         self.fatals, self.fatal, self.was_fatal = 0.0, 0, 0  # how often; in this cycle, before it
         self.stays = 0  # cycles in which it stays fatal, and nothing new is asked for
+        self.writes = 0.0  # how often the pools' registers are written
+        # (cycle of M3 from which they count, low_water, reserve)
+        self.settings = deque()
         self.pauses, self.pausing = 0.0, 0  # how often one begins; for how many cycles it has stood
         self.seen_paused, self.unpausing = 0, False
         # (cycle of the handshake, request or None, op or None, credits that they had)
@@ -141,14 +144,18 @@ class TB:
         dut.ops__behind.value = dut.ahead.value = dut.config_write__payload.value = (
             dut.config_write__valid.value
         ) = dut.descriptor.value = dut.ecc_flip.value = dut.hold__pause.value = dut.fatal.value = 0
-        dut.pool_settings__low_water.value = self.golden.low_water
-        dut.pool_settings__reserve.value = self.golden.reserve
-        dut.pool_settings__limit.value = sum(
-            limit << self.count_bits * p for p, limit in enumerate(self.limits)
-        )
+        self.set_pools()
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
+
+    def set_pools(self):
+        """The pools' settings as they are at the beginning."""
+        settings = "pool_settings__low_water", "pool_settings__reserve", "pool_settings__limit"
+        limits = sum(limit << self.count_bits * p for p, limit in enumerate(self.limits))
+        values = self.golden.low_water, self.golden.reserve, limits
+        for name, value in zip(settings, values, strict=True):
+            getattr(self.dut, name).value = value
 
     async def scrubbed(self):
         """Waits for `ready`; the number of cycles it took."""
@@ -295,6 +302,7 @@ class TB:
         self.was_fatal, self.fatal = self.fatal, int(pulse or self.stays > 0)
         self.stays = max(0, self.stays - 1)
         dut.fatal.value = self.fatal
+        self._write_registers()
         self._pause()
         self._offer_id()
         dut.ecc_flip.value = self.flip_at.pop(self.cycle, 0)
@@ -303,6 +311,18 @@ class TB:
         self._observe()
         await RisingEdge(dut.clk)
         self.cycle += 1
+
+    def _write_registers(self):
+        """Two of the pools' settings may change in any cycle; small ones leave something to do."""
+        if self.noise.random() >= self.writes:
+            return
+        few, most = (0, 1, 3), (1 << self.count_bits) - 1
+        low_water, reserve = (
+            self.noise.choice((*few, self.noise.randint(0, most))) for _ in range(2)
+        )
+        self.dut.pool_settings__low_water.value = low_water
+        self.dut.pool_settings__reserve.value = reserve
+        self.settings.append((self.cycle + 2, low_water, reserve))
 
     def _pause(self):
         """One that stands ends some cycles after the pipeline is said to be empty."""
@@ -395,6 +415,8 @@ class TB:
     def _check_m3(self, now):
         dut = self.dut
         valid, hot = int(dut.o_frame_op__valid.value), int(dut.o_frame_op_hot.value)
+        while self.settings and self.settings[0][0] <= now:
+            _, self.golden.low_water, self.golden.reserve = self.settings.popleft()
         if not self.entered or self.entered[0][0] != now - Tracker.LATENCY:
             assert not valid, f"cycle {now}: frame op out of nothing"
             return
@@ -504,6 +526,7 @@ class TB:
             want["miss"] = op.miss
         if op.kind == K.LOOK and r.use:
             want |= {name: getattr(r, name) for name in ("format_k", "format_v")}
+            want |= {name: getattr(session, name) for name in ("used_lines", "k_only")}
             want |= {"kv_line": op.kv_line, "host_type": session.host_type} | self.origin(op)
         if demand:
             want |= {"write_slot": op.write_slot} | self.origin(op)
@@ -651,7 +674,11 @@ class TB:
         await self.drain()
         asks(lambda: None)
 
-    async def open(self, s, session: Session):
+    def show_descriptor(self, session: Session):
+        """Of the next OPEN."""
         self.descriptor = session
         self.dut.descriptor.value = self.pack_session(session)
+
+    async def open(self, s, session: Session):
+        self.show_descriptor(session)
         await self.ops(Op(K.OPEN, session=s))
