@@ -356,13 +356,12 @@ class Device:
 
     def close(self) -> None:
         """Finish the batches under way, close the sessions opened here and let go of the device.
-        Harmless a second time, and in a child of the process that opened it."""
+        Harmless a second time, which finishes what broke off the first, and in a child of the
+        process that opened it."""
         if self.transport.home.left():
             self._closed = True
             return
         with self._lock:  # no batch is handed to a thread that ends
-            if self._closed:
-                return
             self._closed = True
         if self._worker is not None:
             self._worker.stop()

@@ -479,3 +479,23 @@ def test_a_close_that_is_interrupted_is_made_again(monkeypatch):
         assert not session.closed
         session.close()
         assert session.closed and device.open_session(shape).number == session.number
+
+
+def test_a_devices_close_that_is_interrupted_is_made_again(monkeypatch):
+    """As by Ctrl-C while it waits for the batches under way or while pages are scrubbed."""
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    device = cxl_kv.open("golden:unit")
+    worker, transport = device.worker, device.transport
+    session = device.open_session(shape)
+    for of, name in ((worker, "stop"), (transport, "close_session")):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(of, name, interrupted)
+            device.close()
+        assert device.closed and transport.owned == {session.number}
+    device.close()
+    assert not transport.owned
+    device.close()

@@ -38,6 +38,7 @@ class _Act(IntEnum):
     COMPLETE = 1
     SEND = 2
     ABORT = 3
+    NOTE = 4  #: the tier has accepted its ABORT
 
 
 _STATE = data.StructLayout(
@@ -69,7 +70,7 @@ class _Turn:
         self.rejected = Signal()
         self.expired = Signal()
         self.lapsed = Signal()
-        self.abort_expired = Signal()
+        self.noted = Signal()
         # Done, in one cycle:
         self.acts = Signal()
         self.tried = Signal()  #: a try has failed
@@ -98,12 +99,15 @@ class _Waiting:
 class _Command:
     """A command between the reads and the two constant multiplications."""
 
-    def __init__(self, layouts: Layouts, where: data.StructLayout):
+    def __init__(self, layouts: Layouts, where: data.StructLayout, entries: int):
         self.pre_valid = Signal()
         self.pre = Signal(
             data.StructLayout({"op": code_shape(ColdOp), "id": layouts.cold_id, "where": where})
         )
-        self.abort_stalled = Signal(TIME_BITS)  #: until when an ABORT was not accepted
+        #: An ABORT whose acceptance is not in its entry's row yet, one at a time: whose it is,
+        #: whether it was accepted, and when.
+        self.abort_out, self.aborted = Signal(), Signal(range(entries))
+        self.accepted, self.accepted_at = Signal(), Signal(TIME_BITS)
 
 
 class ColdScheduler(wiring.Component):
@@ -122,15 +126,16 @@ class ColdScheduler(wiring.Component):
     `write_backs` commands and as many ABORTs) and completes it at most once. A command that has no
     completion `timeout` cycles after it was sent is aborted. From the completion (ABORTED) of an
     ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for
-    that id, and neither a retry nor the frame's next use begins before. Completions that nobody
-    waits for are ignored; each try of an entry flips the id's attempt bit, so that an old one is
-    not taken for its successor's.
+    that id, and neither a retry nor the frame's next use begins before. ABORTs leave one at a time:
+    the moment of its acceptance is each one's own, and no other's ABORT puts off an entry's end.
+    Completions that nobody waits for are ignored; each try of an entry flips the id's attempt bit,
+    so that an old one is not taken for its successor's.
 
-    One engine looks at one entry every four cycles: completions and commands in turn, and whenever
-    neither is due, the next entry's deadline; at one in `BESIDE` + 1 entries at least. So a
-    completion is taken within a few cycles, and a timeout is noticed within 4 · (`misses` +
-    `write_backs`) cycles when nothing else happens, within `BESIDE` + 1 times as many when
-    something always does, at no cost per entry.
+    One engine looks at one entry every four cycles: an ABORT's acceptance first, completions and
+    commands in turn, and whenever none is due, the next entry's deadline; at one in `BESIDE` + 1
+    entries at least, ABORTs' acceptances apart. So a completion is taken within a few cycles, and a
+    timeout is noticed within 4 · (`misses` + `write_backs`) cycles when nothing else happens, within
+    `BESIDE` + 1 times as many when something always does, at no cost per entry.
 
     Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
     tier reports is no error of this block: `failed` of the answers reports it.
@@ -230,13 +235,13 @@ class ColdScheduler(wiring.Component):
 
         active = Signal(entries)  # sent at least once and not answered: the row of `states` counts
         turn, waiting = _Turn(c, entries), _Waiting(c)
-        command = _Command(self.layouts, where_layout)
+        command = _Command(self.layouts, where_layout, entries)
         self._take_requests(m, turn, waiting)
         self._find_prefetch(m, turn, waiting, command)
-        self._choose(m, turn, waiting)
+        self._choose(m, turn, waiting, command)
         self._read(m, turn)
         self._look(m, turn, active, command)
-        self._act(m, turn, waiting)
+        self._act(m, turn, waiting, command)
         self._line_up(m, turn, waiting)
         self._answer(m, turn, waiting, active)
         self._send(m, turn, command)
@@ -293,6 +298,8 @@ class ColdScheduler(wiring.Component):
                     | (lines.writes.r_rdy & ~waiting.any_prefetch)
                 )
                 & ~blocked
+                # Nothing goes before an ABORT.
+                & ~(lines.aborts.r_rdy & command.abort_out)
             ),
             turn.can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
@@ -316,7 +323,7 @@ class ColdScheduler(wiring.Component):
         with m.Else():
             m.d.sync += pointer.eq(Mux(pointer == c.misses - 1, 0, pointer + 1))
 
-    def _choose(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+    def _choose(self, m: Module, turn: _Turn, waiting: _Waiting, command: _Command) -> None:
         """The entry that the engine looks at next, and why."""
         entries, lines = self.entries, m.submodules
         scan, prefer_send = Signal(range(entries)), Signal()
@@ -328,7 +335,13 @@ class ColdScheduler(wiring.Component):
         m.d.comb += overdue.eq((beside == self.BESIDE) & turn.can_answer)
         completes = turn.can_answer & self.i_completion.valid & ~(prefer_send & turn.can_send)
         with m.If(~turn.reading & ~turn.looking & ~turn.acting):
-            with m.If(completes & ~overdue):
+            with m.If(command.accepted):
+                m.d.comb += [
+                    turn.go.eq(1),
+                    choice.eq(_Act.NOTE),
+                    chosen.eq(command.aborted),
+                ]
+            with m.Elif(completes & ~overdue):
                 m.d.comb += [
                     turn.go.eq(1),
                     choice.eq(_Act.COMPLETE),
@@ -356,7 +369,7 @@ class ColdScheduler(wiring.Component):
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
             # Critical path: whether one was chosen. These are taken in any case.
             m.d.sync += [turn.act.eq(choice), turn.index.eq(chosen), turn.again.eq(chosen_again)]
-        with m.If(turn.go):
+        with m.If(turn.go & (choice != _Act.NOTE)):
             m.d.sync += prefer_send.eq((choice == _Act.COMPLETE) | (prefer_send & overdue))
             m.d.sync += beside.eq(Mux(choice == _Act.SCAN, 0, beside + (beside != self.BESIDE)))
 
@@ -376,7 +389,7 @@ class ColdScheduler(wiring.Component):
         ]
 
     def _look(self, m: Module, turn: _Turn, active: Signal, command: _Command) -> None:
-        """The entry's row is out: two long comparisons, and what they and the completion mean to
+        """The entry's row is out: a long comparison, and what that and the completion mean to
         it."""
         c, states = self.config, m.submodules.states
         state, act, completion = states.read_data, turn.act, self.i_completion.payload
@@ -390,11 +403,12 @@ class ColdScheduler(wiring.Component):
             is_ok.eq(completion.status == ColdStatus.OK),
             is_aborted.eq(completion.status == ColdStatus.ABORTED),
         ]
-        age, abort_age = Signal(TIME_BITS), Signal(TIME_BITS)
+        age, unnoted = Signal(TIME_BITS), Signal()
         m.d.comb += [
             turn.is_write.eq(turn.index >= c.misses),
             age.eq(self.now - state.sent),
-            abort_age.eq(self.now - command.abort_stalled),
+            # Its ABORT's time has not begun.
+            unnoted.eq(command.abort_out & (command.aborted == turn.index)),
             turn.after.eq(state),
         ]
         # The row's next read is two cycles later at the earliest.
@@ -418,13 +432,15 @@ class ColdScheduler(wiring.Component):
                 turn.acting.eq(1),
                 turn.more.eq(state.tries < self.retries),
                 turn.expired.eq((act == _Act.SCAN) & turn.live & flight & (age >= self.timeout)),
-                turn.lapsed.eq((act == _Act.SCAN) & turn.live & aborting & (age >= self.timeout)),
-                turn.abort_expired.eq(abort_age >= self.timeout),
+                turn.lapsed.eq(
+                    (act == _Act.SCAN) & turn.live & aborting & ~unnoted & (age >= self.timeout)
+                ),
+                turn.noted.eq((act == _Act.NOTE) & turn.live & aborting),
                 turn.succeeded.eq(completes & mine & flight & is_ok),
                 turn.rejected.eq(completes & mine & Mux(is_aborted, aborting, flight & ~is_ok)),
             ]
 
-    def _act(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+    def _act(self, m: Module, turn: _Turn, waiting: _Waiting, command: _Command) -> None:
         """The engine acts, in one cycle, with what was found out about the entry."""
         state, after, aborts = m.submodules.states.read_data, turn.after, m.submodules.aborts
         m.d.comb += turn.acts.eq(
@@ -433,7 +449,7 @@ class ColdScheduler(wiring.Component):
         with m.If(turn.acts):
             m.d.sync += turn.acting.eq(0)
             m.d.comb += [
-                turn.tried.eq(turn.rejected | (turn.lapsed & turn.abort_expired)),
+                turn.tried.eq(turn.rejected | turn.lapsed),
                 self.i_completion.ready.eq(turn.act == _Act.COMPLETE),
             ]
             with m.If(turn.expired):
@@ -452,11 +468,9 @@ class ColdScheduler(wiring.Component):
                     after.sent.eq(self.now),
                 ]
             with m.If(turn.act == _Act.ABORT):
-                m.d.comb += [
-                    turn.store.eq(1),
-                    after.phase.eq(_Phase.ABORTING),
-                    after.sent.eq(self.now),
-                ]
+                m.d.comb += [turn.store.eq(1), after.phase.eq(_Phase.ABORTING)]
+            with m.If(turn.noted):
+                m.d.comb += [turn.store.eq(1), after.sent.eq(command.accepted_at)]
             with m.If(turn.tried & turn.more):
                 m.d.comb += [
                     turn.push_again.eq(1),
@@ -553,13 +567,13 @@ class ColdScheduler(wiring.Component):
             ]
             with m.If(pre_valid):
                 m.d.sync += pre_valid.eq(0)
-        # An ABORT's own deadline counts from its acceptance; one register for all of them makes
-        # it end later, never earlier.
-        with m.If(
-            (pre_valid & (pre.op == ColdOp.ABORT))
-            | (self.o_command.valid & (command.op == ColdOp.ABORT))
-        ):
-            m.d.sync += stage.abort_stalled.eq(self.now)
+        # An ABORT's own deadline counts from its acceptance.
+        with m.If(turn.acts & (act == _Act.ABORT)):
+            m.d.sync += [stage.abort_out.eq(1), stage.aborted.eq(turn.index)]
+        with m.If(self.o_command.valid & self.o_command.ready & (command.op == ColdOp.ABORT)):
+            m.d.sync += [stage.accepted.eq(1), stage.accepted_at.eq(self.now)]
+        with m.If(turn.acts & (act == _Act.NOTE)):
+            m.d.sync += [stage.abort_out.eq(0), stage.accepted.eq(0)]
 
     def _faults(self, m: Module, turn: _Turn, command: _Command) -> None:
         """What a memory yields counts when it is used."""
@@ -591,6 +605,7 @@ class ColdScheduler(wiring.Component):
                     waiting.new_demand,
                     *(line.r_level != 0 for line in lines),
                     command.pre_valid,
+                    command.accepted,
                     self.o_command.valid,
                     self.o_fetched.valid,
                     self.o_written_back.valid,

@@ -117,20 +117,23 @@ PLANTED = [
     # FAILED ends the try while its ABORT is under way
     ("Mux(is_aborted, aborting, flight & ~is_ok)", "Mux(is_ok, 0, flight | aborting)"),
     # an ABORT behind a stalled command expires unsent
-    ("abort_stalled.eq(self.now)", "abort_stalled.eq(stage.abort_stalled)"),
-    ("(pre_valid & (pre.op == ColdOp.ABORT))", "0"),
-    ("(self.o_command.valid & (command.op == ColdOp.ABORT))", "0"),
+    ("& ~unnoted & (age >= self.timeout)", "& (age >= self.timeout)"),
+    ("stage.accepted.eq(1), stage.accepted_at.eq(self.now)", "stage.accepted.eq(1)"),
     (
-        "tried.eq(turn.rejected | (turn.lapsed & turn.abort_expired))",
-        "tried.eq(turn.rejected | turn.lapsed)",
+        "self.o_command.valid & self.o_command.ready & (command.op == ColdOp.ABORT)",
+        "self.o_command.valid & (command.op == ColdOp.ABORT)",
     ),
+    # its time is another's, or never begins
+    ("chosen.eq(command.aborted)", "chosen.eq(0)"),
+    ("after.sent.eq(command.accepted_at)", "after.sent.eq(state.sent)"),
+    ("stage.abort_out.eq(0), stage.accepted.eq(0)", "stage.accepted.eq(0)"),
+    # two ABORTs under way, or a command before the second
+    ("& ~(lines.aborts.r_rdy & command.abort_out)", ""),
     # the last miss id's prefetch never leaves
     ("pointer == c.misses - 1", "pointer == c.misses - 2"),
     # deadlines, tries
     ("& flight & (age >= self.timeout)", "& flight & (age > self.timeout)"),
-    ("& aborting & (age >= self.timeout)", "& aborting & (age > self.timeout)"),
-    ("abort_expired.eq(abort_age >= self.timeout)", "abort_expired.eq(abort_age > self.timeout)"),
-    ("after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)", "after.phase.eq(_Phase.ABORTING)"),
+    ("& ~unnoted & (age >= self.timeout)", "& ~unnoted & (age > self.timeout)"),
     ("more.eq(state.tries < self.retries)", "more.eq(state.tries <= self.retries)"),
     ("after.tries.eq(Mux(turn.again, state.tries, 0))", "after.tries.eq(state.tries)"),
     ("after.tries.eq(state.tries + 1)", "after.tries.eq(state.tries)"),

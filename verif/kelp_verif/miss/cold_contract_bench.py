@@ -318,6 +318,22 @@ async def an_abort_behind_a_stalled_command(dut):
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
+async def aborts_of_others_keep_none_waiting(dut):
+    """A tier that completes neither commands nor ABORTs, and commands that are late one after
+    another: each is given up when its own ABORT's time is over."""
+    timeout = 600
+    tb = await start(dut, timeout=timeout)
+    for kind in ("demand", "write"):
+        began, first = tb.cycles, await put(tb, kind)
+        for _ in range(10):
+            await put(tb, "demand")
+            await rest(tb, timeout // 3)
+        assert first not in tb.entries, f"{tb.entries[first]} after {tb.cycles - began} cycles"
+        await until(tb, lambda: not tb.entries, 2 * (timeout + turn(tb)) + turn(tb))
+    assert len(tb.answers) == 22 and all(bad for _, bad in tb.answers)
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
 async def completions_and_commands_take_turns(dut):
     """A tier that talks in each cycle keeps no command waiting, and commands no completion."""
     tb = await start(dut)
@@ -381,15 +397,15 @@ async def reset_forgets_everything(dut):
 
 
 #: Memory, when its rows are flipped, and how many uses of a row are counted, of eight demands and
-#: four write-backs. At a tier that takes nothing two commands have left by then, and of a FIFO one
-#: word is in its output.
+#: four write-backs. At a tier that takes nothing two commands have left by then, of ABORTs one, and
+#: of a FIFO one word is in its output.
 FLIPS = (
     ("demand.fifo.storage", "stalled", 5),
     ("writes.fifo.storage", "stalled", 3),
     ("where.rows.memory", "stalled", 10),
     ("line_masks.rows.memory", "stalled", 4),
     ("states.rows.memory", "flying", 12),
-    ("aborts.fifo.storage", "late", 9),
+    ("aborts.fifo.storage", "late", 10),
 )
 
 
@@ -419,7 +435,7 @@ async def _busy(tb, path, stage, bits):
         await rest(tb, 2 * turn(tb))
         await flip("late")
         tb.port.pressure = 0.0
-    await finish(tb, 3 * turn(tb))
+    await finish(tb, 4 * turn(tb))
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
