@@ -133,9 +133,9 @@ class ColdScheduler(wiring.Component):
 
     One engine looks at one entry every four cycles: an ABORT's acceptance first, completions and
     commands in turn, and whenever none is due, the next entry's deadline; at one in `BESIDE` + 1
-    entries at least, ABORTs' acceptances apart. So a completion is taken within a few cycles, and a
-    timeout is noticed within 4 · (`misses` + `write_backs`) cycles when nothing else happens, within
-    `BESIDE` + 1 times as many when something always does, at no cost per entry.
+    entries at least, ABORTs' acceptances apart. So a completion is taken within a few cycles, and
+    a timeout is noticed within 4 · (`misses` + `write_backs`) cycles when nothing else happens,
+    within `BESIDE` + 1 times as many when something always does, at no cost per entry.
 
     Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
     tier reports is no error of this block: `failed` of the answers reports it.
