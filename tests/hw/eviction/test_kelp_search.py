@@ -345,6 +345,9 @@ def test_any_search_goes_by_the_rules(seed):
             chances |= {"usable": 0.5, "fresh": 0.5}
             assert await search.ask(Moment.BEGIN) == (Verdict.WAIT, None)
             golden.begin()
+            if rng.random() < 0.2:  # queues of another policy came first
+                assert await search.ask(Moment.NEXT) == (Verdict.WAIT, None)
+                golden.at = "in turn"
             while steps < 40:
                 steps += 1
                 verdict = await step(moment)
