@@ -64,12 +64,17 @@ class Random(TB):
         self.asked.append((kind, line, int.from_bytes(data, "little")))
         return self.verdict(line)
 
-    def any_health(self):
-        """Any health, of both."""
-        bits = {"status": 8, "media": 8, "additional": 8, "life": 8, "temperature": 16}
-        told = {name: self.rng.getrandbits(n) for name, n in (bits | {"corrected": 32}).items()}
+    def any_health(self, turned=0):
+        """Any health, of both, or one whose every bit is `turned`; its bits."""
+        sizes = {"status": 8, "media": 8, "additional": 8, "life": 8, "temperature": 16}
+        sizes["corrected"] = 32
+        bits = turned or self.rng.getrandbits(sum(sizes.values()))
+        told, left = {}, bits
+        for name, size in sizes.items():
+            told[name], left = left & (1 << size) - 1, left >> size
         self.dut.health.value = self.health.pack(**told)
         self.golden.mailbox.condition = (*told.values(),)
+        return bits
 
     @staticmethod
     def verdict(line):
@@ -198,6 +203,22 @@ class Random(TB):
         if Opcode.SANITIZE in self.config.commands:
             await self.ring(Opcode.SANITIZE, 0, 0)
             await self.settle()
+        await self.each_bit()
+
+    async def each_bit(self):
+        """Of a device's health, and of a line that is cleared, on and off."""
+        health = line = 0
+        for _ in range(2):
+            health = self.any_health(turned=health and health ^ (1 << 80) - 1)
+            await self.ring(Opcode.HEALTH, 0, 0)
+            for at in (0x1020, 0x1028, 0x1030):
+                assert await self.read("device", at, 8) == self.golden.read("device", at, 8)
+            line = line ^ (1 << 512) - 1 if line else self.rng.getrandbits(512)
+            for n in range(8):
+                await self.both("device", 0x1028 + 8 * n, 8, line >> 64 * n & (1 << 64) - 1)
+            await self.both("device", 0x1024, 4, 0)
+            await self.ring(Opcode.CLEAR_POISON, 512, 72)
+            await self.settle()
 
     async def ring(self, opcode, word, length):
         await self.both("device", 0x1020, 4, word)
@@ -231,7 +252,8 @@ class Random(TB):
     async def try_command(self):
         rng, most = self.rng, self.config.payload
         await self.both("configuration", 4, 2, 6)
-        opcode = rng.choice([*COMMANDS, Opcode.GET_EVENTS, Opcode.CLEAR_EVENTS, 0x4303])
+        often = (Opcode.GET_EVENTS, Opcode.CLEAR_EVENTS, Opcode.HEALTH, Opcode.CLEAR_POISON)
+        opcode = rng.choice([*COMMANDS, *often, 0x4303])
         if rng.random() < 0.1:
             opcode ^= 1 << rng.randrange(16)
         if opcode == UNTOLD:
