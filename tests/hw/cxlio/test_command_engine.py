@@ -58,6 +58,7 @@ class Host:
         self.golden.set_now = lambda value: setattr(self, "time", value)
         self.golden.now = lambda: self.time
         self.code, self.stalls, self.standing = 0, False, None
+        self.strays = ()  #: answers with tags that differ so come before the one to a request
         #: Of the data path: vendor features.
         self.registers = dict(enumerate(self.golden.knobs))
 
@@ -96,7 +97,9 @@ class Host:
                         self.registers[line] = ctx.get(p.data) >> 480
                     ctx.set(dut.answers.p.value, self.registers.get(line, 0))
                 if self.code is not None and kind != SANITIZE:
-                    self.codes.append([5, ctx.get(p.tag), self.code])
+                    tag = ctx.get(p.tag)
+                    self.codes += [[1, tag ^ stray, self.code ^ 1] for stray in self.strays]
+                    self.codes.append([5, tag, self.code])
                 self.tag = ctx.get(p.tag)
             if vector := ctx.get(dut.interrupt):
                 self.interrupts.append(vector)
@@ -223,8 +226,14 @@ def test_lengths_and_opcodes():
                     code, _, _ = await host.command(ctx, opcode, legal, length)
                     assert code == ReturnCode.LENGTH
             codes[opcode] = (await host.command(ctx, opcode, legal))[0]
-        for opcode in (0, 0x104, 0x4303, 0x4802, 0x8400, 0xC000, 0xFFFF):
+        bits = [Opcode.IDENTIFY ^ 1 << bit for bit in range(16)]
+        others = {0, 0x104, 0x4303, 0x4802, 0x8400, 0xC000, 0xFFFF, *bits} - set(COMMANDS)
+        for opcode in others:
             assert (await host.command(ctx, opcode))[0] == ReturnCode.UNSUPPORTED
+        # Each bit of a length counts.
+        for bit in range(1, 21):
+            code = (await host.command(ctx, Opcode.GET_EVENTS, bytes(1), 1 | 1 << bit))[0]
+            assert code == ReturnCode.LENGTH
         return codes
 
     codes = play(SMALL, script)
@@ -403,7 +412,11 @@ def test_a_data_path_that_does_not_answer():
         host.code = 0
         # The answer to the lost request comes with its old tag while the next one waits.
         host.codes.append([1, late, 1])
-        assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
+        code, _, answered = await host.command(ctx, Opcode.INJECT_POISON, line(64))
+        assert not code and cycles < FULL.patience + answered
+        host.strays = range(1, 16)  # and what has any other
+        assert not (await host.command(ctx, Opcode.INJECT_POISON, line(128)))[0]
+        host.strays = ()
         # An answer to nobody, with the tag of the request that is over.
         host.codes.append([1, host.tag, 1])
         await host.tick(ctx, 200)
@@ -413,7 +426,7 @@ def test_a_data_path_that_does_not_answer():
         assert not (await host.command(ctx, Opcode.INJECT_POISON, line(64)))[0]
         # What was not told of may be poisoned: it is listed.
         _, answer, _ = await host.command(ctx, Opcode.POISON_LIST, span(0, 4))
-        assert answer[10] == 2
+        assert answer[10] == 3
 
     play(FULL, script)
 
@@ -566,6 +579,12 @@ def test_state_that_a_host_keeps():
         host.golden.condition = (0xA1, 0x52, 0xC0, 3, 40, 0x8010_0000)
         await host.command(ctx, Opcode.HEALTH)
         for _ in range(12):
+            sizes = {"status": 8, "media": 8, "additional": 8, "life": 8, "temperature": 16}
+            told = {name: rng.getrandbits(bits) for name, bits in sizes.items()}
+            told["corrected"] = rng.getrandbits(32)
+            ctx.set(dut.health, told)
+            host.golden.condition = (*told.values(),)
+            await host.command(ctx, Opcode.HEALTH)
             given = bytes([rng.randrange(16), rng.randrange(256), rng.randrange(101), 0])
             await host.command(ctx, Opcode.SET_ALERTS, given + rng.randbytes(8))
             await host.command(ctx, Opcode.GET_ALERTS)
@@ -607,6 +626,7 @@ def test_features():
         for given, wanted in (
             (setting(3), code.SUCCESS),
             (setting(1, data=b"wxyz"), code.SUCCESS),
+            (setting(2, data=bytes([0x9E, 0x8D, 0xFF, 0x80])), code.SUCCESS),
             (setting(4), code.UNSUPPORTED),
             (setting(0, flags=1), code.INPUT),
             (setting(0, flags=2), code.TRANSFER_ORDER),
@@ -642,7 +662,7 @@ def test_the_clock_runs_from_when_it_is_set():
     async def script(ctx, host):
         _, answer, _ = await host.command(ctx, Opcode.GET_TIMESTAMP)
         assert answer == bytes(8)
-        now = (1 << 32) - 100
+        now = (1 << 64) - (1 << 32) - 100  # all its bits change on the way
         await host.command(ctx, Opcode.SET_TIMESTAMP, line(now))
         host.golden.now = lambda: 0
         ctx.set(host.dut.opcode, Opcode.GET_TIMESTAMP)
@@ -1041,6 +1061,36 @@ def test_what_is_beyond_repair_halts_it_until_reset():
             flips.told.clear()
             await flips.ready(ctx)
             assert await flips.command(ctx, Opcode.GET_SHUTDOWN) == (0, 1, set())
+
+    simulation.simulate(flips.top, bench)
+
+
+def test_flipped_bits_of_the_program_are_told_as_it_runs():
+    """One in each word changes nothing; two halt it before the next word."""
+    flips = Flips(TINY)
+    dut = flips.dut
+
+    async def bench(ctx):
+        await flips.ready(ctx)
+        assert not flips.told
+        program = flips.rows("sequencer.rom")
+        for row in range(program.depth):
+            flip(ctx, program, row, 3)
+        await flips.tick(ctx, 20)
+        assert set(flips.told) == {"corrected"}
+        assert await flips.command(ctx, Opcode.GET_SHUTDOWN) == (0, 1, {"corrected"})
+        for row in range(program.depth):
+            flip(ctx, program, row, 9)
+        flips.told.clear()
+        await flips.tick(ctx, 10)
+        assert flips.told["fatal"]
+        assert (await flips.command(ctx, Opcode.GET_SHUTDOWN))[:2] == (ReturnCode.INTERNAL, 0)
+        ctx.set(flips.reset, 1)
+        await flips.tick(ctx)
+        ctx.set(flips.reset, 0)
+        flips.told.clear()
+        await flips.tick(ctx, 20)
+        assert set(flips.told) == {"fatal"} and not ctx.get(dut.state.ready)
 
     simulation.simulate(flips.top, bench)
 

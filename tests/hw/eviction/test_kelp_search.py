@@ -2,6 +2,8 @@
 
 """KelpSearch: what policy `kelp` decides at each moment."""
 
+import random
+
 import pytest
 from simulation import simulate
 
@@ -27,8 +29,11 @@ class Searching:
         ctx.set(dut.search.facts, self.facts)
         ctx.set(dut.search.moment, moment)
         verdict = self.verdict()
-        self.cleared = ctx.get(dut.clear)
+        self.cleared, self.offered = ctx.get(dut.clear), None
+        assert not ctx.get(dut.offer.request.valid)
         await ctx.tick()
+        if self.cleared:
+            ctx.set(dut.best.valid, 0)  # the list's, from the next cycle on
         ctx.set(dut.search.moment, Moment.NONE)
         if not ctx.get(dut.offer.request.valid):
             return verdict
@@ -243,3 +248,122 @@ def test_where_all_pages_are_in_use_the_queue_that_asks_gives():
             assert await swept(ctx, kind, evict=0) == (excess, Verdict.REST, 0)
 
     simulate(dut, bench)
+
+
+class Golden:
+    """A search by the rules of docs/policy.md: of each moment the verdict, the queue to move to,
+    and what is offered of the queue at hand, or None."""
+
+    def begin(self):
+        self.at, self.sweeps, self.worthy, self.named, self.other = "tree", 0, 0, None, False
+
+    def judge(self, facts, best):
+        if facts["kelp"] and facts["eligible"]:
+            return Verdict.SWEEP, None, None
+        if self.at == "tree":
+            return self._named(facts, {"valid": 0, "kind": 0})
+        if self.at == "asks":
+            return Verdict.TAKE, self.named, None
+        return Verdict.NEXT, None, None
+
+    def swept(self, facts, best):
+        if self.at == "tree":
+            return self._named(facts, best)
+        if self.at == "asks" and self.other and (not best["valid"] or best["kind"] == 2):
+            self.at = "in turn"
+            return Verdict.LOOK, self.named, self._worth(best)
+        return Verdict.TAKE, None, None
+
+    def empty(self, facts, best):
+        self.at = "in turn"
+        return Verdict.NEXT, None, self._worth(best)
+
+    def given(self, facts, best):
+        self.at = "given"
+        return Verdict.DONE, None, self._worth(best)
+
+    def _worth(self, best):
+        return (best["priority"] if best["kind"] == 0 else 1) if best["valid"] else 0
+
+    def _named(self, facts, best):
+        """Behind the offer of a queue that the tree named."""
+        offer, page = self._worth(best), best["valid"] and best["kind"] == 0
+        self.sweeps, self.worthy = self.sweeps + 1, self.worthy + bool(page)
+        if not facts["evict"]:
+            return Verdict.REST, None, offer
+        self.named, self.other = facts["squeue"], bool(best["valid"])
+        others = facts["offered"] and facts["root"] != facts["squeue"]
+        if others and self.worthy < SWEEPS and self.sweeps < SWEEPS_MOST:
+            return Verdict.LOOK, facts["root"], offer
+        if page or facts["asking"] == facts["squeue"]:
+            return Verdict.TAKE, facts["squeue"], offer
+        self.at = "asks"
+        return Verdict.LOOK, facts["asking"], offer
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_search_goes_by_the_rules(seed):
+    """Any queues, offers, pages and policies, search after search: some end amid their way."""
+    print("seed", seed)
+    dut, rng, seen = KelpSearch(config=UNIT), random.Random(seed), set()
+    wide = len(dut.best.priority)
+
+    async def bench(ctx):
+        search, golden, turns = Searching(ctx, dut), Golden(), 0
+
+        async def step(moment):
+            best = {
+                "valid": int(rng.random() < 0.8),
+                "kind": rng.choice(kinds),
+                "priority": rng.getrandbits(wide),
+            }
+            # What no verdict looks at is anything.
+            ctx.set(dut.best, best | {"page": rng.randrange(UNIT.pages), "last_step": 3})
+            facts = {name: int(rng.random() < chance) for name, chance in chances.items()}
+            facts |= {name: rng.randrange(UNIT.squeues) for name in ("squeue", "root", "asking")}
+            if rng.random() < 0.2:
+                facts["asking"] = facts["squeue"]
+            while long and facts["root"] == facts["squeue"]:
+                facts["root"] = rng.randrange(UNIT.squeues)
+            told = await search.ask(moment, **facts, evict=evict)
+            if moment == Moment.JUDGE and search.cleared:
+                best["valid"] = 0
+            rule = getattr(golden, moment.name.lower())
+            verdict, to, offer = rule(search.facts, best)
+            assert told == (verdict, to), (moment, golden.at)
+            assert search.cleared == (moment == Moment.JUDGE and offer is not None)
+            assert search.offered == (None if offer is None else (facts["squeue"], offer))
+            assert ctx.get(dut.asked) == (golden.at == "asks")
+            seen.add((moment, verdict, to is None))
+            return verdict
+
+        for _ in range(60):
+            evict, moment, steps = rng.random() < 0.9, Moment.JUDGE, 0
+            long = rng.random() < 0.2  # as many queues as there may be, and none with a page
+            kinds = (1, 2) if long else (0, 1, 1, 2)
+            chances = {"kelp": 0.9, "eligible": rng.choice((0.5, 0.9)), "offered": long or 0.8}
+            chances |= {"usable": 0.5, "fresh": 0.5}
+            assert await search.ask(Moment.BEGIN) == (Verdict.WAIT, None)
+            golden.begin()
+            if rng.random() < 0.2:  # queues of another policy came first
+                assert await search.ask(Moment.NEXT) == (Verdict.WAIT, None)
+                golden.at = "in turn"
+            while steps < 40:
+                steps += 1
+                verdict = await step(moment)
+                if verdict == Verdict.SWEEP:
+                    moment = Moment.SWEPT
+                elif verdict == Verdict.TAKE:
+                    moment = rng.choice((Moment.EMPTY, Moment.GIVEN))
+                elif verdict in (Verdict.DONE, Verdict.REST):
+                    break
+                else:
+                    moment = Moment.JUDGE
+                    if verdict == Verdict.NEXT:
+                        assert await search.ask(Moment.NEXT) == (Verdict.WAIT, None)
+                        golden.at = "in turn"
+            turns += golden.sweeps == SWEEPS_MOST
+        assert turns
+
+    simulate(dut, bench)
+    assert len(seen) >= 10, seen

@@ -4,16 +4,23 @@
 region; all that is not its own passes."""
 
 import random
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from amaranth.hdl import Shape
+from amaranth.hdl import Shape, Value
+from flips import opened
+from hollow import hollow, wires
 from select_room import CONFIG, OWNER, Room, compare, device, logged, pins, queries, write
 from simulation import cycles_until
+from simulation import simulate as simulate_here
 from streams import Ends, pump
 
 from kelp_golden.select_region import SelectRegion
+from kelp_hw.select import select
 from kelp_hw.select.select import Select
+from kelp_hw.select.select_control import SelectControl, SelectParts
 from kelp_spec.address import AddressMap, KvAddress, Region
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 from kelp_spec.select import ANSWER_FIELDS, SelectMap, record
@@ -21,6 +28,313 @@ from kelp_verif.harness import runner
 from kelp_verif.harness.compiled import simulate
 
 ORDERED = ("op", "page", "answer", "write", "request")
+
+
+#: What the parts of it are joined by, in the cycle: `part.port`, or a port of its own.
+JOINED = """
+i_request gather.i
+o_request gather.o
+sessions window.sessions
+sessions control.sessions
+now control.now
+o_event.0 control.o_event
+o_event.1 window.o_event
+"""
+WITH = {
+    "select_port": "summary_axi store.axi ",
+    "select_estimates": "dropped control.dropped ",
+    "select_tables": """
+        frames tables.frames
+        values.squeue tables.value_of.squeue
+        values.page tables.value_of.page
+        tables.value values.value
+        tables.known values.known
+    """,
+}
+WHOLE = CONFIG.with_(codec_lanes=32)
+#: Configurations with and without each of its ports.
+KINDS = {
+    "whole": WHOLE,
+    "coherent": WHOLE.with_(coherence=True),
+    "plain": WHOLE.with_(select_tables=False, select_estimates=False, select_port=False),
+}
+
+
+class Wires:
+    """The block, hollow but for the skid buffer of the choice's ops."""
+
+    def __init__(self, monkeypatch, config):
+        self.made, self.config, self.rng = {}, config, random.Random(3)
+        parts = SelectParts(config)
+        names = [name for name, part in vars(parts).items() if part is not None]
+
+        def hollowed(config):
+            made = dict.fromkeys(vars(parts))
+            for name in names:
+                signature = getattr(parts, name).signature
+                made[name] = hollow(self.made, name, lambda signature=signature: signature)()
+            return SimpleNamespace(**made)
+
+        control = SelectControl(config=config, parts=parts).signature
+        monkeypatch.setattr(select, "SelectParts", hollowed)
+        kind = hollow(self.made, "control", lambda **_: control)
+        monkeypatch.setattr(select, "SelectControl", kind)
+        self.dut = Select(config=config)
+
+    def simulate(self, bench):
+        self.top, _ = opened(self.dut)  # the parts are made
+        simulate_here(self.top, bench)
+
+    def port(self, path):
+        name, *rest = path.split(".")
+        at = self.made[name] if name in self.made else getattr(self.dut, name)
+        for step in rest:
+            at = at[int(step)] if step.isdecimal() else getattr(at, step)
+        return at
+
+    def joined(self):
+        """(given, seen) of each signal that passes in the cycle."""
+        pairs = JOINED + "".join(WITH[name] for name in WITH if getattr(self.config, name))
+        ways = []
+        for first, second in zip(*[iter(pairs.split())] * 2, strict=True):
+            outside = first.split(".")[0] not in self.made
+            ways += wires(self.port(first), self.port(second), outside=outside)
+        return ways
+
+    def any(self, ctx, *ports):
+        """Any bits at each port."""
+        for port in ports:
+            port = Value.cast(port)
+            ctx.set(port, self.rng.getrandbits(len(port)))
+
+
+def bits(ctx, value):
+    return ctx.get(Value.cast(value))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_hears_whom(monkeypatch, kind):
+    """Each bit, in the cycle: results, lines, faults, lost summaries, and who is at work."""
+    room = Wires(monkeypatch, KINDS[kind])
+    dut, made, rng, config = room.dut, room.made, room.rng, room.config
+    seen = Counter()
+
+    async def bench(ctx):
+        parts = {name: made[name] for name in ("window", "gather", "reader", "control")}
+        parts |= {"tables": made["tables"]} if config.select_tables else {}
+        result, hot, answer, op = dut.i_result, dut.i_hot, dut.i_answer, dut.i_result.p.op
+        faulty = [made[name] for name in ("gather", "window", "reader", "engine")]
+        faulty += [made["store"]] * config.select_port
+        ways = room.joined()
+        kinds = [Op.WRITE, Op.REPLAY] * 3 + [Op.SCRUB, Op.CLOSE, Op.OPEN, Op.READ]
+        given = {id(source): source for source, _ in ways}.values()
+        for _ in range(400):
+            room.any(ctx, *given, result.payload, hot.payload, answer.payload)
+            if rng.random() < 0.5:
+                ctx.set(op.kv_line, rng.randrange(2 * config.half_lines))
+            room.any(ctx, answer.valid, dut.o_answer.ready, made["reader"].i_line.ready)
+            for block in faulty:
+                ctx.set(Value.cast(block.fault), 1 << rng.randrange(3) if rng.random() < 0.1 else 0)
+            for block in parts.values():
+                ctx.set(block.idle, rng.random() < 0.9)
+            ctx.set(op.kind, rng.choice(kinds))
+            outcomes = (Outcome.HIT, Outcome.ALLOCATED, Outcome.DONE, Outcome.MISSED)
+            ctx.set(result.p.outcome, rng.choice(outcomes))
+            ctx.set(result.p.old.state, rng.choice((PageState.COLD, PageState.ABSENT)))
+            ctx.set(result.p.word.state, rng.choice((PageState.FETCHING, PageState.RESIDENT)))
+            ctx.set(result.valid, rng.random() < 0.8)
+            ctx.set(hot.valid, not ctx.get(result.valid))
+            if config.select_port:
+                lost = made["store"].o_failed
+                room.any(ctx, lost.payload, lost.valid)
+            await ctx.delay(1e-9)
+            for source, to in ways:
+                assert ctx.get(to) == ctx.get(source), to.name
+            assert ctx.get(dut.idle) == all(ctx.get(block.idle) for block in parts.values())
+            told = 0
+            for block in faulty:
+                told |= bits(ctx, block.fault)
+            assert bits(ctx, dut.fault) == told
+            for block in (made["reader"], made["control"]):
+                to = block.i_result
+                assert (ctx.get(to.valid), bits(ctx, to.payload)) == (
+                    ctx.get(result.valid),
+                    bits(ctx, result.payload),
+                )
+            _cleared(ctx, room, seen)
+            _ended(ctx, room, seen)
+            look = ctx.get(answer.p.origin.look)
+            for to, own in ((made["reader"].i_line, look), (dut.o_answer, not look)):
+                assert ctx.get(to.valid) == (ctx.get(answer.valid) and own)
+                assert bits(ctx, to.payload) == bits(ctx, answer.payload)
+                if own:
+                    assert ctx.get(answer.ready) == ctx.get(to.ready)
+            if config.select_port:
+                event, names = dut.o_event[2], ("squeue", "page")
+                assert ctx.get(event.valid) == ctx.get(lost.valid)
+                owner = ctx.get(dut.sessions[ctx.get(lost.p.squeue) // config.queues].ld_id)
+                wanted = {name: ctx.get(lost.p[name]) for name in names}
+                wanted |= {"code": Event.SUMMARY_LOST, "argument": ctx.get(lost.p.write)}
+                wanted |= {"ld_id": owner}
+                assert {name: ctx.get(event.p[name]) for name in wanted} == wanted
+            await ctx.tick()
+
+    room.simulate(bench)
+    assert min(seen.values()) >= 3 and len(seen) >= 6 + config.select_tables, seen
+
+
+def _cleared(ctx, room, seen):
+    """A page whose keys change, or which is scrubbed, has a summary no more."""
+    result, hot, half = room.dut.i_result, room.dut.i_hot, room.config.half_lines
+    op, outcome, clear = result.p.op, ctx.get(result.p.outcome), room.made["store"].i_clear
+    why, page = None, op
+    if ctx.get(hot.valid):
+        if ctx.get(hot.p.write) and ctx.get(hot.p.kv_line) < half:
+            why, page = "hot", hot.p
+    elif ctx.get(result.valid):
+        key, kind = ctx.get(op.kv_line) < half, ctx.get(op.kind)
+        if kind == Op.SCRUB:
+            why = "scrub"
+        elif key and kind == Op.WRITE and outcome in (Outcome.HIT, Outcome.ALLOCATED):
+            why = "write"
+        elif key and kind == Op.REPLAY and ctx.get(op.write) > ctx.get(op.failed):
+            why = "replay"
+    assert ctx.get(clear.valid) == bool(why)
+    if why:
+        seen[why] += 1
+        for name in ("squeue", "page"):
+            assert ctx.get(clear.p[name]) == ctx.get(page[name])
+
+
+def _ended(ctx, room, seen):
+    """A session ends, or begins anew; it spends credit of the tables on a read of flash."""
+    result, op = room.dut.i_result, room.dut.i_result.p.op
+    valid, session = ctx.get(result.valid), ctx.get(op.session)
+    ends = valid and ctx.get(op.kind) in (Op.CLOSE, Op.OPEN)
+    ends = ends and ctx.get(result.p.outcome) == Outcome.DONE
+    for told in (room.made["control"].ended, room.made["window"].forget):
+        assert ctx.get(told) == (1 << session if ends else 0)
+    seen["ends", session] += ends
+    if room.config.select_tables:
+        spend = room.made["tables"].i_spend
+        states = ctx.get(result.p.old.state), ctx.get(result.p.word.state)
+        spends = valid and ctx.get(result.p.changed)
+        spends = spends and states == (PageState.COLD, PageState.FETCHING)
+        assert (ctx.get(spend.valid), ctx.get(spend.p)) == (spends, session)
+        seen["spends"] += spends
+
+
+def test_ops_take_turns(monkeypatch):
+    """What changes slots first, then hints and LOOKs in turn; none overtakes one that stands. What
+    is fetched goes before the hints' pages."""
+    room = Wires(monkeypatch, WHOLE)
+    dut, made, rng = room.dut, room.made, room.rng
+    went = []
+
+    async def bench(ctx):
+        ctx.set(made["tables"].idle, 1)
+        for name in ("window", "gather", "reader", "control"):
+            ctx.set(made[name].idle, 1)
+        sources = {"hint": dut.i_op, "look": made["reader"].o_op, "slots": made["control"].o_op}
+        pages = {"hint": dut.i_page, "fetch": made["control"].o_fetch}
+        standing, stood = set(), None
+        chances = {name: 0.5 for name in ("hint", "look", "slots", "fetch", "page")}
+        page_stands, held, last = None, [], None
+        for cycle in range(1500):
+            if cycle % 100 == 0:
+                chances = {name: rng.choice((0.1, 0.5, 1)) for name in chances}
+                takes = rng.choice((0.3, 0.7, 1))
+            offers = [(f"op {name}", port) for name, port in sources.items()]
+            offers += [(f"page {name}", port) for name, port in pages.items()]
+            for name, port in offers:
+                chance = chances["page" if name == "page hint" else name.split()[1]]
+                if name not in standing and rng.random() < chance:
+                    standing.add(name)
+                    room.any(ctx, port.payload)
+                ctx.set(port.valid, name in standing)
+            for port in (dut.o_op, dut.o_page):
+                ctx.set(port.ready, rng.random() < takes)
+            await ctx.delay(1e-9)
+            assert ctx.get(dut.idle) == (not held)
+            ready = {"hint": "op hint" in standing, "look": "op look" in standing, "slots": held}
+            if stood is None:
+                stood = "slots" if held else None
+                turn = ("look", "hint") if last == "hint" else ("hint", "look")
+                stood = stood or next((name for name in turn if ready[name]), None)
+            assert ctx.get(dut.o_op.valid) == (stood is not None), cycle
+            moved = ctx.get(dut.o_op.valid) and ctx.get(dut.o_op.ready)
+            if stood is not None:
+                payload = held[0] if stood == "slots" else bits(ctx, sources[stood].payload)
+                assert bits(ctx, dut.o_op.payload) == payload, (cycle, stood)
+            for name in ("hint", "look"):
+                if f"op {name}" in standing:
+                    assert ctx.get(sources[name].ready) == bool(moved and stood == name)
+            if moved:
+                went.append(stood)
+                last = stood
+                if stood == "slots":
+                    held.pop(0)
+                else:
+                    standing.remove(f"op {stood}")
+            if "op slots" in standing and ctx.get(sources["slots"].ready):
+                held.append(bits(ctx, sources["slots"].payload))
+                standing.discard("op slots")
+            stood = None if moved else stood
+            if page_stands is None:
+                offered = [name for name in ("fetch", "hint") if f"page {name}" in standing]
+                page_stands = offered[0] if offered else None
+            assert ctx.get(dut.o_page.valid) == (page_stands is not None)
+            moved = page_stands and ctx.get(dut.o_page.ready)
+            if page_stands:
+                assert bits(ctx, dut.o_page.payload) == bits(ctx, pages[page_stands].payload)
+            for name, port in pages.items():
+                if f"page {name}" in standing:
+                    assert ctx.get(port.ready) == bool(moved and page_stands == name)
+            if moved:
+                standing.discard(f"page {page_stands}")
+                page_stands = None
+            await ctx.tick()
+
+    room.simulate(bench)
+    assert min(map(went.count, ("hint", "look", "slots"))) > 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_wait_for_requests_and_for_summaries_that_starve(monkeypatch, kind):
+    """A RwD goes on where no Req stands before it, or a coherent front takes both in any order; one
+    that is offered stays, also where a summary has begun to starve meanwhile."""
+    room = Wires(monkeypatch, KINDS[kind])
+    dut, made, rng, config = room.dut, room.made, room.rng, room.config
+    seen = Counter()
+
+    async def bench(ctx):
+        stops = stands = False
+        for _ in range(400):
+            if not stands:
+                room.any(ctx, dut.i_write.valid, dut.i_write.payload)
+            room.any(ctx, dut.o_write.ready)
+            ctx.set(made["gather"].o.valid, rng.random() < 0.3 and not stands)
+            starves = 0
+            if config.select_port:
+                starves = int(rng.random() < 0.5)
+                ctx.set(made["store"].starves, starves)
+            await ctx.delay(1e-9)
+            held = ctx.get(made["gather"].o.valid) and not config.coherence
+            valid, ready = ctx.get(dut.i_write.valid), ctx.get(dut.o_write.ready)
+            goes = valid and not held and not stops
+            assert ctx.get(dut.o_write.valid) == goes
+            assert bits(ctx, dut.o_write.payload) == bits(ctx, dut.i_write.payload)
+            taken = ready and not held and not stops
+            assert not valid or ctx.get(dut.i_write.ready) == taken
+            waits = valid and not taken and not config.coherence
+            assert ctx.get(made["gather"].hold) == waits
+            stands = bool(goes and not ready)
+            seen[bool(goes), bool(stops)] += 1
+            stops = starves and (stops or not stands)
+            await ctx.tick()
+
+    room.simulate(bench)
+    assert seen[True, False] > 30 and (seen[False, True] > 30) == config.select_port, seen
 
 
 def drawn(rng, stream, **values):

@@ -7,6 +7,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.cxlio.device import Device
+from kelp_hw.cxlio.signatures import decoding_layout, window_layout
+from kelp_hw.export.packing import Packing
 from kelp_spec.cxlio.commands import COMMANDS, Opcode
 from kelp_spec.cxlio.component import component_registers
 from kelp_spec.cxlio.device import device_registers
@@ -17,14 +19,18 @@ from kelp_spec.cxlio.pmu import pmu_registers
 from ..harness.runner import bench_params, record
 from .port_tb import TB
 
-SANITIZE, SET, MESSAGE_LIMIT = 3, 5, 400
+CLEAR, SANITIZE, SET, MESSAGE_LIMIT = 2, 3, 5, 400
 #: Its answers are times, which the golden model does not tell.
 UNTOLD = Opcode.SET_TIMESTAMP
+#: Whose answers are read as far as their first record.
+LONG = (Opcode.GET_EVENTS, Opcode.POISON_LIST)
 
 
 class Random(TB):
     def __init__(self, dut):
         super().__init__(dut)
+        self.decoding = Packing(decoding_layout(self.config))
+        self.window = Packing(window_layout(self.config))
         self.renew()
         self.decide = lambda r: None if r["kind"] == SANITIZE else self.verdict(r["line"])
         self.seen, self.signalled = {}, set()
@@ -47,9 +53,28 @@ class Random(TB):
     def renew(self):
         """The golden model as after power-up."""
         self.golden = golden = Device(self.config)
-        golden.mailbox.ask = lambda kind, line, data: self.verdict(line)
+        golden.mailbox.ask = self.wanted
         golden.mailbox.condition = (1, 2, 3, 4, 300, 1 << 20)
+        self.requests.clear()
+        self.asked = []  #: (kind, line, data) that the mailbox asks of the data path
         self.knobs = list(golden.mailbox.knobs)  #: of the data path, with `config.wired`
+
+    def wanted(self, kind, line, data):
+        """The data path, as the golden model asks it."""
+        self.asked.append((kind, line, int.from_bytes(data, "little")))
+        return self.verdict(line)
+
+    def any_health(self, turned=0):
+        """Any health, of both, or one whose every bit is `turned`; its bits."""
+        sizes = {"status": 8, "media": 8, "additional": 8, "life": 8, "temperature": 16}
+        sizes["corrected"] = 32
+        bits = turned or self.rng.getrandbits(sum(sizes.values()))
+        told, left = {}, bits
+        for name, size in sizes.items():
+            told[name], left = left & (1 << size) - 1, left >> size
+        self.dut.health.value = self.health.pack(**told)
+        self.golden.mailbox.condition = (*told.values(),)
+        return bits
 
     @staticmethod
     def verdict(line):
@@ -106,6 +131,32 @@ class Random(TB):
             assert self.cycles - started < MESSAGE_LIMIT, "a message is missing"
         sent = [(m["address"], m["data"]) for m in self.messages]
         assert sent == golden.msix.sent, f"{sent[-3:]}, not {golden.msix.sent[-3:]}"
+        told = [
+            (r["kind"], r["line"], {CLEAR: r["data"], SET: r["data"] >> 480}.get(r["kind"], 0))
+            for r in self.requests
+            if r["kind"] != SANITIZE
+        ]
+        assert told == self.asked, f"{told[-3:]}, not {self.asked[-3:]}"
+        self.decoders_are_told()
+
+    def decoders_are_told(self):
+        """To the channels of CXL.mem: what is committed, and where the DVSEC range begins."""
+        told, pci = self.decoding.unpack(self.dut.decoding.value), self.golden.pci.values
+        for i, wanted in enumerate(self.golden.decoders.windows):
+            window = self.window.unpack(told["windows"] >> i * self.window.width)
+            assert window["on"] == bool(wanted)
+            shown = {
+                "base": window["base"] << 28,
+                "size": window["size"] << 28,
+                "ways": 1 << window["ways"],
+                "granule": 256 << window["granularity"],
+                "dpa": window["dpa"] << 28,
+            }
+            assert not wanted or shown == vars(wanted), shown
+        shown = told["enable"], told["mem_enable"], told["range_base"]
+        enabled = self.golden.component.values["hdm_control_enable"]
+        base = pci["range0_base"] | pci["range0_base_high"] << 4
+        assert shown == (enabled, pci["cxl_control_mem"], base)
 
     async def try_read(self):
         space, at, size = self.place()
@@ -152,6 +203,22 @@ class Random(TB):
         if Opcode.SANITIZE in self.config.commands:
             await self.ring(Opcode.SANITIZE, 0, 0)
             await self.settle()
+        await self.each_bit()
+
+    async def each_bit(self):
+        """Of a device's health, and of a line that is cleared, on and off."""
+        health = line = 0
+        for _ in range(2):
+            health = self.any_health(turned=health and health ^ (1 << 80) - 1)
+            await self.ring(Opcode.HEALTH, 0, 0)
+            for at in (0x1020, 0x1028, 0x1030):
+                assert await self.read("device", at, 8) == self.golden.read("device", at, 8)
+            line = line ^ (1 << 512) - 1 if line else self.rng.getrandbits(512)
+            for n in range(8):
+                await self.both("device", 0x1028 + 8 * n, 8, line >> 64 * n & (1 << 64) - 1)
+            await self.both("device", 0x1024, 4, 0)
+            await self.ring(Opcode.CLEAR_POISON, 512, 72)
+            await self.settle()
 
     async def ring(self, opcode, word, length):
         await self.both("device", 0x1020, 4, word)
@@ -185,9 +252,14 @@ class Random(TB):
     async def try_command(self):
         rng, most = self.rng, self.config.payload
         await self.both("configuration", 4, 2, 6)
-        opcode = rng.choice([*COMMANDS, Opcode.GET_EVENTS, Opcode.CLEAR_EVENTS, 0x4303])
+        often = (Opcode.GET_EVENTS, Opcode.CLEAR_EVENTS, Opcode.HEALTH, Opcode.CLEAR_POISON)
+        opcode = rng.choice([*COMMANDS, *often, 0x4303])
+        if rng.random() < 0.1:
+            opcode ^= 1 << rng.randrange(16)
         if opcode == UNTOLD:
             return
+        if rng.random() < 0.3:
+            self.any_health()
         command = COMMANDS.get(opcode)
         length = command.least if command and rng.random() < 0.9 else rng.randrange(90)
         if opcode in (Opcode.CLEAR_EVENTS, Opcode.GET_EVENTS):
@@ -198,11 +270,15 @@ class Random(TB):
         elif rng.random() < 0.8:
             await self.both("device", 0x1020, 8, rng.randrange(1 << 10) << 6)
             await self.both("device", 0x1028, 8, rng.randrange(1 << 12))
+        elif opcode == Opcode.CLEAR_POISON:
+            for at in range(0x1020 + 8, 0x1020 + length, 8):
+                await self.both("device", at, 8, rng.getrandbits(64))
         if rng.random() < 0.1:
-            length = rng.randrange(most + 8)
+            length = rng.choice((rng.randrange(most + 8), length ^ 1 << rng.randrange(21)))
         await self.both("device", 0x1008, 8, opcode | length << 16)
         await self.both("device", 0x1004, 4, rng.choice((1, 1, 1, 7)))
-        for at in (0x1008, 0x1010, 0x1018, 0x100, 0x1020, 0x1028, 0x1038, 0x200):
+        answer = range(0x1020, 0x1020 + 8 * (24 if opcode in LONG else 4), 8)
+        for at in (0x1008, 0x1010, 0x1018, 0x100, 0x200, *answer):
             got, wanted = await self.read("device", at, 8), self.golden.read("device", at, 8)
             assert got == wanted, f"after {opcode:04x}: {at:#x} is {got[0]:#x}, not {wanted[0]:#x}"
 
@@ -260,7 +336,9 @@ class Random(TB):
         await self.both("configuration", 4, 2, 6)
         if rng.random() < 0.4:
             await self.both("component", at + 0x10, 4, 0x1000)
-        await self.both("component", at, 4, rng.randrange(4) << 28)
+        far = rng.random() < 0.5  # in bits that a small window has not
+        await self.both("component", at, 4, (rng.getrandbits(4) if far else rng.randrange(4)) << 28)
+        await self.both("component", at + 4, 4, rng.getrandbits(32) if far else 0)
         await self.both("component", at + 8, 4, 1 << 28)
         await self.both("component", at + 0x14, 4, 0)
         await self.both("component", at + 0x18, 4, 0)

@@ -129,7 +129,8 @@ class TB(DeviceTB):
     async def commit(self, control):
         """Of decoder 0 at BASE; whether it is committed."""
         await self.write("component", 0x1130, 4, 0)
-        for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, control)):
+        high, size = BASE >> 32, 1 << 28
+        for at, value in ((0x14, high), (0x10, BASE), (0x1C, 0), (0x18, size), (0x20, control)):
             await self.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
         await self.idle(10)
         return (await self.read("component", 0x1130, 4))[0] >> 10 & 3

@@ -5,7 +5,7 @@ opened and used through host addresses, lines are poisoned and cleared by the ma
 read as records, messages are counted."""
 
 import cocotb
-from cocotb.triggers import RisingEdge
+from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.datapath.datapath import axi_signature
 from kelp_hw.export.packing import Packing
@@ -17,7 +17,7 @@ from kelp_spec.cxlio.commands import Opcode
 from kelp_spec.cxlio.component import Uncorrectable
 from kelp_spec.cxlio.events import PoisonSource
 from kelp_spec.cxlio.pmu import VendorEvent, pmu_map
-from kelp_spec.messages import S2MDRS, M2SReq, M2SRwD
+from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 from kelp_spec.registers import RegisterMap, SessionCommand
 
@@ -25,7 +25,7 @@ from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 from .port_tb import TB as PortTB
 
-BASE = 14 << 28  #: where the host has the device
+BASE = 0xA5C39E << 28  #: where the host has the device
 LIMIT = 40_000
 
 
@@ -46,7 +46,7 @@ class TB(PortTB):
         self.values = Values(self.kelp)
         self.addresses, self.names = self.values.addresses, self.values.registers
         self.req, self.rwd = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"])
-        self.drs = Packing(MESSAGES["S2MDRS"])
+        self.drs, self.ndr = Packing(MESSAGES["S2MDRS"]), Packing(MESSAGES["S2MNDR"])
         channels = axi_signature(self.kelp).members
         self.axi = {
             name: Packing(channels[name].signature.members["payload"].shape) for name in channels
@@ -91,7 +91,8 @@ class TB(PortTB):
     async def map_memory(self):
         """A decoder of all the device has, from `BASE` on."""
         await self.write("component", 0x1114, 4, 2)
-        for at, value in ((0x14, 0), (0x10, BASE), (0x1C, 0), (0x18, 1 << 28), (0x20, 0x1200)):
+        high, size = BASE >> 32, 1 << 28
+        for at, value in ((0x14, high), (0x10, BASE), (0x1C, 0), (0x18, size), (0x20, 0x1200)):
             await self.write("component", 0x1110 + at, 4, value & 0xFFFFFFFF)
         assert (await self.read("component", 0x1130, 4))[0] >> 10 & 3 == 1, "not committed"
 
@@ -125,6 +126,8 @@ class TB(PortTB):
         assert (answer["tag"], answer["ld_id"]) == (self.tag, ld)
         if answer["opcode"] == S2MDRS.MEM_DATA_NXM:
             return "nxm"
+        assert answer["opcode"] == S2MDRS.MEM_DATA
+        assert not int(self.dut.quiescent.value)  # a line was on its way
         return "poison" if answer["poison"] else answer["data"].to_bytes(64, "little")
 
     async def store(self, address, data, enable=(1 << 64) - 1, poison=0, ld=0):
@@ -140,8 +143,10 @@ class TB(PortTB):
             data=int.from_bytes(data, "little"),
         )
         offered = cocotb.start_soon(self._offer("m2s_rwd", message))
-        await self._within(self._take("s2m_ndr"))
+        answer = self.ndr.unpack(await self._within(self._take("s2m_ndr")))
         await offered
+        told = answer["opcode"], answer["tag"], answer["ld_id"]
+        assert told == (S2MNDR.CMP, self.tag, ld)
 
     async def _within(self, awaited):
         task, started = cocotb.start_soon(awaited), self.cycles
@@ -208,8 +213,11 @@ async def errors_and_health(tb, line):
     await tb.idle(50)
     assert (await tb.read("component", 0x1080, 4))[0] == 1 << Uncorrectable.POISON_RECEIVED
     assert (await tb.read("component", 0x1094, 4))[0] & 0x3F == Uncorrectable.POISON_RECEIVED
-    header = (await tb.read("component", 0x1098, 8))[0]
-    assert Packing(Layouts(tb.kelp).event).unpack(header)["code"] == Event.POISON_RECEIVED
+    words = [(await tb.read("component", 0x1098 + 8 * n, 8))[0] for n in range(8)]
+    header, layout = sum(word << 64 * n for n, word in enumerate(words)), Layouts(tb.kelp).event
+    event = Packing(layout).unpack(header)
+    told = [event[name] for name in ("code", "squeue", "page", "ld_id")]
+    assert told == [Event.POISON_RECEIVED, 0, 0, 0] and header >> layout.size == 0, event
     assert await tb.load(BASE + line) == "poison"
     # Health is the endpoint's: nothing lost; the temperature is the sensor's.
     tb.dut.temperature.value = 41
@@ -217,6 +225,56 @@ async def errors_and_health(tb, line):
     assert code == 0 and health[:4] == bytes(4) and health[4] == 41, health
     corrected = int.from_bytes(health[0xA:0xE], "little")
     assert corrected == await tb.read_register("count_corrected")
+    for degrees in (0x5AA5, 0xA55A):
+        tb.dut.temperature.value = degrees
+        _, health, _ = await tb.command(Opcode.HEALTH)
+        assert int.from_bytes(health[4:6], "little") == degrees
+    tb.dut.temperature.value = 41
+
+
+async def interrupts(tb, line):
+    """An event is an interrupt of the endpoint's own where the host enables it, and a message of
+    the mailbox's."""
+    rng, dut, at = tb.rng, tb.dut, 0x8000 + 16 * tb.config.event_vector
+    await tb.write("configuration", 0x7E, 2, 0x8000)
+    assert (await tb.command(Opcode.SET_INTERRUPT_POLICY, bytes([1] * 4)))[0] == 0
+    address, data = rng.getrandbits(64), rng.getrandbits(32)
+    for enabled in (0, 1):
+        address, data = address ^ (1 << 64) - 1, data ^ (1 << 32) - 1  # each bit is on once
+        for offset, size, value in ((0, 8, address & ~3), (8, 4, data), (12, 4, 0)):
+            await tb.write("device", at + offset, size, value)
+        await tb.write_register("event_clear", 1)
+        await tb.write_register("irq_enable", enabled * ((1 << 32) - 1))
+        await tb.idle(3000)
+        for log in range(4):
+            assert (await tb.command(Opcode.CLEAR_EVENTS, bytes([log, 1, 0, 0, 0, 0])))[0] == 0
+        tb.messages.clear()
+        assert not int(dut.irq.value)
+        await tb.store(BASE + line, bytes(64), poison=1)
+        await tb.idle(3000)
+        assert tb.messages == [{"address": address & ~3, "data": data}], tb.messages
+        assert int(dut.irq.value) == enabled
+    await tb.write_register("event_clear", 1)
+    await tb.idle(50)
+    assert not int(dut.irq.value)
+    await tb.write_register("irq_enable", 0)
+
+
+async def time_passes(tb):
+    """A cycle at each edge of the clock, and what is added to it; nothing waits for it."""
+    dut = tb.dut
+    await tb.idle(3000)
+    assert int(dut.quiescent.value)
+    most = (1 << len(dut.now)) - 1
+    for skip in (0, most, *(tb.rng.getrandbits(len(dut.now)) for _ in range(20))):
+        dut.skip.value = skip
+        await ReadOnly()
+        before = int(dut.now.value)
+        await RisingEdge(dut.clk)
+        await ReadOnly()
+        assert (int(dut.now.value) - before - 1 - skip) & most == 0
+        await RisingEdge(dut.clk)
+    dut.skip.value = 0
 
 
 async def found_poison(tb, line, pages):
@@ -359,8 +417,10 @@ async def whole_device(dut):
     hits = await tb.counter((4, VendorEvent.HIT))
     assert hits == await tb.read_register("count_hits") >= 3
     await errors_and_health(tb, lines[3])
+    await interrupts(tb, lines[3])
     await found_poison(tb, lines[3], (1, 2))
     await poison_by_all(tb, (1, 2))
+    await time_passes(tb)
     # Decoded no more: nothing is there.
     await tb.write("component", 0x1130, 4, 0x1000)
     assert await tb.load(BASE + lines[0]) == "nxm"
