@@ -117,11 +117,11 @@ class TB:
 
     def weather(self):
         rng = self.rng
-        self.rate, self.calls = rng.choice([0.3, 1]), rng.choice([0, 0.02, 0.2])
+        self.rate, self.calls = rng.choice([0.3, 1]), rng.choice([0, 0.02, 0.02, 0.2])
         self.stall, self.misses = rng.choice([0, 0.3, 0.8]), rng.choice([0, 0.3, 1])
         self.ar_stall = rng.choice([0, 0.5, 0.95])
         # The last op that does not know comes soon, or behind as many as can be counted.
-        self.most = rng.choice([2, 2, 12, (1 << DataFront.COUNT_BITS) - 1])
+        self.most = rng.choice([2, 2, 12, 24, 48, 96, (1 << DataFront.COUNT_BITS) - 1])
         self.closeness = rng.choice([0.8, 0.8, 0.2])
 
     async def tick(self):
