@@ -136,7 +136,7 @@ def answer_layout() -> data.StructLayout:
 
 def health_layout() -> data.StructLayout:
     """Health as the device reports it: fields of Get Health Info, temperature in degrees
-    Celsius."""
+    Celsius. A mailbox that knows alerts adds bits 4:0 of `additional`, which are 0 here."""
     return data.StructLayout(
         {
             "status": 8,
