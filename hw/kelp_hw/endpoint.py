@@ -639,6 +639,14 @@ class Endpoint(wiring.Component):
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & s.ingress.idle & inner & s.miss_buffer.quiet & s.cold.quiet),
         ]
+        # What a session has taken it leaves: no miss, no eviction, no command of the tier stays.
+        served = Cat(each.open for each in s.tracker.sessions).any()
+        if self.config.protect:
+            served |= s.faults.fatal
+        m.d.sync += Assert(
+            ~self.quiescent | served | (s.miss_buffer.idle & s.cold.idle & s.eviction.idle),
+            "something is under way for nobody",
+        )
         # The register shows what the latest message found: the read of it ends the quiet.
         before, found = Signal(), Signal()
         offers = (s.ingress.m2s_req, s.ingress.m2s_rwd)

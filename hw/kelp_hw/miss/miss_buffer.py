@@ -5,7 +5,7 @@ cycles when no other entry is brought home."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -221,7 +221,22 @@ class MissBuffer(wiring.Component):
             Assert(~wrong_id),
             Assert(~wrong_flip),
         ]
+        self._left(m)
         return m
+
+    def _left(self, m):
+        """Of what has come home nothing stays. A node counts as free two cycles after it left its
+        list; a lost row keeps some."""
+        rests, lost = Signal(2), Signal()
+        all_free = m.submodules.lists.level == self.config.parked
+        m.d.sync += [
+            rests.eq(Cat(self.idle, rests)),
+            lost.eq(lost | self.fault.fatal),
+            Assert(
+                ~(self.idle & rests.all()) | lost | all_free,
+                "a place of a request that waited is not given back",
+            ),
+        ]
 
     def _faults(self, m, done, begins, opens):
         """Gathers `fault`. `begins`: the entry `done` is not visited yet; `opens`: its row has just

@@ -170,6 +170,7 @@ class Tracker(wiring.Component):
         self._decide(m, s)
         self._frame_op(m, s)
         self._tell(m, s)
+        self._vacant(m, s)
         return m
 
     def _foresee(self, m: Module, s: SimpleNamespace) -> None:
@@ -502,3 +503,15 @@ class Tracker(wiring.Component):
             self.o_hot.valid.eq(m3.hot),
         ]
         broadcast(m, decide.score, self.o_score, registered=True)
+
+    def _vacant(self, m: Module, s: SimpleNamespace) -> None:
+        """When no session is open nothing is taken: no frame, no place in the line for one, no pin.
+        But for what a lost word took along: its frame is searched for, whoever is there."""
+        pools, vacant, lost = s.pools, Signal(), Signal()
+        m.d.comb += vacant.eq(~Cat(each.open for each in self.sessions).any())
+        with m.If((s.m3.valid & s.words.uncorrected) | self.fatal):
+            m.d.sync += lost.eq(1)
+        taken = Cat(*pools.taken, *pools.waiting, *pools.pins)
+        m.d.sync += Assert(
+            ~vacant | lost | ~taken.any(), "a frame or a pin that no session has is taken"
+        )

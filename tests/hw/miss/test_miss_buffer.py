@@ -7,6 +7,7 @@ from flips import NO_FAULT, fields, flip, opened
 from simulation import simulate
 from timing import changes
 
+from kelp_hw.miss import park_lists
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import named
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
@@ -123,3 +124,26 @@ def test_line_masks_are_told_of_where_a_fill_takes_them(kind, starves, told):
 def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="margin = 33 is refused; legal: 1 … 32"):
         MissBuffer(config=named("unit"), margin=33)
+
+
+def test_a_request_that_waited_leaves_no_place_taken(monkeypatch):
+    """A parked request's place that does not become free again is told once nothing is under
+    way."""
+    places = []
+
+    class Held(park_lists.FreeList):
+        def __init__(self, **options):
+            super().__init__(**options)
+            places.append(self)
+
+    monkeypatch.setattr(park_lists, "FreeList", Held)
+    top, _ = opened(MissBuffer(config=named("unit")))
+
+    async def bench(ctx):
+        await ctx.tick().repeat(4)
+        ctx.set(places[0].level, places[0].count - 1)
+        for _ in range(2):
+            await ctx.tick()
+
+    with pytest.raises(AssertionError, match="is not given back"):
+        simulate(top, bench)

@@ -4,6 +4,8 @@
 import time
 
 import pytest
+from flips import opened
+from simulation import simulate
 
 from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_golden.tracker import Tracker
@@ -295,3 +297,27 @@ def test_golden_is_fast(golden):
     for _ in range(20_000):
         golden.step(op)
     assert 20_000 / (time.perf_counter() - begin) > 100_000
+
+
+@pytest.mark.parametrize("counts", [["waiting", "taken"], ["pins"]], ids=["frames", "pins"])
+def test_what_nobody_has_is_not_taken(counts, monkeypatch):
+    """While no session is open a count of the pools that does not come back to 0 is told."""
+    made = []
+
+    class Held(hw.Pools):
+        def __init__(self, **options):
+            super().__init__(**options)
+            made.append(self)
+
+    monkeypatch.setattr(hw, "Pools", Held)
+    top, _ = opened(hw.Tracker(config=named("unit")))
+
+    async def bench(ctx):
+        await ctx.tick().repeat(4)
+        for count in counts:
+            ctx.set(getattr(made[0], count)[0], 1)
+        for _ in range(2):
+            await ctx.tick()
+
+    with pytest.raises(AssertionError, match="that no session has"):
+        simulate(top, bench)
