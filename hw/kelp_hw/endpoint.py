@@ -42,7 +42,7 @@ from .scores.ema import EmaEngine
 from .select.select import Select, select_events, summary_ports
 from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
-from .tracker.signatures import BACKGROUND, poisoned_ports
+from .tracker.signatures import BACKGROUND, SELECT_KINDS, poisoned_ports
 from .tracker.tracker import Tracker
 
 __all__ = ["Endpoint", "endpoint_signature"]
@@ -249,7 +249,7 @@ class Endpoint(wiring.Component):
         connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
         connect(m, s.ingress.o_window, s.router.i)
         connect(m, access, s.registers.i)
-        m.d.comb += s.router.hints_busy.eq(~s.hints.idle)
+        m.d.comb += s.router.hints_busy.eq(~s.hints.idle | self._hint_stands(s.op_hint))
         connect(m, s.router.o_hint, s.hints.i)
         connect(m, answer, s.egress.i)
         connect(m, served, s.router.i_register)
@@ -279,6 +279,16 @@ class Endpoint(wiring.Component):
         if self.config.coherence:
             ready = ready & s.coherence.ready
         m.d.sync += self.ready.eq(ready)
+
+    def _hint_stands(self, skid: Skid):
+        """An op of a hint line waits for M0, which may keep it for longer than it takes from there;
+        those of a choice come by the same way."""
+
+        def of_hint(op):
+            return ~Cat(op.kind == kind for kind in SELECT_KINDS).any() if self.config.select else 1
+
+        places = (skid.o.valid, skid.o.p), (skid.spare_valid, skid.spare)
+        return Cat(valid & of_hint(op) for valid, op in places).any()
 
     def _coherence(self, m: Module, request, write) -> SimpleNamespace:
         """The coherent front before the channels, which then are its inner ones. `request`,

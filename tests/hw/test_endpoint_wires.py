@@ -5,6 +5,7 @@ and when all is at rest."""
 
 import random
 
+import pytest
 from amaranth.hdl import Value
 from flips import opened
 from hollow import hollow, wires
@@ -144,16 +145,17 @@ IN_TURN = ("ingress", "tracker", "frame_table", "miss_buffer")
 class Wires:
     """The endpoint, hollow but for its FIFO and its skid buffers."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, config=UNIT):
         self.made = {}
-        for name, block in BLOCKS.items():
+        blocks = BLOCKS | ({"select": "Select"} if config.select else {})
+        for name, block in blocks.items():
             real = getattr(endpoint, block)
 
             def signature_of(real=real, **options):
                 return real(**options).signature
 
             monkeypatch.setattr(endpoint, block, hollow(self.made, name, signature_of))
-        self.dut = Endpoint(config=UNIT)
+        self.dut = Endpoint(config=config)
 
     def simulate(self, bench):
         top, _ = opened(self.dut)
@@ -199,6 +201,38 @@ def item(ctx, stream):
 
 def access(ctx, payload):
     return [ctx.get(payload.session), ctx.get(payload.write)]
+
+
+@pytest.mark.parametrize("name", ["unit", "unit_select"])
+def test_a_hint_is_busy_until_m0_has_taken_its_last_op(monkeypatch, name):
+    """The absorber is done with a line, and ops of it stand before M0, for longer than an op takes
+    from there: a register access behind the line does not overtake them. It does not wait for ops
+    of a choice."""
+    config = named(name)
+    bench_of = Wires(monkeypatch, config)
+    kinds = [Op.MASS, Op.STEP, *([Op.LOOK] * 2 + [Op.STEP, Op.HOLD] if config.select else [])]
+
+    async def bench(ctx):
+        made, taken = bench_of.made, bench_of.made["tracker"].ops.hint
+        given = made["select" if config.select else "hints"].o_op
+        ctx.set(made["hints"].idle, 1)
+        stands, left = [], list(kinds)
+        for cycle in range(120):
+            ctx.set(taken.ready, cycle % 20 == 19)
+            ctx.set(given.valid, bool(left))
+            ctx.set(given.p.kind, left[0] if left else 0)
+            await ctx.delay(1e-9)
+            hints = [kind in (Op.MASS, Op.STEP) for kind in stands]
+            assert ctx.get(made["router"].hints_busy) == any(hints), (cycle, stands)
+            leaves = ctx.get(taken.valid) and ctx.get(taken.ready)
+            if left and ctx.get(given.ready):
+                stands.append(left.pop(0))
+            if leaves:
+                stands.pop(0)
+            await ctx.tick()
+        assert not left and not stands
+
+    bench_of.simulate(bench)
 
 
 def test_who_hears_whom(monkeypatch):

@@ -43,7 +43,8 @@ class CoherentFront(wiring.Component):
 
     Only Req waits: in a window, from whose head on requests are tried again when a recall stands in
     their way. RwD and BIRsp pass it. BIConflict is answered here. Of the KV aperture MemRd, MemInv
-    and MemClnEvct come to what docs/coherence.md says; everything else is handed on as it is.
+    and MemClnEvct come to what docs/coherence.md says; everything else is handed on as it is. A
+    gathered read goes when each RwD that was taken before it has left `inner_rwd`.
 
     Latency: `LATENCY` cycles from `m2s_req` to `inner_req`, `WRITE_LATENCY` from `m2s_rwd` to
     `inner_rwd`, `ANSWER_LATENCY` from `inner_drs` to `s2m_drs`. One Req or RwD in each cycle
@@ -215,13 +216,14 @@ class CoherentFront(wiring.Component):
     def _choose(self, m, b, evicts):
         """D0: the end of a recall goes first, then a sector that is asked for, a RwD, a Req; but a
         Req that a RwD went before goes before the next one, so that RwD in every cycle keep none
-        out. A RwD waits one cycle for it, for it goes in that cycle. `evicts`: the completion of a
-        MemClnEvct has the front's own queue in this cycle."""
+        out. A RwD waits one cycle for it, for it goes in that cycle; for a gathered read until the
+        RwD before it are in the inner device, which it waits for anyway. `evicts`: the completion
+        of a MemClnEvct has the front's own queue in this cycle."""
         rwd, level = self.m2s_rwd, b.completions.level
         finish, op = b.recalls.o_finish, b.directory.i
         req_op, rwd_op = self._op(m, b.window.message, False), self._op(m, rwd.p, True)
         may, goes, conflict, asks, asked = Signal(), Signal(), Signal(), Signal(), Signal()
-        req_can, passed, roomy = Signal(), Signal(), Signal()
+        req_could, req_can, passed, roomy = Signal(), Signal(), Signal(), Signal()
         m.d.sync += asked.eq(asks)
         m.d.comb += [
             finish.ready.eq(self.ready),
@@ -237,7 +239,7 @@ class CoherentFront(wiring.Component):
             goes.eq(
                 rwd.valid
                 & may
-                & ~(passed & req_can)
+                & ~(passed & req_could)
                 & Mux(
                     conflict,
                     ~evicts & roomy,
@@ -247,12 +249,17 @@ class CoherentFront(wiring.Component):
             rwd.ready.eq(goes),
             b.writes.i.valid.eq(goes & ~conflict),
             b.writes.i.p.eq(rwd.p),
-            req_can.eq(
+            req_could.eq(
                 b.window.waits & b.grants.room & (b.out.level <= self.PLACES - self.RESERVE) & roomy
             ),
+            # What a gathered read finds may be of a RwD that was taken before it, and the host does
+            # not know that the two are of one line: that RwD is in the inner device first.
+            req_can.eq(req_could & ~(req_op.gathers & b.writes.o.valid))
+            if self.config.select
+            else req_can.eq(req_could),
             b.window.take.eq(req_can & may & ~goes),
         ]
-        m.d.sync += passed.eq((passed | (goes & req_can)) & ~b.window.take)
+        m.d.sync += passed.eq((passed | (goes & req_could)) & ~b.window.take)
         with m.If(evicts):
             m.d.comb += b.completions.i_own.valid.eq(1)
         with m.Else():

@@ -294,12 +294,6 @@ class SessionControl(wiring.Component):
                 with m.Switch(command.command):
                     with m.Case(SessionCommand.OPEN):
                         with m.If(privileged & limits.legal & ~is_open & ~is_closing):
-                            for s in range(self.config.sessions):
-                                with m.If(command.session == s):
-                                    m.d.sync += [
-                                        command.opened_shape[s].eq(command.shape),
-                                        command.opened_formats[s].eq(command.formats),
-                                    ]
                             m.next = "POOLS"
                     with m.Case(SessionCommand.CLOSE):
                         with m.If(privileged & usable):
@@ -390,6 +384,14 @@ class SessionControl(wiring.Component):
             with m.Switch(command.command):
                 with m.Case(SessionCommand.OPEN):
                     m.d.comb += op.kind.eq(Op.OPEN)
+                    # What the walk went by: where CLOSED passes M3 in the cycle of the verdict, the
+                    # formats of the session before are forgotten in the next.
+                    for s in range(self.config.sessions):
+                        with m.If(command.session == s):
+                            m.d.sync += [
+                                command.opened_shape[s].eq(command.shape),
+                                command.opened_formats[s].eq(command.formats),
+                            ]
                 with m.Case(SessionCommand.CLOSE):
                     m.d.comb += op.kind.eq(Op.CLOSE)
                 with m.Case(SessionCommand.ADVANCE):

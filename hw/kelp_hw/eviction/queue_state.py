@@ -151,7 +151,8 @@ class QueueState(wiring.Component):
         m = Module()
         c, view = self.config, self.view
         event = data.StructLayout(
-            {"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1}
+            {"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS}
+            | {"listed": 1, "newest": 1, "cancelled": 1}
         )
         record = data.StructLayout(
             {"count": c.page_bits + 1, "newest": self.layouts.newest, "in_use": 1}
@@ -247,6 +248,7 @@ class QueueState(wiring.Component):
         m.d.sync += [
             came.squeue.eq(r.op.squeue),
             came.page.eq(r.op.page),
+            came.pool.eq(r.pool),
             came.listed.eq(is_listed),
             came.newest.eq(allocates),
             came_valid.eq(came_next),
@@ -326,6 +328,7 @@ class QueueState(wiring.Component):
         with m.State("IDLE"):
             m.d.sync += [
                 task.page.eq(taken.page),
+                task.pool.eq(taken.pool),
                 task.value.eq(taken.listed),
                 task.newest.eq(taken.newest),
                 task.cancelled.eq(taken.cancelled),
@@ -371,12 +374,15 @@ class QueueState(wiring.Component):
             ]
             m.next = "WAS"
         with m.State("WAS"):
-            # What comes out of memories: counting waits a cycle for it.
+            # What comes out of memories: counting waits a cycle for it. An event's pool is what M3
+            # had: an OPEN may have given the queue another one before its last pages of the session
+            # before are absorbed here, and their excess stands in the old pool's tree.
             m.d.sync += [
                 task.found.eq(records.read_data),
-                task.pool.eq(settings.o.pool),
                 task.policy.eq(settings.o.policy),
             ]
+            with m.If(~task.is_event):
+                m.d.sync += task.pool.eq(settings.o.pool)
             if self.config.select_tables:
                 m.d.sync += task.tables.eq(settings.o.tables)
             m.next = "COUNT"

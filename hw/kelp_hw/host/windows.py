@@ -41,7 +41,7 @@ class WindowRouter(wiring.Component):
     o_hint : out, stream of hint_line
         `broken` marks a partial or poisoned write.
     hints_busy : in
-        The absorber has a line, or an op of one.
+        The absorber has a line, or an op of one, or such an op waits for M0.
     o_register : out, stream of register_access
     i_register : in, stream of window_answer
         Comes while its access stands at `o_register`.
@@ -54,7 +54,7 @@ class WindowRouter(wiring.Component):
     ACCESS_LATENCY = 0
     INTERVAL = 2
     HINT_WAIT = 255
-    #: from the absorber's last op to its decision, with a slice for the choice's ops
+    #: from when M0 has taken the absorber's last op to its decision, with some margin
     _EFFECT = DECIDED + 4
 
     def __init__(self, *, config: Config):

@@ -20,6 +20,7 @@ from kelp_hw.coherence.front import CoherentFront
 from kelp_hw.coherence.grants import Grants
 from kelp_hw.coherence.request_window import RequestWindow
 from kelp_hw.coherence.snoop_engine import SnoopEngine
+from kelp_spec.address import Region
 from kelp_spec.coherence import (
     SIZES,
     Coherence,
@@ -300,6 +301,50 @@ def test_writes_in_every_cycle_keep_no_request_out():
         assert min(went.values()) > 80, went
 
     simulate(dut, bench)
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2, 40])
+def test_a_gathered_read_follows_the_writes_that_were_taken_before_it(writes):
+    """The inner device takes no RwD for a while, and then all: none that was taken comes behind a
+    gathered read that was taken after it, for the read may be of its line, and the host's caches
+    know nothing of that. Nor do RwD in every cycle keep the read out."""
+    config = named("unit_select_coherent")
+    dut = CoherentFront(config=config, sizes=SIZES[config.name])
+    gathers = Region.GATHER << config.aperture_bits - 6
+    stalls, order, taken = 30, [], []
+
+    async def bench(ctx):
+        for name, value in OPEN.items():
+            port, _, member = name.partition(".")
+            ctx.set(getattr(getattr(dut, port), member), value)
+        ctx.set(dut.sessions.open, ~0)
+        ctx.set(dut.m2s_req.p.opcode, M2SReq.MEM_RD)
+        ctx.set(dut.m2s_req.p.meta_field, MetaField.NO_OP)
+        ctx.set(dut.m2s_req.p.address, gathers)
+        ctx.set(dut.m2s_rwd.p.opcode, M2SRwD.MEM_WR)
+        while not ctx.get(dut.ready):
+            await ctx.tick()
+        for cycle in range(100):
+            tag = len(taken) - ("read" in taken)
+            ctx.set(dut.inner_rwd.ready, cycle >= stalls)
+            ctx.set(dut.m2s_rwd.valid, tag < writes)
+            ctx.set(dut.m2s_rwd.p.tag, tag)
+            ctx.set(dut.m2s_req.valid, cycle >= 4 and "read" not in taken)
+            for name in ("inner_req", "inner_rwd"):
+                port = getattr(dut, name)
+                if ctx.get(port.valid) and ctx.get(port.ready):
+                    order.append("read" if name == "inner_req" else ctx.get(port.p.tag))
+            if ctx.get(dut.m2s_rwd.valid) and ctx.get(dut.m2s_rwd.ready):
+                taken.append(tag)
+            if ctx.get(dut.m2s_req.valid) and ctx.get(dut.m2s_req.ready):
+                taken.append("read")
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert sorted(map(str, order)) == sorted(map(str, [*range(writes), "read"]))
+    before = taken.index("read")
+    assert order.index("read") >= before == min(writes, 2), (taken, order)
+    assert order.index("read") <= before + 4, (taken, order)
 
 
 def test_a_page_that_is_not_held_may_leave_within_ten_cycles():

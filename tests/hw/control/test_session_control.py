@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
 from simulation import simulate
 from timing import changes, check_pace, varied
 
@@ -306,3 +307,57 @@ def test_what_each_command_does_is_the_models():
 
     simulate(dut, bench)
     assert all(seen[command, ok] > 2 for command in SessionCommand for ok in (True, False)), seen
+
+
+#: Cycles of an OPEN behind its command, at whose end CLOSED of the session before passes M3.
+CLOSED = range(SessionControl._CHECK + 2)
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_apply_has_the_formats_that_open_wrote(closed):
+    """An OPEN that is written too soon: the session before it is closed while the command is looked
+    at, and its formats take their reset values in the cycle after that. Where it is not refused, an
+    APPLY writes what OPEN has written, for pages lie in frames of that size."""
+    dut, formats = SessionControl(config=UNIT), []
+    shape, regs = dut.registers.shape[0], dut.registers.formats[0]
+
+    def is_open(ctx, is_open, is_closing):
+        ctx.set(dut.sessions.open, is_open)
+        ctx.set(dut.sessions.closing, is_closing)
+
+    async def commanded(ctx, code, closed=None):
+        """Formats and pool of queue 0 that the command writes; None where it is refused."""
+        ctx.set(dut.given.command.p.command, int(code))
+        ctx.set(dut.given.command.valid, 1)
+        written, write = None, dut.configuration.write
+        for cycle in range(100):
+            if cycle == closed:
+                is_open(ctx, 0, 0)
+            elif closed is not None and cycle == closed + 1:
+                ctx.set(regs.as_value(), 0)
+            if ctx.get(write.valid) and ctx.get(write.p.squeue) == 0:
+                config = write.p.queue_config
+                written = [ctx.get(config[name]) for name in ("format_k", "format_v", "pool")]
+            await ctx.tick()
+            ctx.set(dut.given.command.valid, 0)
+        formats.append(written)
+
+    async def bench(ctx):
+        for name, value in COMMAND.items():
+            if name.startswith("registers.shape.0."):
+                ctx.set(shape[name.rpartition(".")[2]], value)
+        ctx.set(shape.used_lines, UNIT.half_lines)
+        for r in range(LAYER_RANGES):
+            ctx.set(regs[f"format_k_{r}"], int(Format.INT4))
+        ctx.set(dut.registers.policy[0].alpha, 1)
+        ctx.set(dut.configuration.ready, 1)
+        ctx.set(dut.o_op.ready, 1)
+        is_open(ctx, 1, 1)
+        await commanded(ctx, SessionCommand.OPEN, closed)
+        is_open(ctx, 1, 0)
+        await commanded(ctx, SessionCommand.APPLY_ALL)
+
+    simulate(dut, bench)
+    opened = closed <= SessionControl._CHECK
+    assert formats[0] == ([Format.RAW16, Format.RAW16, 0] if opened else None)
+    assert formats[1] == formats[0] or not opened

@@ -11,7 +11,7 @@ from simulation import simulate
 
 from kelp_golden.eviction import QueueState as GoldenQueueState
 from kelp_hw.eviction.queue_state import QueueState
-from kelp_spec.config import named
+from kelp_spec.config import POOLS, named
 from kelp_spec.metadata import PageState
 from kelp_verif.harness.runner import made, run_cocotb
 
@@ -115,6 +115,63 @@ def test_settings_are_told_of_where_lines_are_counted(bits, use, lists):
             assert ctx.get(dut.resident_lines) == lists * config.frame_lines[0]
 
     simulate(top, bench)
+
+
+@pytest.mark.parametrize("policy", [0, 1], ids=["plain", "kelp"])
+def test_a_queue_that_goes_to_another_pool_leaves_the_first_ones_tree(policy):
+    """A session is closed, and opened with other formats at once: its queue's pool is written while
+    pages of the owner before still leave, one event behind the other. Nothing of them is left in
+    the tree of the pool that they were of."""
+    config, squeue, (old, new) = named("unit"), 1, (0, 2)
+    dut = QueueState(config=config)
+    pages = min(config.pages, config.frames[old])
+
+    async def bench(ctx):
+        async def configure(pool, policy):
+            write = dut.config_write
+            ctx.set(write.p.squeue, squeue)
+            ctx.set(write.p.queue_config.pool, pool)
+            ctx.set(write.p.queue_config.policy, policy)
+            ctx.set(write.valid, 1)
+            await ctx.tick()
+            ctx.set(write.valid, 0)
+
+        async def results(pool, before, after):
+            r = dut.i_result.p
+            for page in range(pages):
+                ctx.set(r.op.squeue, squeue)
+                ctx.set(r.op.page, page)
+                ctx.set(r.pool, pool)
+                ctx.set(r.old.state, before)
+                ctx.set(r.word.state, after)
+                ctx.set(r.changed, 1)
+                ctx.set(dut.i_result.valid, 1)
+                await ctx.tick()
+            ctx.set(dut.i_result.valid, 0)
+
+        async def rest():
+            for _ in range(4):
+                await ctx.tick()
+            while not ctx.get(dut.idle):
+                await ctx.tick()
+            return [ctx.get(root.excess) for root in dut.view.roots]
+
+        while not ctx.get(dut.initialised):
+            await ctx.tick()
+        await configure(old, 0)
+        await results(old, PageState.ABSENT, PageState.RESIDENT)
+        excess = await rest()
+        assert excess[old] and not any(excess[1:])
+        await results(old, PageState.RESIDENT, PageState.ABSENT)
+        await ctx.tick()
+        assert not ctx.get(dut.idle), "everything was absorbed before the queue was given a pool"
+        await configure(new, policy)
+        assert await rest() == [0] * len(POOLS)
+        await results(new, PageState.ABSENT, PageState.RESIDENT)
+        excess = await rest()
+        assert bool(excess[new]) == (not policy) and not excess[old]
+
+    simulate(dut, bench)
 
 
 def test_golden_root_is_the_largest_excess():
