@@ -49,6 +49,7 @@ ARGUMENTS = {
     ),
     "Sanitizer": {"config": named("unit_cxl")},
     "MediaEraser": {"config": named("unit_cxl"), "axi": axi_signature(UNIT)},
+    "ChannelOrder": {"depth": 4},
     "DecodedChannel": {"config": IO, "message": MESSAGES["M2SReq"]},
     "CreditReceiver": {"credits": 4},
     "CreditSender": {},

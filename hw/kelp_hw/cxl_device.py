@@ -21,6 +21,7 @@ from .endpoint import Endpoint, endpoint_signature
 from .layouts import MESSAGES, queue_in_map
 from .lib.broadcast import broadcast
 from .lib.protected import BlockFault, gather_blocks
+from .media.channel_order import ChannelOrder
 from .media.decoded_channel import DecodedChannel
 from .media.event_records import EventRecords
 from .media.health_report import HealthReport
@@ -151,8 +152,7 @@ class CxlDevice(wiring.Component):
             connect(m, endpoint.s2m_bisnp, flipped(self.s2m_bisnp))
         connect(m, flipped(self.m2s_req), s.requests.i)
         connect(m, flipped(self.m2s_rwd), s.writes.i)
-        connect(m, s.requests.o, media.i_req)
-        connect(m, s.writes.o, media.i_rwd)
+        self._decoded(m, media)
         channels = ("m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr")
         inner = [getattr(endpoint, name) for name in channels]
         asks = (media.requests, media.answers)
@@ -210,6 +210,23 @@ class CxlDevice(wiring.Component):
                 io.heat.p.score.eq(score.p.score),
             ]
         return m
+
+    def _decoded(self, m, media):
+        """The host's messages, decoded, to `MediaPort`. With coherence the channels are in no
+        order: there a RwD must not wait for a Req."""
+        requests, writes = m.submodules.requests, m.submodules.writes
+        i_req, i_rwd = media.i_req, media.i_rwd
+        if not self.config.coherence:
+            m.submodules.order = order = ChannelOrder(depth=2 * DecodedChannel.LATENCY)
+            connect(m, order.o_req, i_req)
+            connect(m, order.o_rwd, i_rwd)
+            m.d.comb += [
+                order.taken_req.eq(requests.i.valid & requests.i.ready),
+                order.taken_rwd.eq(writes.i.valid & writes.i.ready),
+            ]
+            i_req, i_rwd = order.i_req, order.i_rwd
+        connect(m, requests.o, i_req)
+        connect(m, writes.o, i_rwd)
 
     def _sanitize(self, m, endpoint, io, media):
         """What stands between `MediaPort` and the endpoint then: its ends for the four channels,

@@ -185,6 +185,41 @@ def test_the_monitor_counts_what_moves_on_the_channels(monkeypatch):
     assert min(seen.values()) > 60, seen
 
 
+@pytest.mark.parametrize("stalls", ["m2s_req", "m2s_rwd"])
+def test_a_channel_that_stands_still_is_not_overtaken(monkeypatch, stalls):
+    """The endpoint takes one channel's messages seldom, as a RwD waits for a write slot. It is
+    given all of both in the order in which the device took them, of one cycle the RwD first."""
+    made, rng = hollowed(monkeypatch), random.Random(9)
+    dut, taken, given = CxlDevice(config=named("unit_cxl")), [], []
+
+    async def bench(ctx):
+        endpoint, tags, offered = made["endpoint"], {"m2s_rwd": 0, "m2s_req": 0}, set()
+        ctx.set(endpoint.ready, 1)
+        for _ in range(600):
+            for name in tags:
+                port = getattr(dut, name)
+                stands = name in offered
+                ctx.set(port.valid, stands or rng.random() < 0.4)
+                ctx.set(port.p.tag, tags[name])
+                seldom = 0.1 if name == stalls else 1
+                ctx.set(getattr(endpoint, name).ready, rng.random() < seldom)
+            await ctx.delay(1e-9)
+            for name in tags:
+                inner, port = getattr(endpoint, name), getattr(dut, name)
+                if ctx.get(inner.valid) and ctx.get(inner.ready):
+                    given.append((name, ctx.get(inner.p.tag)))
+                if ctx.get(port.valid) and not ctx.get(port.ready):
+                    offered.add(name)
+                elif ctx.get(port.valid):
+                    offered.discard(name)
+                    taken.append((name, tags[name]))
+                    tags[name] += 1
+            await ctx.tick()
+
+    simulate(dut, bench)
+    assert given == taken[: len(given)] and len(given) > 60
+
+
 @pytest.mark.parametrize("sizes", [{}, {"sessions": 3, "queues": 3}, {"sessions": 1, "queues": 5}])
 def test_the_hot_list_hears_of_pages_by_their_addresses(monkeypatch, sizes):
     """Also where a session's queues are no power of two. The device's own wires alone: what they
