@@ -276,6 +276,8 @@ class Endpoint:
                 return
             profile = scores.profile(op.squeue, op.page, allocated=event == ScoreEvent.INIT)
         elif event == ScoreEvent.INIT:
+            # Distances of policy `kelp`, which the queue may have later, are from it.
+            self.kelp.scores.newest[op.squeue] = op.page
             score = arithmetic.initial(policy.alpha)
         elif event == ScoreEvent.TOUCH:
             if policy.source != ScoreSource.OBSERVED:

@@ -113,12 +113,12 @@ class LockStep:
         self._advance(session, delta)
         self._evict_to_target()
 
-    def hint(self, line: bytes, ld_id: int = 0) -> None:
-        """A hint line, with everything it causes."""
+    def hint(self, line: bytes, ld_id: int = 0, *, broken: bool = False) -> None:
+        """A hint line, with everything it causes. `broken`: it was written in part, or poisoned."""
         counters = self.endpoint.counters
         counters["hint_lines"] += 1
         prefetch, advances = [], None
-        for op in self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions):
+        for op in self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions, broken):
             kind = getattr(op, "kind", None)
             if kind == Op.STEP:
                 advances = op.session

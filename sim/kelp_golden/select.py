@@ -72,7 +72,8 @@ __all__ = [
 WEIGHTS = np.array(
     [round(2.0 ** (WEIGHT_BITS - 1 + f / (1 << SCORE_FRACTION))) for f in range(256)], np.int64
 )
-_MOST_SHIFT = 31  #: more than any accumulator has bits
+#: more than the bits of any sum: a page's mass has 24, the weights of 8192 estimates have 29
+_MOST_SHIFT = 31
 #: the estimate of a page that has none: less than any score, and of no weight beside one
 NONE = -(1 << 40)
 #: no sum of masses, and no bound of one, is more

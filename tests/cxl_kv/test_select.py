@@ -506,6 +506,9 @@ def test_a_slot_is_read_by_its_owner_and_at_its_generation_alone():
         assert status == Status.DATA and line.tobytes() == k[0, 0, newest, :32].tobytes()
         many = 1 << places.config.generation_bits
         assert read(generation=now + many)[1] == Status.DATA, "modulo its bits"
+        core.spec_read(np.array([places.gather(number, 0, now, 0, 1, 0)], np.uint64), owner)
+        dropped = device.counters()["prefetch_dropped_spec_read"]
+        assert dropped == 1, "its page, which is there"
         device.events()
         wrong = {"ld_id": owner + 1}, {"generation": now + 1}, {"slot": len(chosen.pages[0])}
         for how in (*wrong, {"queue": LAYERS * HEADS}):

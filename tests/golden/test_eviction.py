@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Who is evicted while a prompt is written in one step, beyond the frames."""
+"""Who is evicted while a prompt is written in one step, beyond the frames; and what a page is worth
+whose queue takes policy `kelp` amid a session."""
 
 import pytest
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
+from kelp_golden.kelp_policy import value
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.ops import QueueConfig, Session
@@ -39,3 +41,25 @@ def test_a_page_that_is_being_written_stays(policy, frames, order):
             assert page in endpoint.queues.listed[squeue]
     counters = endpoint.counters
     assert (counters["evictions"], counters["fetches"]) == (QUEUES * PAGES - frames + 1, 0)
+
+
+def test_distances_are_from_the_newest_page_of_another_policy_too():
+    """Four pages are written under policy 0; under `kelp` the first alone is read, so that the
+    second, at another distance, has nothing of it."""
+    endpoint = Endpoint(named("unit"))
+    endpoint.configure(0, QueueConfig(), QueuePolicy(policy=0))
+    opens = TrackerOp(Op.OPEN, session=0)
+    descriptor = Session(used_queues=1, used_lines=4, used_pages=8, kv_heads=1)
+    endpoint.apply(opens, descriptor=descriptor)
+    for page in range(4):
+        endpoint.apply(TrackerOp(Op.WRITE, page=page, write=1, origin=(bytes(64), -1)))
+    endpoint.configure(0, QueueConfig(), QueuePolicy(policy=1))
+    for page in range(4):
+        endpoint.scores[page] = 0  # no frequency of the other policy's
+    reads = 20
+    for _ in range(reads):
+        endpoint.apply(TrackerOp(Op.STEP, delta=1))
+        endpoint.apply(TrackerOp(Op.READ, page=0))
+    scan = endpoint.kelp.scores.scan
+    assert scan(0, 0, 0, 1, reads, reads).value == value(0, 0, reads - 1, False)
+    assert scan(0, 0, 0, 0, reads, reads).value == value(0, reads, reads - 1, False)

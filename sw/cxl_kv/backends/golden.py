@@ -28,7 +28,7 @@ from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS
 from ..core import ALL_BYTES, Core, Loaded, Status
 from ..errors import ConnectionLostError
 from .golden_engine import DeviceLines, Engine
-from .window import RegisterWindow, pool_of, session_command
+from .window import QueueLayout, RegisterWindow, pool_of, session_command
 
 __all__ = ["GoldenCore"]
 
@@ -79,7 +79,12 @@ class GoldenCore(Core):
                 else 0
             ),
         )
-        self.engine = Engine(self.endpoint, evict_target=4, log_event=self.window.events.log)
+        self.engine = Engine(
+            self.endpoint,
+            evict_target=4,
+            log_event=self.window.events.log,
+            on_empty=self._limits,
+        )
         self.region = (
             SelectRegion(
                 self.endpoint,
@@ -93,6 +98,9 @@ class GoldenCore(Core):
         )
         self.phases = [PhaseDetector() for _ in range(config.sessions)]
         self._accesses = [0] * config.sessions  # since the last automatic step
+        # (format_k, format_v, pool) of each queue, by session: as at its OPEN, whatever the
+        # registers say since
+        self._layouts: list[list[QueueLayout]] = [[] for _ in range(config.sessions)]
         self._peeked: tuple[int, int] | None = None  # session that asked, word
         for name, value in self.window.values.items():
             self._written(name, value)
@@ -146,21 +154,21 @@ class GoldenCore(Core):
         )
         versions = np.full(len(addresses), _ZEROS, np.int64)
         kv = (region == Region.KV) & (queue < self.config.queues) & (session < self.config.sessions)
-        side = np.flatnonzero(~kv)
         for first, last in _runs(kv, session, queue, page):
             s, q, p = int(session[first]), int(queue[first]), int(page[first])
-            self._read_page(
-                s, s * self.config.queues + q, p, line[first:last], ld_id, versions[first:last]
-            )
-        for i in side.tolist():
-            at = int(offset[i])
-            if region[i] == Region.REGISTER and at < REGISTER_BYTES:
-                lines[i] = np.frombuffer(self.window.load(at // LINE_BYTES, ld_id), np.uint8)
-            elif self._selects(region[i], at):
-                lines[i] = np.frombuffer(self.region.read(at // LINE_BYTES, ld_id), np.uint8)
-            elif region[i] != Region.HINT or at >= HINT_BYTES:
-                self._outside(ld_id)
-                versions[i] = _NXM
+            if kv[first]:
+                self._read_page(
+                    s, s * self.config.queues + q, p, line[first:last], ld_id, versions[first:last]
+                )
+                continue
+            found = self._read_side(region[first], int(offset[first]), ld_id)
+            if found is None:
+                # A GATHER address without a slot names no page.
+                gathers = self.config.select and region[first] == Region.GATHER
+                self._outside(ld_id, s, q, 0 if gathers else p)
+                versions[first] = _NXM
+            else:
+                lines[first] = np.frombuffer(found, np.uint8)
         if kv.all():  # as they come, without another copy
             lines = self.endpoint.lines.resolve(np.maximum(versions, _ZEROS)).view(np.uint8)
         else:
@@ -168,6 +176,14 @@ class GoldenCore(Core):
             lines[kv] = found.view(np.uint8)
         status[versions == _POISONED], status[versions == _NXM] = Status.POISON, Status.NOT_MAPPED
         return Loaded(lines, status)
+
+    def _read_side(self, region, offset, ld_id) -> bytes | None:
+        """A line beside the KV map; None where none is."""
+        if region == Region.REGISTER and offset < REGISTER_BYTES:
+            return self.window.load(offset // LINE_BYTES, ld_id)
+        if self._selects(region, offset):
+            return self.region.read(offset // LINE_BYTES, ld_id)
+        return bytes(LINE_BYTES) if region == Region.HINT and offset < HINT_BYTES else None
 
     def _selects(self, region, offset) -> bool:
         """Whether this is a line of the SELECT region."""
@@ -177,9 +193,11 @@ class GoldenCore(Core):
             and offset < LINE_BYTES << self.region.map.offset_bits
         )
 
-    def _outside(self, ld_id):
+    def _outside(self, ld_id, session, queue, page):
+        """An access outside the map, and what its address says."""
+        squeue = session * self.config.queues + queue & (1 << self.config.squeue_bits) - 1
         self.endpoint.counters["refused"] += 1
-        self.window.events.log(Event.OUT_OF_MAP, ld_id=ld_id)
+        self.window.events.log(Event.OUT_OF_MAP, ld_id=ld_id, squeue=squeue, page=page)
 
     def _read_page(self, session, squeue, page, lines, ld_id, versions):
         """Loads of one page's lines, in order, into `versions`."""
@@ -234,9 +252,9 @@ class GoldenCore(Core):
         region, offset, session, queue, page, line = self._decode(addresses)
         kv = (region == Region.KV) & (queue < self.config.queues) & (session < self.config.sessions)
         enable = None if byte_enable is None or (byte_enable == ALL_BYTES).all() else byte_enable
-        for first, last in _runs(kv, session, queue, page, singles=True):
+        for first, last in _runs(kv, session, queue, page):
+            s, q, p = int(session[first]), int(queue[first]), int(page[first])
             if kv[first]:
-                s, q, p = int(session[first]), int(queue[first]), int(page[first])
                 self._write_page(
                     s,
                     s * self.config.queues + q,
@@ -258,16 +276,9 @@ class GoldenCore(Core):
                 whole = mask == ALL_BYTES
                 self.region.write(at // LINE_BYTES, data, ld_id, whole=whole)
             elif region[first] == Region.HINT and at < HINT_BYTES:
-                if mask == ALL_BYTES:
-                    self.engine.hint(data, ld_id)
-                else:
-                    self.window.events.log(
-                        Event.HINT_MALFORMED,
-                        ld_id=ld_id,
-                        argument=int.from_bytes(data[6:8], "little"),
-                    )
+                self.engine.hint(data, ld_id, broken=mask != ALL_BYTES)
             else:
-                self._outside(ld_id)
+                self._outside(ld_id, s, q, p)
 
     def _write_page(self, session, squeue, page, lines, rows, enable, ld_id):
         where = dict(session=session, squeue=squeue, page=page, ld_id=ld_id)
@@ -328,7 +339,7 @@ class GoldenCore(Core):
 
     @_whole
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
-        region, _, session, queue, page, _ = self._decode(addresses)
+        region, _, session, queue, page, _ = self._decode(self._gathered(addresses))
         for r, s, q, p in zip(region, session, queue, page, strict=True):
             if r == Region.KV and q < self.config.queues and s < self.config.sessions:
                 self.engine.spec_read(int(s) * self.config.queues + int(q), int(p), ld_id)
@@ -339,7 +350,7 @@ class GoldenCore(Core):
         refused = self.endpoint.counters["refused"]
         answer = self.engine.request(op)
         self.window.events.time += 1
-        if self.endpoint.counters["refused"] == refused:
+        if self.endpoint.counters["refused"] == refused and not op.no_memory:
             self._count(op.session, bool(op.write), 1)
         if self.endpoint.counters["accesses"] != before:
             every = self.window.values[f"s{op.session}_auto_step"]
@@ -435,7 +446,6 @@ class GoldenCore(Core):
             if self.region is not None:
                 self.region.ended(session)
             self.window.forget(session)
-            self._limits()
             if self._peeked and self._peeked[0] == session:
                 self._peeked = None  # the next owner must not read it
         elif command is SessionCommand.ADVANCE:
@@ -469,6 +479,7 @@ class GoldenCore(Core):
         shape, layouts = self.window.descriptor(session)
         if ld_id or self.endpoint.tracker.sessions[session].open or layouts is None:
             return False
+        self._layouts[session] = layouts
         self._apply(session)
         self.engine.open(
             session,
@@ -488,16 +499,16 @@ class GoldenCore(Core):
         return True
 
     def _apply(self, session, only: int | None = None) -> bool:
-        """Queue parameters from the session's registers into its queues."""
-        p = f"s{session}_"
-        _, layouts = self.window.descriptor(session)
+        """Queue parameters from the session's registers into its queues, whose formats and pools
+        stay those of its OPEN."""
+        p, layouts = f"s{session}_", self._layouts[session]
         policy, recency, budget = (
             self.window.fields(p + "policy"),
             self.window.fields(p + "recency"),
             self.window.values[p + "budget"],
         )
         live = self.endpoint.tracker.sessions[session].open
-        if layouts is None or live and not 1 <= policy["alpha"] <= 256:
+        if live and not 1 <= policy["alpha"] <= 256:
             return False
         for queue, layout in enumerate(layouts):
             if only is None or queue == only:
@@ -524,9 +535,9 @@ class GoldenCore(Core):
         self.engine.fetches_to_fail += count
 
 
-def _runs(kv, session, queue, page, singles=False):
-    """(first, last + 1) of stretches of KV lines of one page, in order; with `singles` every other
-    line is a stretch of its own."""
+def _runs(kv, session, queue, page):
+    """(first, last + 1) of stretches of KV lines of one page, in order; every other line is a
+    stretch of its own."""
     n = len(kv)
     if not n:
         return []
@@ -540,4 +551,4 @@ def _runs(kv, session, queue, page, singles=False):
     )
     first = np.flatnonzero(new)
     ends = np.append(first[1:], n)
-    return [(int(a), int(b)) for a, b in zip(first, ends, strict=True) if singles or kv[a]]
+    return [(int(a), int(b)) for a, b in zip(first, ends, strict=True)]

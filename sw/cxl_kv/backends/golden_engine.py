@@ -89,11 +89,15 @@ class Engine(LockStep):
         As of LockStep.
     log_event : callable
         (Event, ld_id=, squeue=, page=, argument=).
+    on_empty : callable
+        Called when the last frame of a pool has come back.
     """
 
-    def __init__(self, endpoint, *, evict_target: int, log_event: Callable, enable=()):
+    def __init__(
+        self, endpoint, *, evict_target: int, log_event: Callable, on_empty: Callable, enable=()
+    ):
         super().__init__(endpoint, evict_target=evict_target, enable=enable)
-        self.log_event = log_event
+        self.log_event, self.on_empty = log_event, on_empty
         #: that many of the next fetches from the cold tier fail, after their retries
         self.fetches_to_fail = 0
 
@@ -103,6 +107,9 @@ class Engine(LockStep):
             op.failed = 1
             self.log_event(Event.FETCH_FAILED, squeue=op.squeue, page=op.page, argument=op.frame)
         result = super()._do(op, **given)
+        if op.kind in (Op.RELEASE, Op.FREE):
+            if not self.endpoint.tracker.pools[result.pool].used:
+                self.on_empty()
         if result.event:
             self.log_event(Event(result.event), ld_id=op.ld_id, squeue=op.squeue, page=op.page)
         elif op.kind in (Op.READ, Op.WRITE) and op.poison:
@@ -128,8 +135,8 @@ class Engine(LockStep):
         self._prefetch(self.prefetcher.hint(pages))
         self._evict_to_target()
 
-    def hint(self, line: bytes, ld_id: int = 0) -> None:
-        for item in self._events_of(line, ld_id):
+    def hint(self, line: bytes, ld_id: int = 0, *, broken: bool = False) -> None:
+        for item in self._events_of(line, ld_id, broken):
             self.log_event(
                 item.code,
                 ld_id=item.ld_id,
@@ -137,12 +144,12 @@ class Engine(LockStep):
                 page=item.page,
                 argument=item.argument,
             )
-        super().hint(line, ld_id)
+        super().hint(line, ld_id, broken=broken)
 
-    def _events_of(self, line, ld_id):
+    def _events_of(self, line, ld_id, broken):
         """What the absorber would log about a line; its own state is left as it is."""
         expected = list(self.hints.expected)
-        items = self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions)
+        items = self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions, broken)
         self.hints.expected = expected
         return [item for item in items if hasattr(item, "code")]
 
