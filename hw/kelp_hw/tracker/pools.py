@@ -303,6 +303,11 @@ class Pools(wiring.Component):
                 ("can_pin", pins, pin_limit),
             ):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
+            # `prefetch_limit` is a cycle behind `limit`, which may have fallen below it.
+            rooms["can_prefetch"][p] = [
+                spare & free
+                for spare, free in zip(rooms["can_prefetch"][p], rooms["can_take"][p], strict=True)
+            ]
         m.d.comb += ask.frame.eq(Array(frames)[ask.select])
         gather(m, self.fault, *faults)
         m.d.sync += Assert(change.want == (change.wait | change.pop))
