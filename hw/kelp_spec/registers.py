@@ -26,6 +26,7 @@ __all__ = [
     "COUNTERS",
     "QUEUE_COUNTERS",
     "HISTOGRAM_BINS",
+    "LONGEST_WAIT",
     "SESSION_BASE",
     "SESSION_STRIDE",
     "IDENTITY",
@@ -37,6 +38,9 @@ SESSION_STRIDE = 0x200
 #: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above. A latency is
 #: a difference of times of 32 bits.
 HISTOGRAM_BINS = 24
+#: cycles; a longer deadline counts as this. A time waited is a difference of 32 bits and looked at
+#: every so many cycles: one that is over for fewer of them before it wraps may never be seen.
+LONGEST_WAIT = (1 << 32) - (1 << 16)
 EVENT_RECORDS = 16
 #: of an event; one that is wider, as the number of a frame beyond 2^20, is cut to its lowest bits
 EVENT_ARGUMENT_BITS = 20
@@ -248,7 +252,8 @@ class RegisterMap:
             C,
             _whole(16, "frames", 4),
             "frames of a pool that pins may never take; with coherence one more than the "
-            + "directory has sectors, where this is less",
+            + "directory has sectors, where this is less; counts for pins to come: where it is "
+            + "raised, or a limit lowered, those that are there stay",
         )
         yield Register(
             "cold_retries",
@@ -264,7 +269,9 @@ class RegisterMap:
             RW,
             C,
             _whole(32, "cycles", 1 << 20),
-            "a cold command without completion counts as failed",
+            "a cold command without completion counts as failed; counts at once, also for commands "
+            + "and ABORTs under way: never less than the tier's own (docs/cold_tier.md); more than "
+            + "2^32 − 2^16 counts as that",
         )
         yield Register(
             "starve_limit",
@@ -272,7 +279,8 @@ class RegisterMap:
             RW,
             C,
             _whole(32, "cycles", 1 << 24),
-            "a miss without a frame is answered with poison",
+            "a miss without a frame is answered with poison; counts at once, also for misses that "
+            + "wait; more than 2^32 − 2^16 counts as that",
         )
         yield Register(
             "prefetch_enable",

@@ -16,6 +16,7 @@ from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import (
     EVENT_RECORDS,
     HISTOGRAM_BINS,
+    LONGEST_WAIT,
     SESSION_BASE,
     SESSION_STRIDE,
     RegisterMap,
@@ -211,15 +212,12 @@ class Registers(wiring.Component):
         """Registers to settings, and the device's status to registers."""
         c = self.config
         file, events = m.submodules.file, m.submodules.events
-        for name in (
-            "low_water",
-            "high_water",
-            "reserve",
-            "cold_retries",
-            "cold_timeout",
-            "starve_limit",
-        ):
+        for name in ("low_water", "high_water", "reserve", "cold_retries"):
             m.d.comb += self.settings[name].eq(getattr(file, "rw_" + name).value)
+        for name in ("cold_timeout", "starve_limit"):
+            wanted = getattr(file, "rw_" + name).value
+            longest = wanted > LONGEST_WAIT
+            m.d.comb += self.settings[name].eq(Mux(longest, LONGEST_WAIT, wanted))
         m.d.comb += self.settings.prefetch_enable.eq(file.rw_prefetch_enable.as_value())
         for p, pool in enumerate(POOLS):
             limit, fitting, following = (

@@ -404,7 +404,11 @@ class Evictor(wiring.Component):
                 with m.If(self._kelp_queue & queues.lookup.answer.p.listed):
                     m.next = "WATCH"
             with m.Else():
-                self._ask(m, Moment.JUDGE, self._kelp_queue | self._kelp.asked)
+                by_kelp = self._kelp_queue | self._kelp.asked
+                self._ask(m, Moment.JUDGE, by_kelp)
+                with m.If(~by_kelp):
+                    # Whichever policy the queue had when its list was made.
+                    m.d.sync += self._list_kelp.eq(0)
         with m.State("NEXT"):
             following = Signal(c.squeue_bits)
             m.d.comb += [
@@ -481,6 +485,9 @@ class Evictor(wiring.Component):
                 ]
                 with m.If(r.outcome == Outcome.DONE):
                     m.d.comb += need.given.eq(1)
+                    with m.If(self._list_kelp):
+                        # Its list serves once, also where the queue has the other policy next.
+                        m.d.sync += self._outlived.eq(1)
                     self._ask(m, Moment.GIVEN, self._list_kelp)
                 with m.Else():
                     m.next = "TAKE"

@@ -94,7 +94,8 @@ class QueueState(wiring.Component):
     amid that makes it go on for as long again.
 
     A queue whose policy is `kelp` has no budget: its excess is what it offered last. When an
-    eviction was cancelled or nothing is left, it has nothing to give.
+    eviction was cancelled or nothing is left, it has nothing to give. An offer of a queue
+    that has the other policy by then is none: its excess is worked out anew.
 
     Parameters
     ----------
@@ -421,7 +422,7 @@ class QueueState(wiring.Component):
                     m.next = "IDLE"
             with m.Elif(task.is_look):
                 m.next = "LOOKED"
-            with m.Elif(task.is_offer):
+            with m.Elif(task.is_offer & task.policy):
                 m.next = "START"
 
     def _excess(self, m: Module, task: _Task, shown: _Readout) -> None:
@@ -441,7 +442,7 @@ class QueueState(wiring.Component):
             m.d.sync += tree.excess.eq(Mux(gives, excess, 0))
             m.d.sync += Assert(resident < 1 << c.dram_line_bits)
             m.next = "START"
-            asked = ~task.is_event & ~task.is_refresh  # for the registers
+            asked = ~(task.is_event | task.is_refresh | task.is_offer)  # for the registers
             with m.If(asked):
                 m.next = "IDLE"
             # What is known stays known: the queue that is asked for may have changed meanwhile.

@@ -303,9 +303,21 @@ class Pools(wiring.Component):
                 ("can_pin", pins, pin_limit),
             ):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
+            # `prefetch_limit` is a cycle behind `limit`, which may have fallen below it.
+            rooms["can_prefetch"][p] = [
+                spare & free
+                for spare, free in zip(rooms["can_prefetch"][p], rooms["can_take"][p], strict=True)
+            ]
         m.d.comb += ask.frame.eq(Array(frames)[ask.select])
         gather(m, self.fault, *faults)
         m.d.sync += Assert(change.want == (change.wait | change.pop))
+        self._answer(m, rooms, some_pins)
+        return m
+
+    def _answer(self, m: Module, rooms: dict[str, list], some_pins: list) -> None:
+        """What may be done, from each pool's rooms: as it stands, with one more, with one less."""
+        ask, change = self.ask, self.change
+        fewer = change.unwait | change.push
         # M3 has the answers from the beginning of its cycle. Critical path: how the op that is
         # there counts; so they are worked out for each way.
         same = ask.ahead == ask.select
@@ -328,4 +340,3 @@ class Pools(wiring.Component):
             m.d.sync += getattr(ask, answer).eq(
                 Mux(same & (up != down), Mux(up, more, less), stays)
             )
-        return m

@@ -16,7 +16,7 @@ from kelp_hw.control.registers import Registers
 from kelp_rtl.verilator import QUICK_OPT
 from kelp_spec.config import named
 from kelp_spec.metadata import Op
-from kelp_spec.registers import RegisterMap, SessionCommand
+from kelp_spec.registers import LONGEST_WAIT, RegisterMap, SessionCommand
 from kelp_verif.control.registers_tb import ON_ITS_WAY
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import Model, made, run_cocotb
@@ -80,6 +80,32 @@ def test_a_pool_keeps_more_frames_than_a_host_can_hold_sectors(name, least):
             assert ctx.get(block.settings.pool_limit[1]) == limit
             tracker.set_limits([1, min(wanted, most), 1, 1])
             assert tracker.pools[1].limit == limit
+
+    simulate(block, bench)
+
+
+@pytest.mark.parametrize("name", ["cold_timeout", "starve_limit"])
+def test_a_deadline_is_no_longer_than_can_be_told(name):
+    """It reads back as it was written."""
+    block, register = Registers(config=UNIT, event_sources=1), RegisterMap(UNIT).by_name[name]
+    at = register.offset % 64
+
+    async def bench(ctx):
+        ctx.set(block.o.ready, 1)
+        ctx.set(block.i.p.offset, register.offset >> 6)
+        for wanted in (0, 1, LONGEST_WAIT - 1, LONGEST_WAIT, LONGEST_WAIT + 1, (1 << 32) - 1):
+            for write in (1, 0):
+                ctx.set(block.i.p.write, write)
+                ctx.set(block.i.p.byte_enable, 0xFF << at)
+                ctx.set(block.i.p.data, wanted << 8 * at)
+                ctx.set(block.i.valid, 1)
+                while not ctx.get(block.o.valid):
+                    await ctx.tick()
+                read = ctx.get(block.o.p.data) >> 8 * at & 0xFFFFFFFFFFFFFFFF
+                assert write or read == wanted
+                ctx.set(block.i.valid, 0)
+                await ctx.tick().repeat(3)
+            assert ctx.get(block.settings[name]) == min(wanted, LONGEST_WAIT)
 
     simulate(block, bench)
 

@@ -39,6 +39,14 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, pol
     assert not records["events"]
 
 
+def test_every_claim_is_the_golden_evictors_while_policies_change():
+    """A list that one policy left is not used as the other's would be."""
+    records = run(
+        ROOMY, "lockstep", ops=500, policies=list(Policy), pools=[0], budgets=[0, 2], applies=True
+    ).records
+    assert records["victims"] > 80 and records["refreshed"] > 10
+
+
 @pytest.mark.parametrize("policies", [[2], [2, Policy.KELP, 2, Policy.EMA]], ids=["all", "mixed"])
 def test_every_claim_by_tables_is_the_golden_evictors(policies):
     """Policy 2, in a configuration with tables: what they say is taken, where they know of a

@@ -174,6 +174,49 @@ def test_a_queue_that_goes_to_another_pool_leaves_the_first_ones_tree(policy):
     simulate(dut, bench)
 
 
+@pytest.mark.parametrize("offered", [0, 1, 60_000])
+def test_an_offer_that_comes_after_the_policy_has_changed_is_none(offered):
+    """The queue has a budget by then: what stands in the tree is what it has beyond that, so that
+    it neither gives what it may keep nor keeps what is to go."""
+    config, squeue = named("unit"), 1
+    dut = QueueState(config=config)
+
+    async def bench(ctx):
+        async def rest():
+            await ctx.tick().repeat(4)
+            while not ctx.get(dut.idle):
+                await ctx.tick()
+            return ctx.get(dut.view.roots[0])
+
+        while not ctx.get(dut.initialised):
+            await ctx.tick()
+        r, write, offer = dut.i_result.p, dut.config_write, dut.view.offer.request
+        ctx.set(write.p.squeue, squeue)
+        ctx.set(write.valid, 1)
+        await ctx.tick()
+        ctx.set(write.valid, 0)
+        ctx.set(r.op.squeue, squeue)
+        ctx.set(r.word.state, PageState.RESIDENT)
+        ctx.set(r.changed, 1)
+        ctx.set(dut.i_result.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.i_result.valid, 0)
+        root = await rest()
+        assert root.squeue == squeue and root.excess
+        ctx.set(offer.p, {"squeue": squeue, "excess": offered})
+        ctx.set(offer.valid, 1)
+        while not ctx.get(offer.ready):
+            await ctx.tick()
+        await ctx.tick()
+        ctx.set(offer.valid, 0)
+        while not ctx.get(dut.view.offer.done):
+            await ctx.tick()
+        after = await rest()
+        assert (after.squeue, after.excess) == (squeue, root.excess)
+
+    simulate(dut, bench)
+
+
 def test_golden_root_is_the_largest_excess():
     rng = random.Random(5)
     config = named("unit")

@@ -163,6 +163,30 @@ def test_pools_against_golden(name, limits, unpinned):
     simulate(dut, bench)
 
 
+@pytest.mark.parametrize("ops", [("pop", "want"), ("wait", "want"), ()])
+def test_a_prefetch_never_takes_what_a_lowered_limit_forbids(ops):
+    """A pool's limit falls in any cycle in which none of its frames is used, as registers have it.
+    What can be prefetched follows the limit a cycle later, and is not asked for beyond it."""
+    dut = Pools(config=named("unit"))
+
+    async def bench(ctx):
+        ctx.set(dut.settings.limit[0], 8)
+        await ctx.tick().repeat(3)
+        assert ctx.get(dut.ask.can_prefetch)
+        ctx.set(dut.settings.limit[0], 1)
+        for op in ops:
+            ctx.set(getattr(dut.change, op), 1)
+        await ctx.tick()
+        for op in ops:
+            ctx.set(getattr(dut.change, op), 0)
+        for _ in range(3):
+            assert ctx.get(dut.ask.can_take) == (not ops)
+            assert ctx.get(dut.ask.can_prefetch) == (not ops)
+            await ctx.tick()
+
+    simulate(dut, bench)
+
+
 def test_flipped_bits_in_free_frames():
     """Freed frames are handed out right with a flip each; two flips in one are reported when it
     becomes the next, and never a row that is not read."""

@@ -25,6 +25,7 @@ from kelp_spec.registers import (
     COUNTERS,
     EVENT_RECORDS,
     HISTOGRAM_BINS,
+    LONGEST_WAIT,
     QUEUE_COUNTERS,
     Access,
     RegisterMap,
@@ -480,6 +481,9 @@ class TB:
         got = self.settings.unpack(self.dut.settings.value)
         packed = got.pop("pool_limit")
         limits = [packed >> 24 * p & 0xFFFFFF for p in range(len(POOLS))]
-        assert limits == self.limits and got == {name: self.values[name] for name in got}, (
-            f"settings {got} {limits}, expected {self.limits}"
+        waits = ("cold_timeout", "starve_limit")
+        wanted = {name: self.values[name] for name in got}
+        wanted |= {name: min(self.values[name], LONGEST_WAIT) for name in waits}
+        assert limits == self.limits and got == wanted, (
+            f"settings {got} {limits}, expected {wanted} {self.limits}"
         )

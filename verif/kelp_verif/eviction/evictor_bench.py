@@ -43,6 +43,10 @@ async def lockstep(dut):
             for page in rng.sample(range(c.pages), c.pages):
                 await tb.do(tb.demand(squeue, page, True))
                 await tb.check()
+        if n % 3 == 0 and bench_params().get("applies"):
+            # Mostly to the queue whose list stands.
+            squeue = rng.choice([tb.evictor.squeue, tb.evictor.squeue, rng.randrange(c.squeues)])
+            await tb.apply(squeue, rng.choice(list(Policy)))
         op = tb.random_op(few)
         dut.turn__hold.value = 1
         tb.need_frames(rng.choice((1, 2, 2, 3)))  # several victims at once

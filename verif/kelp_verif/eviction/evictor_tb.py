@@ -125,6 +125,8 @@ class TB:
         self.ages = [
             range(q * c.pages, (q + 1) * c.pages) for q in range(c.squeues) if max(self.policies)
         ]
+        # The audit takes a list for one of the policy that its queue has now.
+        self.audits = not bench_params().get("applies")
         self.audit = SweepAudit(
             c, self.queues, self.tracker.sessions, lambda q: self.tau[q], self.kelp
         )
@@ -195,9 +197,12 @@ class TB:
             await RisingEdge(dut.clk)
         dut.config_write__valid.value = 0
 
-    def configure(self, squeue, pool, budget):
+    def configure(self, squeue, pool, budget, policy=None):
+        """Offered for as long as `config_write.valid` stays; `policy` is that of the queue's turn
+        unless named."""
         tau = recency_constants(2 ** self.rng.uniform(0, 12))
-        policy = self.policies[squeue % len(self.policies)]
+        if policy is None:
+            policy = self.policies[squeue % len(self.policies)]
         tables, policy = policy == 2, min(policy, Policy.KELP)
         self.tau[squeue], self.pool[squeue], self.policy[squeue] = tau, pool, policy
         self.queues.configure(squeue, pool, budget, policy, tables)
@@ -310,7 +315,7 @@ class TB:
         elif kind == Op.FREE:
             assert op.frame not in self.owners, "a frame was freed with its owner's entry in use"
         self.keep_frame(result)
-        assert wrong is None, f"cycle {self.cycle}: {wrong}"
+        assert wrong is None or not self.audits, f"cycle {self.cycle}: {wrong}"
         for following in reversed(self.serve(result)):
             self.demands.appendleft(following)
         return result
@@ -813,6 +818,13 @@ class LockStepTB(TB):
             self.bit = 1 << self.bits.pop()
         for at in range(len(scores)):
             scores[at] = self.draw_score()
+
+    async def apply(self, squeue, policy):
+        """The queue has that policy from now on, as by APPLY."""
+        self.configure(squeue, self.pool[squeue], self.queues.budget[squeue], policy)
+        await RisingEdge(self.dut.clk)
+        self.dut.config_write__valid.value = 0
+        await self.rest()
 
     def need_frames(self, low_water):
         """From now on so many frames of each pool are kept free: several pools may ask at once."""

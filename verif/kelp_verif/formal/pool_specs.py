@@ -299,13 +299,16 @@ class PoolsContract(wiring.Component):
         select = Signal(2)
         m.d.sync += select.eq(self.select)
         m.d.comb += ask.select.eq(select)
-        # Settings stand still but for the limit of an idle endpoint, and that they follow a cycle
-        # later.
-        settings, begun = Signal(9), Signal(3)
-        now = (self.limit << 6) | (self.low_water << 3) | self.reserve
+        # The limit, which is that of the next cycle, changes where no frame is used, whatever comes
+        # in that cycle; the other settings stand still. What prefetches and pins leave free follows
+        # a cycle later.
+        settings, begun = Signal(6), Signal(3)
+        limit, limit_before = Signal(3), Signal(3)
+        now = (self.low_water << 3) | self.reserve
         m.d.sync += [settings.eq(now), begun.eq((begun << 1) | 1)]
+        m.d.sync += [limit.eq(self.limit), limit_before.eq(limit)]
         m.d.comb += [
-            Assume(self.limit <= 4),
+            Assume((self.limit <= 4) & (self.limit != 0)),
             Assume((settings == now) | (begun == 0)),
             Assume((begun == 7) | (self.ops == 0)),
         ]
@@ -326,7 +329,8 @@ class PoolsContract(wiring.Component):
                 Assume(~(here & pop) | ask.can_pop),
                 Assume(~(here & pin) | ask.can_pin),
                 Assert((pool.fresh == pool.used + pool.count) & (pool.fresh <= 4)),
-                Assert(pool.used <= Mux(begun == 7, self.limit, 0)),
+                Assume((self.limit == limit) | (pool.used == 0)),
+                Assert(pool.used <= Mux(begun == 7, limit, 0)),
                 Assert(pools.waiting[p] == waiting[p]),
                 Assert(pools.taken[p] == pool.used + waiting[p]),
             ]
@@ -342,10 +346,13 @@ class PoolsContract(wiring.Component):
             m.d.sync += [used.eq(used + pop - push), pins.eq(pins + pin - (unpin & (pins != 0)))]
             with m.If(begun == 7):
                 m.d.comb += [
-                    Assert(ask.can_pop == (used < self.limit)),
-                    Assert(ask.can_take == (used + waits < self.limit)),
-                    Assert(ask.can_prefetch == (used + waits + self.low_water < self.limit)),
-                    Assert(ask.can_pin == (pins + self.reserve < self.limit)),
+                    Assert(ask.can_pop == (used < limit)),
+                    Assert(ask.can_take == (used + waits < limit)),
+                    Assert(
+                        ask.can_prefetch
+                        == (used + waits + self.low_water < limit_before) & ask.can_take
+                    ),
+                    Assert(ask.can_pin == (pins + self.reserve < limit_before)),
                     Assert(~ask.can_prefetch | ask.can_take),
                     Assert(~ask.can_take | ask.can_pop),
                 ]

@@ -355,6 +355,8 @@ PROOFS = (
             ("change.pop & here", "change.pop"),
             ("here & change.want", "here & change.pop"),
             ("Mux(up, more, less)", "stays"),
+            # a prefetch takes what a limit that has just fallen leaves to nobody
+            ("spare & free", "spare"),
         ),
     ),
     Proof(
