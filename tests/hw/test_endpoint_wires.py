@@ -330,7 +330,8 @@ def test_who_hears_whom(monkeypatch):
 
 
 def rests(ctx, made):
-    """Every block is at rest and ready."""
+    """Every block is at rest and ready; a session is open, for whom something may be under way."""
+    ctx.set(made["tracker"].sessions[0].open, 1)
     for name in IDLES:
         ctx.set(made[name].idle, 1)
     for name in QUIETS:

@@ -321,7 +321,7 @@ class Registers(wiring.Component):
         # keeps no other's waiting.
         step_session, stepped = Signal(c.session_bits), Signal(c.session_bits)
         for behind in (False, True):
-            for s in reversed(range(c.sessions)):
+            for s in reversed(range(int(behind), c.sessions)):  # session 0 is behind none
                 with m.If(due[s] & ((stepped < s) if behind else 1)):
                     m.d.comb += step_session.eq(s)
         # `o_control` is driven by registers only.

@@ -365,7 +365,7 @@ class PreviousSource(wiring.Component):
         first = Signal(c.session_bits)
         # From the session behind the one that was served last.
         for behind in (False, True):
-            for s in reversed(range(c.sessions)):
+            for s in reversed(range(int(behind), c.sessions)):  # session 0 is behind none
                 with m.If(waits[s] & ((session < s) if behind else 1)):
                     m.d.comb += first.eq(s)
         ahead_valid = Signal()  # the memory's output is an entry of the walk

@@ -231,16 +231,16 @@ async def refusals(dut):
 
 @cocotb.test(timeout_time=200, timeout_unit="us")
 async def ids_run_out(dut):
-    """Requests one behind the other, each of which needs a miss id: as many enter as there are ids,
-    at hand or still to come, and no more."""
+    """Writes one behind the other, of which the first of a pool finds its only frame and each of
+    the others needs a miss id: as many enter as there are ids, at hand or still to come, and no
+    more."""
     config = named("unit").with_(parked=64)
     await start(dut, config)
     used = {"used_queues": config.queues, "used_pages": config.pages}
     for ids in 2 * (*range(1, 10),):
-        tb = await again(dut, config, limits=[0] * len(POOLS))  # a write finds no frame
+        tb = await again(dut, config, limits=[1] * len(POOLS))
         tb.miss_ids = deque(range(ids))
         often = tb.rng.choice([0.2, 1])
-        tb.credit = lambda name, tb=tb, often=often: int(name != "free" or tb.rng.random() < often)
         await tb.open(0, Session(**used, used_lines=config.half_lines, ld_id=1))
         pages = iter([(q, p) for q in range(config.queues) for p in range(config.pages)])
 
@@ -248,10 +248,12 @@ async def ids_run_out(dut):
             squeue, page = next(pages)
             return Op(K.WRITE, squeue=squeue, page=page, write=1, has_write=1, ld_id=1)
 
+        tb.credit = lambda name, tb=tb, often=often: int(name != "free" or tb.rng.random() < often)
         tb.want_request = write
         for _ in range(8 * ids + 40):
             await tb.step()
-        assert tb.taken["request"] == ids, f"{tb.taken['request']} enter with {ids} ids"
+        found = sum(not pool.free for pool in tb.golden.pools)
+        assert tb.taken["request"] == ids + found, f"{tb.taken['request']} enter with {ids} ids"
 
 
 class HotModel:
