@@ -8,7 +8,7 @@ import random
 import pytest
 from amaranth.hdl import Value
 from flips import opened
-from hollow import hollow, wires
+from hollow import hollow, port_of, wires
 from simulation import cycles_until, simulate
 
 from kelp_hw import endpoint
@@ -163,11 +163,7 @@ class Wires:
 
     def port(self, path):
         """`block.port.field`, or a port of the endpoint's."""
-        name, *rest = path.split(".")
-        at = self.made[name] if name in self.made else getattr(self.dut, name)
-        for step in rest:
-            at = at[int(step)] if step.isdecimal() else getattr(at, step)
-        return at
+        return port_of(self.made, self.dut, path)
 
     def joined(self):
         ways = []

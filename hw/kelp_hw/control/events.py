@@ -123,7 +123,8 @@ class EventLog(wiring.Component):
         waiting = Signal(self.sources)
         held = Array([Signal(self.record, name=f"held_{i}") for i in range(self.sources)])
         pick = Signal(range(self.sources))
-        # The `older` ones have waited since before what came with, or behind, the last that went.
+        # `older`: those of the turn under way that have not gone yet. Who comes meanwhile is in the
+        # next turn.
         older, turn = Signal(self.sources), Signal(self.sources)
         m.d.comb += turn.eq(Mux((waiting & older).any(), waiting & older, waiting))
         for i in reversed(range(self.sources)):

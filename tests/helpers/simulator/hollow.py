@@ -5,7 +5,7 @@ from amaranth.hdl import Const, Module, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-__all__ = ["hollow", "wires"]
+__all__ = ["hollow", "port_of", "wires"]
 
 
 def hollow(made, name, signature_of):
@@ -21,6 +21,15 @@ def hollow(made, name, signature_of):
             return Module()
 
     return Hollow
+
+
+def port_of(made, whole, path):
+    """The port `block.port.field` of one of the blocks in `made`, or `port.field` of the whole."""
+    name, *rest = path.split(".")
+    at = made[name] if name in made else getattr(whole, name)
+    for step in rest:
+        at = at[int(step)] if step.isdecimal() else getattr(at, step)
+    return at
 
 
 def wires(first, second, *, outside=False):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from amaranth.hdl import Shape, Value
 from flips import opened
-from hollow import hollow, wires
+from hollow import hollow, port_of, wires
 from select_room import CONFIG, OWNER, Room, compare, device, logged, pins, queries, write
 from simulation import cycles_until
 from simulation import simulate as simulate_here
@@ -86,11 +86,7 @@ class Wires:
         simulate_here(self.top, bench)
 
     def port(self, path):
-        name, *rest = path.split(".")
-        at = self.made[name] if name in self.made else getattr(self.dut, name)
-        for step in rest:
-            at = at[int(step)] if step.isdecimal() else getattr(at, step)
-        return at
+        return port_of(self.made, self.dut, path)
 
     def joined(self):
         """(given, seen) of each signal that passes in the cycle."""
