@@ -340,6 +340,7 @@ BENCHES = (
     _source("cxlio/chmu", "Chmu"),
     _source("cxlio/command_engine", "CommandEngine"),
     _source("lib/constant_memory", "ConstantMemory", content=range(7), protect=True),
+    _source("media/channel_order", "ChannelOrder", depth=4),
     _source("media/decoded_channel", "DecodedChannel"),
     _source("cxlio/doe", "Doe"),
     _source("media/event_records", "EventRecords"),
