@@ -67,9 +67,12 @@ class PageMarks(wiring.Component):
         m = Module()
         low = (_ROW - 1).bit_length()
         s = SimpleNamespace()
-        s.place, s.highest = Signal(self.page_bits - low), Signal(self.page_bits - low)
+        s.place, highest = Signal(self.page_bits - low), Signal(self.page_bits - low)
         s.marks, s.wipes, s.over = Signal(), Signal(), Signal()
         lists = [self._list(m, k, s) for k in range(self.lists)]
+        # Several lists mark in one cycle: each has a highest row of its own. That of all is there a
+        # cycle after a list's, two before a page is given.
+        m.d.sync += highest.eq(_largest(m, [each.highest for each in lists]))
         row, lowest, more = Signal(_ROW), Signal(low), Signal()
         for k in reversed(range(_ROW)):
             with m.If(row[k]):
@@ -77,7 +80,7 @@ class PageMarks(wiring.Component):
         m.d.comb += [
             more.eq((row & (row - 1)).any()),
             self.o.p.page.eq(Cat(lowest, s.place)),
-            self.o.p.last.eq(~more & (s.place == s.highest)),
+            self.o.p.last.eq(~more & (s.place == highest)),
         ]
         with m.FSM() as fsm:
             with m.State("CLEAR"):
@@ -87,9 +90,6 @@ class PageMarks(wiring.Component):
                     m.next = "MARK"
             with m.State("MARK"):
                 m.d.comb += s.marks.eq(1)
-                for each in lists:
-                    with m.If(each.sets & (each.at > s.highest)):
-                        m.d.sync += s.highest.eq(each.at)
                 with m.If(Cat(each.ended for each in lists).all()):
                     m.next = "READ"
             with m.State("READ"):
@@ -110,7 +110,7 @@ class PageMarks(wiring.Component):
                     m.next = "READ"
                 with m.If(self.o.valid & self.o.ready & self.o.p.last):
                     m.d.comb += s.over.eq(1)
-                    m.d.sync += [s.place.eq(0), s.highest.eq(0)]
+                    m.d.sync += s.place.eq(0)
                     m.next = "MARK"
         reads = fsm.ongoing("ROW")
         gather(m, self.fault, *(used(each.rows.fault, each.sets | reads) for each in lists))
@@ -126,11 +126,12 @@ class PageMarks(wiring.Component):
         i = self.i[k]
         sets, over, ended = Signal(name=f"sets_{k}"), Signal(name=f"over_{k}"), Signal()
         mark = Signal.like(i.p, name=f"mark_{k}")
+        at, highest = mark.page[low:], Signal(self.page_bits - low, name=f"highest_{k}")
         m.d.comb += [
             rows.read_en.eq(1),
             rows.read_address.eq(Mux(s.marks, i.p.page[low:], s.place)),
             rows.write_en.eq(s.wipes | sets),
-            rows.write_address.eq(Mux(s.marks, mark.page[low:], s.place)),
+            rows.write_address.eq(Mux(s.marks, at, s.place)),
             rows.write_data.eq(Mux(s.marks, rows.read_data | (1 << mark.page[:low]), 0)),
             i.ready.eq(s.marks & ~ended),
             ended.eq(over | (sets & mark.last)),
@@ -140,4 +141,20 @@ class PageMarks(wiring.Component):
             mark.eq(i.p),
             over.eq(ended & ~s.over),
         ]
-        return SimpleNamespace(rows=rows, sets=sets, at=mark.page[low:], ended=ended)
+        with m.If(s.over):
+            m.d.sync += highest.eq(0)
+        with m.Elif(sets & (at > highest)):
+            m.d.sync += highest.eq(at)
+        return SimpleNamespace(rows=rows, sets=sets, highest=highest, ended=ended)
+
+
+def _largest(m, values):
+    """The largest of a few values, two and two of them compared."""
+    while len(values) > 1:
+        found = []
+        for a, b in zip(values[::2], values[1::2], strict=False):
+            larger = Signal.like(a, name="larger")
+            m.d.comb += larger.eq(Mux(a > b, a, b))
+            found.append(larger)
+        values = found + values[2 * len(found) :]
+    return values[0]

@@ -139,7 +139,8 @@ class QueueCounters(wiring.Component):
     i_useful : in, always-ready stream of squeue
         A page of this queue was prefetched and then demanded.
     clear : in
-        Held for `squeues` cycles or more: every counter becomes 0.
+        Held for `squeues` cycles or more: every counter becomes 0, while no event comes or is
+        inside: one that has read its row before brings the old counts back.
     wipe, wipe_squeue : in
         The counters of `wipe_squeue` become 0; held until a cycle with `wipe_ready`.
     wipe_ready : out

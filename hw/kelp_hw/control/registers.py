@@ -34,6 +34,8 @@ from .signatures import Counted, status_layout
 
 __all__ = ["Registers"]
 
+_OWED_BITS = 12  #: of steps of a session that wait for M0: more are the most
+
 
 class Registers(wiring.Component):
     """Serves one register access at a time (spec §3, §9).
@@ -288,9 +290,9 @@ class Registers(wiring.Component):
                     for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")
                 ]
 
-    def _steps(self, m: Module) -> Signal:
-        """Steps that accesses advance, beside the ops of commands; the sessions whose step is
-        due."""
+    def _steps(self, m: Module) -> Value:
+        """Steps that accesses advance, beside the ops of commands; whether a step is due, or has
+        left in the cycle before."""
         c = self.config
         file, control = m.submodules.file, m.submodules.control
         access = (
@@ -298,37 +300,38 @@ class Registers(wiring.Component):
             & self.i_result.p.first
             & ((self.i_result.p.op.kind == Op.READ) | (self.i_result.p.op.kind == Op.WRITE))
         )
-        due = Signal(c.sessions)
-        # Critical path: `o_control.ready` to `control.o_op.ready` and `due`: registered here
-        # (`went`). `control` counts its cycles to M3 from there. A session whose next step is due
-        # in the cycle of `went` keeps it.
-        of_control, went = Signal(), Signal()
-        with m.If(went):
-            with m.If(of_control):
-                m.d.comb += control.o_op.ready.eq(1)
-            with m.Else():
-                m.d.sync += due.bit_select(self.o_control.p.session, 1).eq(0)
-        for s in range(c.sessions):
-            count = Signal(24, name=f"accesses_{s}")
+        # Of each session the steps that wait for `o_control`, which takes them all at once: several
+        # may fall due before that.
+        owed = [Signal(_OWED_BITS, name=f"owed_{s}") for s in range(c.sessions)]
+        due, takes = Signal(c.sessions), Signal()
+        step_session, stepped = Signal(c.session_bits), Signal(c.session_bits)
+        m.d.comb += due.eq(Cat(steps.any() for steps in owed))
+        for s, steps in enumerate(owed):
+            count, more = Signal(24, name=f"accesses_{s}"), Signal(name=f"more_{s}")
             every = getattr(file, f"rw_s{s}_auto_step").value
+            left = Mux(takes & (step_session == s), 0, steps)
+            m.d.sync += steps.eq(left + (more & ~left.all()))
             with m.If((every == 0) | ~self.sessions[s].open):
-                m.d.sync += [count.eq(0), due[s].eq(0)]
+                m.d.sync += [count.eq(0), steps.eq(0)]
             with m.Elif(access & (self.i_result.p.op.session == s)):
-                m.d.sync += count.eq(count + 1)
-                with m.If(count + 1 >= every):
-                    m.d.sync += [count.eq(0), due[s].eq(1)]
+                m.d.comb += more.eq(count + 1 >= every)
+                m.d.sync += count.eq(Mux(more, 0, count + 1))
         # In turn, from the session behind the one that stepped last: one whose step is always due
         # keeps no other's waiting.
-        step_session, stepped = Signal(c.session_bits), Signal(c.session_bits)
         for behind in (False, True):
             for s in reversed(range(int(behind), c.sessions)):  # session 0 is behind none
                 with m.If(due[s] & ((stepped < s) if behind else 1)):
                     m.d.comb += step_session.eq(s)
-        # `o_control` is driven by registers only.
+        # `o_control` is driven by registers only. Critical path: `o_control.ready` to
+        # `control.o_op.ready`: registered here (`went`). `control` counts its cycles to M3 from
+        # there.
+        of_control, went = Signal(), Signal()
+        m.d.comb += control.o_op.ready.eq(went & of_control)
         m.d.sync += went.eq(self.o_control.valid & self.o_control.ready)
         with m.If(self.o_control.valid):
             m.d.sync += self.o_control.valid.eq(~self.o_control.ready)
         with m.Elif(~went):
+            m.d.comb += takes.eq(~control.o_op.valid & due.any())
             m.d.sync += [
                 self.o_control.valid.eq(control.o_op.valid | due.any()),
                 self.o_control.p.eq(control.o_op.p),
@@ -338,11 +341,11 @@ class Registers(wiring.Component):
                 m.d.sync += [
                     self.o_control.p.kind.eq(Op.STEP),
                     self.o_control.p.session.eq(step_session),
-                    self.o_control.p.delta.eq(1),
+                    self.o_control.p.delta.eq(Array(owed)[step_session]),
                 ]
-            with m.If(~control.o_op.valid & due.any()):
+            with m.If(takes):
                 m.d.sync += stepped.eq(step_session)
-        return due
+        return due.any() | went
 
     def _telemetry(self, m: Module) -> Signal:
         """What is counted and recorded; the signal by which the sequencer records a refusal."""
@@ -467,7 +470,7 @@ class Registers(wiring.Component):
         return come
 
     def _sequencer(
-        self, m: Module, due: Signal, refused: Signal, waited: Signal, come: Signal
+        self, m: Module, due: Value, refused: Signal, waited: Signal, come: Signal
     ) -> None:
         """The words of an access, one after another."""
         file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
@@ -504,7 +507,7 @@ class Registers(wiring.Component):
                 m.d.comb += self.idle.eq(
                     ~self.i.valid
                     & ~control.given.busy
-                    & ~due.any()
+                    & ~due
                     & ~self.o_control.valid
                     & totals.idle
                     & queues.idle

@@ -247,6 +247,7 @@ class CxlIo(wiring.Component):
             decode.range_base.eq(self.decoding.range_base),
             ras.values.eq(values),
             component.sets.eq(ras.sets),
+            ras.clears.eq(component.clears),
             component.inputs.error_control_first.eq(ras.first),
         ]
         for i in range(c.decoders):

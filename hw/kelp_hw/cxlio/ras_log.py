@@ -23,9 +23,9 @@ def signal_layout() -> data.StructLayout:
 
 class RasLog(wiring.Component):
     """Status bits are set whatever the masks say. The first uncorrectable error that is not masked
-    leaves its bit's number (the lowest of one cycle) and its header; both stay until the host has
-    cleared that bit, and the next such error is then the first again. Bits that the registers do
-    not have are ignored.
+    leaves its bit's number (the lowest of one cycle) and its header; both stay until the host
+    clears that bit, and the next such error is then the first again, from the cycle of that write
+    on: the host has read what was there before. Bits that the registers do not have are ignored.
 
     Latency: `LATENCY` cycle from an error to first pointer, header and signals; status bits come
     with the error. Interval: `INTERVAL`.
@@ -39,6 +39,8 @@ class RasLog(wiring.Component):
     i : In stream of error_layout, always taken
     values : in
         Those of the component's registers.
+    clears : in
+        The status bits that the host clears in this cycle.
     sets : out
         Status bits.
     first, header : out
@@ -57,6 +59,7 @@ class RasLog(wiring.Component):
             {
                 "i": In(stream.Signature(error_layout(), always_ready=True)),
                 "values": In(data.StructLayout(kept)),
+                "clears": In(data.StructLayout(block.keys(Kind.W1C))),
                 "sets": Out(data.StructLayout(block.keys(Kind.W1C))),
                 "first": Out(6),
                 "header": Out(512),
@@ -80,7 +83,8 @@ class RasLog(wiring.Component):
             m.d.comb += seen[e].eq(on & ~values[f"uncorrectable_mask_{name}"])
             m.d.comb += fatal[e].eq(seen[e] & values[f"severity_{name}"])
             with m.If(self.first == e):
-                m.d.comb += first_status.eq(values[f"uncorrectable_{name}"])
+                status = f"uncorrectable_{name}"
+                m.d.comb += first_status.eq(values[status] & ~self.clears[status])
         for e, on in corrected.items():
             m.d.comb += mild[e].eq(on & ~values[f"correctable_mask_{e.name.lower()}"])
         # `held` comes a cycle after the error, as the status bit does.

@@ -22,8 +22,8 @@ _ADD_BITS = 6
 class RegisterBank(wiring.Component):
     """The registers of `block`. Bytes that no register has read zero and ignore writes.
 
-    Latency: `LATENCY` cycle from `lane` to `read_data`, and from a write to `values`; `written` and
-    `strobes` come with the write. Interval: `INTERVAL`.
+    Latency: `LATENCY` cycle from `lane` to `read_data`, and from a write to `values`; `written`,
+    `strobes` and `clears` come with the write. Interval: `INTERVAL`.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ class RegisterBank(wiring.Component):
         Fields that the device shows.
     sets : in
         Bits of RW1C fields that are set; a set wins over a clear of the same cycle.
+    clears : out
+        Those that a write clears, in its cycle, whether they are set or not.
     loads, load : in
         Shared fields, taken when `load`; that wins over a write.
     adds : in
@@ -65,6 +67,7 @@ class RegisterBank(wiring.Component):
         layouts = {
             "inputs": (In, block.keys(Kind.DEVICE, Kind.PRESS)),
             "sets": (In, block.keys(Kind.W1C)),
+            "clears": (Out, block.keys(Kind.W1C)),
             "loads": (In, block.keys(Kind.SHARED)),
             "adds": (In, dict.fromkeys(block.keys(Kind.COUNT), _ADD_BITS)),
             "strobes": (Out, block.keys(Kind.PRESS, Kind.STROBE)),
@@ -143,7 +146,8 @@ class RegisterBank(wiring.Component):
                     was_set.eq(Mux(self.function_reset, 0, sets) if register.function else sets),
                     Assert((was_set & ~kept) == 0, "a set is lost"),
                 ]
-                value = (kept & ~(given & mask)) | self.sets[key]
+                m.d.comb += self.clears[key].eq(given & mask)
+                value = (kept & ~self.clears[key]) | sets
             elif field.access is Kind.W1S:
                 value = kept | (given & mask)
             else:

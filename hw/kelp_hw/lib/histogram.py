@@ -33,7 +33,8 @@ class LatencyHistogram(wiring.Component):
     i : always-ready stream of latency_layout
         An event.
     clear : in
-        Held high for `ROWS` cycles or more, it empties every bin.
+        Held high for `ROWS` cycles or more, it empties every bin, while no event comes or is
+        inside: one that has read its bin before brings the old count back.
     read_row : in
         b, or 32 + b for misses.
     read_data : out

@@ -79,6 +79,15 @@ def test_lists_of_a_set_are_joined():
     assert given(sets, pages=128)[0] == union(sets)
 
 
+@pytest.mark.parametrize("sets", [[[[120], [40]]], [[[120, 40, 3], [3, 3, 70]], [[5], [6]]]])
+def test_the_highest_row_of_a_set_is_marked_beside_a_lower_one(sets):
+    """Two lists mark in one cycle, each a row above all before: the higher one is the set's last,
+    whichever list it is of."""
+    assert given(sets, pages=128)[0] == union(sets)
+    sets = [each[::-1] for each in sets]
+    assert given(sets, pages=128)[0] == union(sets)
+
+
 @pytest.mark.parametrize(("flips", "kind"), [(1, "corrected"), (2, "fatal")])
 def test_flipped_bits_are_told_where_a_row_is_used(flips, kind):
     """By each first mark in a row, and where a row without one is passed; never else, and a row

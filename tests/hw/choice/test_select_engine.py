@@ -41,12 +41,14 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
     """All transfers of `asked`, offered when its queries and its plan are in; those come when the
     one before was taken. `pace`: `offer`, `take`, and `keys`, the share of cycles in which pages to
     look at are taken; also `products`, and `flips`, which is called in each cycle with a context
-    and the engine, whose memories are protected then. With `absent` pages the engine estimates.
+    and the engine, whose memories are protected then, and how many `pages` a queue has. With
+    `absent` pages the engine estimates.
     `named`: what pages their keys say that they are of, where that is wrong."""
     offer, take, slow = (pace.get(name, 1.0) for name in ("offer", "take", "keys"))
     heads, lines = group.query.e.shape
     most = asked[0][1]["most"]
-    sizes = {"heads": heads, "pages": PAGES, "quota": quota, "most": most}
+    pages = pace.get("pages", PAGES)
+    sizes = {"heads": heads, "pages": pages, "quota": quota, "most": most}
     rows = -(-group.codes[0].size // CODED_LINES)
     estimates, absent = absent is not None, absent or ()
     flips = pace.get("flips")
@@ -79,10 +81,10 @@ def run(group, asked, *, quota=3, cycles=2500, absent=None, lanes=1, named=None,
             for t, n in itertools.product(looked, range(lines)):
                 place = (
                     (named or {}).get(page, page)
-                    | PAGES * (t == looked[-1])
-                    | 2 * PAGES * item.bank
+                    | pages * (t == looked[-1])
+                    | 2 * pages * item.bank
                 )
-                place |= 4 * PAGES * (page in absent and t == looked[-1])
+                place |= 4 * pages * (page in absent and t == looked[-1])
                 yield "i_key", keys[(page * tokens + t) * lines + n] | {"id": place}
 
     def after(path, item):
@@ -164,6 +166,14 @@ def test_choices_are_the_golden_ones(heads, lines, products):
     asked = requests(group, [0, 1, 2, 3, 12, 29, 5], varied=True)
     seen, _ = run(group, asked, offer=0.7, take=0.6, cycles=1500, products=products)
     assert given(seen) == golden(group, asked)
+
+
+def test_names_of_a_queue_of_many_pages():
+    """Those of all heads, wherever they lie: the highest page of a head comes beside others'."""
+    group = Group(3, heads=4, lines=1, pages=200, tokens=2)
+    asked = requests(group, [199, 60, 180, 100])
+    seen, _ = run(group, asked, quota=2, lanes=16, pages=256)
+    assert given(seen) == golden(group, asked, quota=2)
 
 
 def test_pages_of_which_nothing_is_there_share_the_mass():

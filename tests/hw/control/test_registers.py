@@ -152,6 +152,56 @@ def test_steps_of_sessions_take_turns():
     assert stepped.count(1) == 1 and stepped.count(2) == 8 and stepped.count(0) > 30, stepped
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_steps_that_fall_due_while_one_waits_are_not_lost(every):
+    """Whether it is still to be offered, is offered, is being taken or has just been: with any
+    distance between M0's turns, the step comes to what the accesses say."""
+    config = UNIT.with_(name="three", sessions=3)
+    block, registers = Registers(config=config, event_sources=1), RegisterMap(config).by_name
+    stepped, accesses = [0, 0, 0], [0, 0, 0]
+
+    async def bench(ctx):
+        async def write(name, value):
+            at = registers[name].offset
+            ctx.set(block.i.p.offset, at >> 6)
+            ctx.set(block.i.p.byte_enable, 0xFF << at % 64)
+            ctx.set(block.i.p.data, value << 8 * (at % 64))
+            ctx.set(block.i.p.write, 1)
+            ctx.set(block.i.valid, 1)
+            while not ctx.get(block.i.ready):
+                await cycle(ready=True)
+            await cycle(ready=True)
+            ctx.set(block.i.valid, 0)
+
+        async def cycle(ready, session=None):
+            ctx.set(block.i_result.valid, session is not None)
+            if session is not None:
+                ctx.set(block.i_result.p.op.session, session)
+                accesses[session] += 1
+            ctx.set(block.o_control.ready, ready)
+            if ready and ctx.get(block.o_control.valid):
+                stepped[ctx.get(block.o_control.p.session)] += ctx.get(block.o_control.p.delta)
+            await ctx.tick()
+
+        async def rest():
+            for _ in range(40):
+                await cycle(ready=True)
+            assert stepped == [n // every for n in accesses]
+
+        ctx.set(block.o.ready, 1)
+        ctx.set(block.i_result.p.first, 1)
+        ctx.set(block.i_result.p.op.kind, Op.READ)
+        for s in range(3):
+            ctx.set(block.sessions[s].open, 1)
+            await write(f"s{s}_auto_step", every)
+        for pause in (1, 2, 3, 4, 5, 8, 40):
+            for n in range(6 * pause * every):
+                await cycle(n % pause == pause - 1, (0, 0, 1, 2)[n % 4])
+            await rest()
+
+    simulate(block, bench)
+
+
 def test_no_memory_is_asked_for_a_queue_that_is_not_there():
     """Whatever line is read, where sessions and queues are no powers of two: `resident` goes to a
     memory that has a row a queue."""

@@ -4,6 +4,7 @@
 
 import random
 
+import pytest
 from simulation import simulate
 from timing import check_pace
 
@@ -59,6 +60,46 @@ def test_random_errors():
 
     simulate(dut, bench)
     assert len(seen) > 8
+
+
+MEMORY, POISON = Uncorrectable.MEM_DATA_ECC, Uncorrectable.POISON_RECEIVED
+
+
+@pytest.mark.parametrize("second", [MEMORY, POISON])
+@pytest.mark.parametrize("cleared", [MEMORY, POISON])
+def test_an_error_in_the_cycle_of_a_clear(cleared, second):
+    """Once the host clears the first error's bit, the next is the first: number and header are its,
+    whether it is the same error or another. A clear of another bit leaves both as they are."""
+    dut = RasLog(config=CONFIG)
+
+    def key(e):
+        return f"uncorrectable_{e.name.lower()}"
+
+    async def bench(ctx):
+        async def error(e, header):
+            ctx.set(dut.i.valid, 1)
+            ctx.set(dut.i.p.uncorrectable, 1 << e)
+            ctx.set(dut.i.p.header, header)
+            await ctx.tick()
+            ctx.set(dut.i.valid, 0)
+
+        def shown():
+            return ctx.get(dut.first), ctx.get(dut.header)
+
+        ctx.set(dut.clears[key(MEMORY)], 1)  # what is not set yet is not cleared
+        await error(MEMORY, 5)
+        ctx.set(dut.clears[key(MEMORY)], 0)
+        ctx.set(dut.values[key(MEMORY)], 1)
+        ctx.set(dut.clears[key(cleared)], 1)
+        await error(second, 7)
+        ctx.set(dut.clears[key(cleared)], 0)
+        ctx.set(dut.values[key(cleared)], 0)
+        ctx.set(dut.values[key(second)], 1)
+        for _ in range(3):
+            assert shown() == ((second, 7) if cleared is MEMORY else (MEMORY, 5))
+            await error(POISON, 9)
+
+    simulate(dut, bench)
 
 
 def test_latency_and_interval():

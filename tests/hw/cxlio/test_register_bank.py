@@ -58,8 +58,12 @@ def test_random_accesses(name):
                 ctx.set(bank.sets[key], on)
             load = rng.random() < 0.1
             ctx.set(bank.load, load)
+            held = dict(golden.values)
             if write:
                 golden.write(at, size, value)
+            for key in sets:
+                cleared = ctx.get(bank.clears[key]) & held[key]
+                assert cleared == held[key] & ~golden.values[key], key
             before = golden.read(at, size)
             for key, bits in block.keys(Access.COUNT).items():
                 added = 0 if write else rng.getrandbits(6)
