@@ -59,12 +59,16 @@ def register(app: typer.Typer) -> None:
         device: Annotated[
             str,
             typer.Argument(
-                help="Device: golden:CONFIG, rtl:CONFIG, dax: or cxl:/path (docs/cxl_kv.md)."
+                help="Device: golden:CONFIG, rtl:CONFIG, dax:/path, cxl:/path or serial:/path "
+                + "(docs/cxl_kv.md)."
             ),
         ] = "golden:trace",
         listen: Annotated[
             list[str] | None,
-            typer.Option(help="unix:/path or tcp://host:port; may be given more than once."),
+            typer.Option(
+                help="unix:/path or tcp://host:port; may be given more than once. "
+                + "unix:/tmp/kelp.sock when left out."
+            ),
         ] = None,
         tokens: Annotated[
             str | None,
