@@ -373,6 +373,15 @@ def lines_of_code(text):
         yield from re.sub(r"\\\n\s*", " ", block or inline.replace("\n", " ")).splitlines()
 
 
+def test_the_readme_leads_to_every_page_and_names_every_room():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = {path.as_posix() for path in PAGES if path.parent == Path("docs")} - {"docs/index.md"}
+    lost = [page for page in sorted(pages) if f"]({page}" not in readme]
+    rooms = {path.parent.name for path in PAGES if path.match("hw/kelp_hw/*/README.md")}
+    nameless = [room for room in sorted(rooms) if f"`{room}`" not in readme]
+    assert not lost and not nameless, f"README.md says nothing of {', '.join(lost + nameless)}"
+
+
 def test_every_test_that_a_page_says_to_run_is_there():
     bad = faults(lines_of_code, no_tests)
     assert not bad, "\n".join(bad)
