@@ -22,6 +22,8 @@ from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
+from kelp_spec.cxlio.config import CXLIO, named_cxlio
+from kelp_spec.cxlio.render import cxl_registers_markdown
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import QUEUE_COUNTERS, SessionCommand
@@ -129,6 +131,14 @@ def test_a_queue_s_counter_is_told_as_the_total_of_its_name_is():
     for name, _ in QUEUE_COUNTERS:
         if total := rows.get(f"count_{name}"):
             assert rows[f"queue_{name}"] == f"{total} since OPEN (selected queue)", name
+
+
+@pytest.mark.parametrize("name", CXLIO)
+def test_every_register_of_cxl_io_is_described(name):
+    page = cxl_registers_markdown(named_cxlio(name))
+    rows = re.findall(r"^\| 0x\w+ \| \d \| `(\w+)` \| .* \| (.*) \|$", page, re.M)
+    silent = [register for register, what in rows if not what.strip()]
+    assert len(rows) > 50 and not silent, f"nothing is said of {', '.join(silent)}"
 
 
 def test_every_event_is_explained_to_a_host():
