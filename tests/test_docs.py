@@ -383,6 +383,20 @@ def lines_of_code(text):
         yield from re.sub(r"\\\n\s*", " ", block or inline.replace("\n", " ")).splitlines()
 
 
+def test_every_environment_variable_is_told():
+    """Those that the device, the commands and the library read; benches have some among them."""
+    read = re.compile(r'environ(?:\.get)?[\[(]"(KELP_\w+)"')
+    names = {
+        n
+        for root in ("hw", "sim", "fpga", "sw")
+        for p in (ROOT / root).rglob("*.py")
+        for n in read.findall(p.read_text(encoding="utf-8"))
+    }
+    told = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    silent = sorted(name for name in names if name not in told)
+    assert len(names) > 2 and not silent, f"no page names {', '.join(silent)}"
+
+
 def test_the_readme_leads_to_every_page_and_names_every_room():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     pages = {path.as_posix() for path in PAGES if path.parent == Path("docs")} - {"docs/index.md"}
