@@ -17,6 +17,8 @@ from paths import DOCS
 
 import cxl_kv
 import cxl_kv.errors
+from cxl_kv.arguments import nothing_left, switch
+from cxl_kv.url import config_of, split
 
 GUIDE = DOCS / "cxl_kv.md"
 
@@ -103,6 +105,37 @@ def test_calls_in_sentences_can_be_made():
 def test_a_planted_call_is_seen(said, fault):
     ((name, call),) = spoken_calls(said)
     assert uncallable(name, call).startswith(fault)
+
+
+def devices_of(text):
+    """URLs of simulated devices that a page names, but for `golden:CONFIG` and the like."""
+    return re.findall(r"\b((?:golden|rtl):[a-z0-9][\w?=&,/]*)", text)
+
+
+def unopenable(url):
+    """Why a URL names no device, None where it does."""
+    _, name, options = split(url)
+    try:
+        options.pop("seed", None)
+        switch(options, "lockstep")
+        config_of(name, options)
+        nothing_left(url, options)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_every_device_that_a_page_names_can_be_opened():
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    urls = [(path.name, url) for path, text in pages.items() for url in devices_of(text)]
+    bad = [f"{page}: {url}: {why}" for page, url in urls if (why := unopenable(url))]
+    assert len(urls) > 10 and not bad, "\n".join(bad)
+
+
+def test_a_planted_device_is_seen():
+    assert devices_of("`golden:CONFIG`, `rtl:unit?size=3`.") == ["rtl:unit?size=3"]
+    assert unopenable("rtl:unit?size=3") == "option 'size' of 'rtl:unit?size=3' is unknown"
+    assert unopenable("golden:unit?sessions=99").startswith("configuration")
 
 
 def test_every_error_has_a_row():
