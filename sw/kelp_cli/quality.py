@@ -41,8 +41,8 @@ def quality(
     formats: Annotated[
         str | None,
         typer.Option(
-            help="Formats, or K/V apart as int8/int4; comma between. Those of docs/quality.md "
-            + "when left out.",
+            help="Formats, or K/V apart as int8/int4; comma between. When left out, those that "
+            + "docs/quality.md has.",
             show_default=False,
         ),
     ] = None,
