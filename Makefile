@@ -55,7 +55,7 @@ mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mu
 coverage: $(STAMP) ## cover points, lines and control signals that the benches reach, into build/coverage.json (ARGS="--only host")
 	.venv/bin/python -m kelp_verif.coverage.collect $(ARGS)
 
-nightly: $(STAMP) ## everything that `make test` leaves out, part by part, into build/nightly.json (ARGS="prove bench" selects)
+nightly: $(STAMP) ## `make test` and everything that it leaves out, part by part, into build/nightly.json (ARGS="prove bench" selects)
 	$(KELP) nightly $(ARGS)
 
 lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)

@@ -22,10 +22,16 @@ from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
-from kelp_spec.render import c_header
+from kelp_spec.cxlio.config import CXLIO, named_cxlio
+from kelp_spec.cxlio.render import cxl_registers_markdown
+from kelp_spec.formats import Format
+from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
+from kelp_spec.registers import QUEUE_COUNTERS, SessionCommand
+from kelp_spec.render import c_header, registers_markdown
 from kelp_verif.formal.proofs import PROOFS
 
 BENCH = ROOT / "data" / "bench" / "bench.json"
+REGISTERS = (DOCS / "registers.md").read_text(encoding="utf-8")
 PAGES = sorted(path for path in tracked() if path.suffix == ".md")
 PACKAGES = {Path(root).name: ROOT / Path(root).parent for root in ALLOWED}
 TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp", ".h", ".toml"}]
@@ -99,6 +105,48 @@ def test_every_configuration_s_header_has_its_addresses(name, tmp_path):
     )
     command = ["gcc", "-std=c99", "-pedantic", "-Wall", "-Werror", "-c", "-o", "/dev/null", "t.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "codes"),
+    [
+        ("COMMAND", SessionCommand),
+        ("EVENT", Event),
+        ("FORMAT", Format),
+        ("PAGE", PageState),
+        ("PREFETCH", PrefetchSource),
+        ("SCORE", ScoreSource),
+    ],
+)
+def test_every_code_that_a_register_holds_is_in_the_table_and_the_header(prefix, codes):
+    config = named(DOCUMENTED)
+    table = f"| {', '.join(f'{code.value} {code.name}' for code in codes)} |"
+    assert table in registers_markdown(config)
+    header = c_header(config)
+    assert all(f"#define KELP_{prefix}_{c.name} {c.value}\n" in header for c in codes)
+
+
+def test_a_queue_s_counter_is_told_as_the_total_of_its_name_is():
+    rows = dict(re.findall(r"`((?:count|queue)_\w+)`.* \| ([^|]*) \|$", REGISTERS, re.M))
+    for name, _ in QUEUE_COUNTERS:
+        if total := rows.get(f"count_{name}"):
+            assert rows[f"queue_{name}"] == f"{total} since OPEN (selected queue)", name
+
+
+@pytest.mark.parametrize("name", CXLIO)
+def test_every_register_of_cxl_io_is_described(name):
+    page = cxl_registers_markdown(named_cxlio(name))
+    rows = re.findall(r"^\| 0x\w+ \| \d \| `(\w+)` \| .* \| (.*) \|$", page, re.M)
+    silent = [register for register, what in rows if not what.strip()]
+    assert len(rows) > 50 and not silent, f"nothing is said of {', '.join(silent)}"
+
+
+def test_every_event_is_explained_to_a_host():
+    """The register table has its number alone."""
+    pages = ("interface", "hints", "protection", "coherence", "select")
+    said = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in pages)
+    silent = [event.name for event in Event if event and not re.search(rf"\b{event.name}\b", said)]
+    assert not silent, f"no page says when these come: {', '.join(silent)}"
 
 
 def prose(path: Path) -> str:
@@ -333,6 +381,29 @@ def no_tests(line):
 def lines_of_code(text):
     for block, inline in re.findall(r"```[a-z]*\n(.*?)```|`([^`]+)`", text, re.DOTALL):
         yield from re.sub(r"\\\n\s*", " ", block or inline.replace("\n", " ")).splitlines()
+
+
+def test_every_environment_variable_is_told():
+    """Those that the device, the commands and the library read; benches have some among them."""
+    read = re.compile(r'environ(?:\.get)?[\[(]"(KELP_\w+)"')
+    names = {
+        n
+        for root in ("hw", "sim", "fpga", "sw")
+        for p in (ROOT / root).rglob("*.py")
+        for n in read.findall(p.read_text(encoding="utf-8"))
+    }
+    told = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    silent = sorted(name for name in names if name not in told)
+    assert len(names) > 2 and not silent, f"no page names {', '.join(silent)}"
+
+
+def test_the_readme_leads_to_every_page_and_names_every_room():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = {path.as_posix() for path in PAGES if path.parent == Path("docs")} - {"docs/index.md"}
+    lost = [page for page in sorted(pages) if f"]({page}" not in readme]
+    rooms = {path.parent.name for path in PAGES if path.match("hw/kelp_hw/*/README.md")}
+    nameless = [room for room in sorted(rooms) if f"`{room}`" not in readme]
+    assert not lost and not nameless, f"README.md says nothing of {', '.join(lost + nameless)}"
 
 
 def test_every_test_that_a_page_says_to_run_is_there():

@@ -11,6 +11,7 @@ import re
 import pytest
 from amaranth.hdl import Elaboratable
 from amaranth.lib import wiring
+from paths import ROOT
 
 import kelp_fpga
 import kelp_hw
@@ -26,6 +27,8 @@ from kelp_spec.config import named
 from kelp_spec.cxlio.component import component_registers
 from kelp_spec.cxlio.config import named_cxlio
 
+HW = ROOT / "hw" / "kelp_hw"
+READMES = [path for path in HW.glob("*/README.md") if "| latency |" in path.read_text("utf-8")]
 UNIT = named("unit")
 IO = named_cxlio("recorded")
 _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
@@ -283,6 +286,45 @@ def test_the_top_of_a_file_states_no_other_pace_than_its_blocks(module):
     }
     text = " ".join(importlib.import_module(module).__doc__.split())
     assert not false_paces(text, paces)
+
+
+def figures_of(cls):
+    """What its attributes say of how fast a block is."""
+    names = [name for name in dir(cls) if re.search("LATENCY|INTERVAL", name)]
+    return {getattr(smallest(cls), name) for name in names}
+
+
+def latencies(readme):
+    """(block, latency) of each row of a room's table."""
+    return re.findall(r"^\| \[[^|]*\| `(\w+)`[^|]*\|[^|]*\| ([^|]*) \|", readme, re.MULTILINE)
+
+
+def is_another(latency, paces):
+    """Whether a row begins with a figure, of two the least or the most, that is none of `paces`;
+    not with a part of a sum."""
+    said = re.match(r"(\d+)(?: to (\d+))?\b(?! cycles (?:and the|a level))", latency)
+    return bool(said) and not paces & {int(figure) for figure in said.groups() if figure}
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in READMES))
+def test_a_rooms_readme_has_its_blocks_own_latencies(room):
+    classes = {cls.__name__: cls for cls in blocks() if f"kelp_hw.{room}." in cls.__module__}
+    rows = latencies((HW / room / "README.md").read_text(encoding="utf-8"))
+    bad = [
+        f"{name}: {latency}"
+        for name, latency in rows
+        if name in classes and name not in NOT_TIMED
+        if is_another(latency, figures_of(classes[name]))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_a_planted_latency_is_seen():
+    row = "| [fifo.py](fifo.py) | `Fifo` | holds items | 3 cycles at best | 1 item a cycle |"
+    ((name, latency),) = latencies(row)
+    assert name == "Fifo" and is_another(latency, {1, 2}) and not is_another(latency, {3})
+    assert not is_another("1 to 2 cycles", {2}) and not is_another("none", {2})
+    assert not is_another("3 cycles and the quantiser's", {2})
 
 
 def test_the_tables_name_what_exists():

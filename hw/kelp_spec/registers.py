@@ -67,21 +67,29 @@ COUNTERS: tuple[tuple[str, str], ...] = (
     *((f"prefetch_late_{s}", f"demanded while fetching, {s}") for s in _SOURCES),
     *((f"prefetch_useless_{s}", f"evicted unused, {s}") for s in _SOURCES),
     *((f"prefetch_dropped_{s}", f"candidates dropped, {s}") for s in _SOURCES),
-    ("hint_lines", "hint lines absorbed"),
+    ("hint_lines", "hint lines taken, refused ones too"),
     ("hint_updates", "page masses taken"),
     ("sweeps", "sweeps of the eviction engine"),
 )
 
-#: Per (session, queue), 32 bits each; `wide_counters` = False keeps the first four.
-QUEUE_COUNTERS: tuple[tuple[str, str], ...] = (
-    ("hits", "accesses that found the page resident"),
-    ("misses", "accesses that did not"),
-    ("evictions", "pages made cold"),
-    ("prefetch_useful", "prefetched pages demanded while resident"),
-    ("allocations", "pages allocated"),
-    ("write_backs", "dirty pages written"),
-    ("prefetch_issued", "prefetches taken"),
-    ("evicted_missed", "misses within 16 steps of eviction"),
+_OF_A_QUEUE = {
+    "prefetch_useful": "prefetched pages demanded while resident",
+    "prefetch_issued": "prefetches taken",
+}
+#: Per (session, queue), 32 bits each: what the total of that name counts. `wide_counters` = False
+#: keeps the first four.
+QUEUE_COUNTERS: tuple[tuple[str, str], ...] = tuple(
+    (name, {**dict(COUNTERS), **_OF_A_QUEUE}[name])
+    for name in (
+        "hits",
+        "misses",
+        "evictions",
+        "prefetch_useful",
+        "allocations",
+        "write_backs",
+        "prefetch_issued",
+        "evicted_missed",
+    )
 )
 
 
@@ -352,8 +360,8 @@ class RegisterMap:
                 C,
                 (
                     Field("code", 0, 8, "kelp_spec.metadata.Event"),
-                    Field("ld_id", 8, 4, ""),
-                    Field("squeue", 12, 16, ""),
+                    Field("ld_id", 8, 4, "whose request it was"),
+                    Field("squeue", 12, 16, "session · queues + queue, `queues` of `geometry`"),
                     Field("page", 28, 16, ""),
                     Field(
                         "argument",
@@ -380,7 +388,8 @@ class RegisterMap:
                 Access.RO,
                 Scope.CONTROL,
                 _whole(32),
-                f"answers in 2^{i} … cycles that no miss held up, of refusals too",
+                "answers in 2^n … 2^(n+1) − 1 cycles, n its number, that no miss held up, of "
+                + "refusals too",
             )
             yield Register(
                 f"miss_latency_{i}",
@@ -388,7 +397,7 @@ class RegisterMap:
                 Access.RO,
                 Scope.CONTROL,
                 _whole(32),
-                f"misses answered in 2^{i} … cycles",
+                "misses answered in 2^n … 2^(n+1) − 1 cycles",
             )
 
     def session(self, s: int) -> tuple[Register, ...]:
@@ -504,7 +513,7 @@ class RegisterMap:
                     Field("policy", 32, 1, "0 the plain formula, 1 `kelp` (docs/policy.md)"),
                     *self._tables(),
                 ),
-                "queue parameters, taken by APPLY",
+                "queue parameters, taken by OPEN for all queues, and by APPLY",
             ),
             Register(
                 p + "recency",
@@ -517,15 +526,15 @@ class RegisterMap:
                     Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504),
                     Field("idle_sh", 40, 5, "sh + 4: 0 … 19", 6),
                 ),
-                "decay constants, taken by APPLY",
+                "decay constants, taken as `policy` is",
             ),
             Register(
                 p + "budget",
                 base + 0x40,
                 RW,
                 C,
-                _whole(32, "DRAM lines (64 B)"),
-                "residency budget, taken by APPLY",
+                _whole(32, "DRAM lines (64 B); 0 none: whatever is resident is beyond it"),
+                "residency budget of each queue, taken as `policy` is",
             ),
             Register(
                 p + "page_word",
@@ -537,7 +546,13 @@ class RegisterMap:
                     Field("format_k", 3, 3),
                     Field("format_v", 6, 3),
                     Field("pinned", 9, 1, "by a hint; a slot does not show"),
-                    Field("place", 10, 24),
+                    Field(
+                        "place",
+                        10,
+                        24,
+                        "of a resident page its frame, numbered through all pools; of one that is "
+                        + "fetched its miss entry",
+                    ),
                     Field("last_step", 34, 24),
                 ),
                 "page word of the last PEEK",

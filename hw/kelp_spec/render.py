@@ -6,10 +6,28 @@ from __future__ import annotations
 
 from .address import HINT_BYTES, REGISTER_BYTES, AddressMap
 from .config import Config
-from .metadata import Event, PageState, PrefetchSource
-from .registers import SESSION_BASE, SESSION_STRIDE, Register, RegisterMap, SessionCommand
+from .formats import Format
+from .metadata import Event, PageState, PrefetchSource, ScoreSource
+from .registers import (
+    HISTOGRAM_BINS,
+    SESSION_BASE,
+    SESSION_STRIDE,
+    Register,
+    RegisterMap,
+    SessionCommand,
+)
 
 __all__ = ["c_header", "registers_markdown"]
+
+#: What numbers in registers stand for: in the table, and as the C header's prefix.
+_ENCODINGS = (
+    ("session command", "COMMAND", SessionCommand),
+    ("stored format", "FORMAT", Format),
+    ("score source", "SCORE", ScoreSource),
+    ("event code", "EVENT", Event),
+    ("page state", "PAGE", PageState),
+    ("prefetch source", "PREFETCH", PrefetchSource),
+)
 
 
 def registers_markdown(config: Config) -> str:
@@ -29,6 +47,8 @@ def registers_markdown(config: Config) -> str:
         "LD-ID 0. A refused access reads zeros or is ignored, and logs REGISTER_REFUSED.",
         "When a CLOSE ends (`busy` 0), what can be written of the session, `shape` aside, has its "
         + "reset values again.",
+        "Counters turn over after their highest value. One of latencies stops there; the first "
+        + f"counts 0 cycles, too, and the last all from 2^{HISTOGRAM_BINS - 1} on.",
         "",
         "## Global",
         "",
@@ -43,12 +63,7 @@ def registers_markdown(config: Config) -> str:
     ]
     lines += _table(registers.session(0), SESSION_BASE, strip="s0_")
     lines += ["", "## Encodings", "", "| what | values |", "|---|---|"]
-    for title, enum in (
-        ("session command", SessionCommand),
-        ("event code", Event),
-        ("page state", PageState),
-        ("prefetch source", PrefetchSource),
-    ):
+    for title, _, enum in _ENCODINGS:
         lines.append(f"| {title} | {', '.join(f'{int(e)} {e.name}' for e in enum)} |")
     return "\n".join(lines) + "\n"
 
@@ -134,12 +149,7 @@ def c_header(config: Config) -> str:
             out += _c_register(r, r.name, r.offset)
     for r in registers.session(0):
         out += _c_register(r, "session_" + r.name.removeprefix("s0_"), r.offset - SESSION_BASE)
-    for prefix, enum in (
-        ("COMMAND", SessionCommand),
-        ("EVENT", Event),
-        ("PAGE", PageState),
-        ("PREFETCH", PrefetchSource),
-    ):
+    for _, prefix, enum in _ENCODINGS:
         out.append("")
         out += [f"#define KELP_{prefix}_{e.name} {int(e)}" for e in enum]
     return "\n".join([*out, "", "#endif", ""])

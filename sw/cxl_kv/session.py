@@ -115,7 +115,6 @@ class Session:
         # What is told up to here is of the sessions that had this number before.
         device.poll()
         self._polled = device.polled
-        self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # - data ---------------------------------------------------------------------------------------
     @_while_open
@@ -667,14 +666,10 @@ class Session:
         """
         if not isinstance(by, str) or by not in _SUMMED:
             raise ValueError(f"by = {short(by)} is refused; legal: {', '.join(_SUMMED)}")
-        counts = {
-            name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x
-            for name, x in self._queue_counters().items()
-        }
-        return {name: x.sum(axis=_SUMMED[by]) for name, x in counts.items()}
+        return {name: x.sum(axis=_SUMMED[by]) for name, x in self._queue_counters().items()}
 
     def _queue_counters(self) -> dict[str, np.ndarray]:
-        """As the device counts them: over every session that had this number before, too."""
+        """Of each queue. The device counts from 0 in each session."""
         r = self.device.registers
         prefix = self._name("queue_")
         names = [name for name in r.by_name if name.startswith(prefix)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""``kelp nightly``: what ``make test`` leaves out, part by part, and a record of how each ended."""
+"""``kelp nightly``: ``make test`` and what it leaves out, part by part, and a record of how each
+ended."""
 
 import json
 import re

@@ -40,7 +40,11 @@ def quality(
     ] = _MODEL,
     formats: Annotated[
         str | None,
-        typer.Option(help="Formats, or K/V apart as int8/int4; comma between.", show_default=False),
+        typer.Option(
+            help="Formats, or K/V apart as int8/int4; comma between. When left out, those that "
+            + "docs/quality.md has.",
+            show_default=False,
+        ),
     ] = None,
     texts: Annotated[int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")] = 12,
     tokens: Annotated[int, typer.Option(min=32, help="Tokens of each.")] = 2048,

@@ -15,6 +15,11 @@ from .output import UserError, console
 __all__ = ["register"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SOCKET = "unix:/tmp/kelp.sock"  #: where it listens when nothing is said
+_DEVICE = (
+    "Device: golden:CONFIG, rtl:CONFIG, dax:/path, cxl:/path or serial:/path (docs/cxl_kv.md)."
+)
+_LISTEN = f"unix:/path or tcp://host:port; may be given more than once. {_SOCKET} when left out."
 
 
 def _cannot_listen(where: str, error: OSError) -> str:
@@ -56,16 +61,8 @@ def _wait(server, heard, tokens: str | None) -> None:
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
-        device: Annotated[
-            str,
-            typer.Argument(
-                help="Device: golden:CONFIG, rtl:CONFIG, dax: or cxl:/path (docs/cxl_kv.md)."
-            ),
-        ] = "golden:trace",
-        listen: Annotated[
-            list[str] | None,
-            typer.Option(help="unix:/path or tcp://host:port; may be given more than once."),
-        ] = None,
+        device: Annotated[str, typer.Argument(help=_DEVICE)] = "golden:trace",
+        listen: Annotated[list[str] | None, typer.Option(help=_LISTEN)] = None,
         tokens: Annotated[
             str | None,
             typer.Option(
@@ -126,8 +123,7 @@ def register(app: typer.Typer) -> None:
                 device, core, budget_bytes=budget, tokens=known, limits=limits, fetch=fetch
             ) as server:
                 places = [
-                    (server.listen, url, f"serving {device} on")
-                    for url in listen or ["unix:/tmp/kelp.sock"]
+                    (server.listen, url, f"serving {device} on") for url in listen or [_SOCKET]
                 ]
                 if metrics:
                     places.append((server.serve_metrics, metrics, "metrics on"))

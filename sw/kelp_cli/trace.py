@@ -26,7 +26,12 @@ def register(app: typer.Typer) -> None:
 
 @trace.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Recordings and block traces, .npz.", metavar="FILE…", show_default=False
+        ),
+    ],
 ) -> None:
     """Check recordings (kelp-attention-1) and block traces (kelp-blocks-1) against their
     formats; exit 1 at the first fault."""
@@ -63,7 +68,9 @@ def import_(
             show_default=False,
         ),
     ],
-    file: Annotated[Path, typer.Argument(show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="The trace as that tool wrote it.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Option("-o", help="The block trace to write, .npz.", show_default=False)
     ],

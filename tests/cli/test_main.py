@@ -12,8 +12,10 @@ import textwrap
 import time
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from command import kelp
 from paths import ROOT
 from trace_files import contents, save
@@ -28,6 +30,29 @@ def test_help_names_every_command():
     assert done.returncode == 0
     assert "kelp doctor" in done.stdout
     assert "Show what is installed" in done.stdout
+
+
+def without_help(command, path):
+    """Arguments and options below `command` of which the help says nothing."""
+    for parameter in command.params:
+        if not parameter.help:
+            yield f"{path} {parameter.opts[0]}"
+    for name, child in getattr(command, "commands", {}).items():
+        yield from without_help(child, f"{path} {name}")
+
+
+def test_every_argument_and_option_explains_itself():
+    assert not list(without_help(typer.main.get_command(main.build_app()), "kelp"))
+
+
+def test_a_planted_option_without_help_is_seen():
+    app = typer.Typer()
+
+    @app.command()
+    def command(file: str, count: Annotated[int, typer.Option(help="How many.")] = 1) -> None:
+        pass
+
+    assert list(without_help(typer.main.get_command(app), "planted")) == ["planted file"]
 
 
 def test_it_says_its_version():

@@ -26,6 +26,25 @@ def device(request):
         yield opened
 
 
+def test_a_session_opens_without_a_look_at_each_queue():
+    """The device's counters begin at 0 with it; a device may have 640 queues, and be far away."""
+    with cxl_kv.open("golden:unit?sessions=1") as device:
+        reads = []
+        for queues in (1, 4):
+            loaded = []
+            load = device.transport.load
+            device.transport.load = lambda *a, f=load, n=loaded, **k: n.append(1) or f(*a, **k)
+            with device.open_session(small(layers=1, kv_heads=queues)) as session:
+                reads.append(len(loaded))
+                assert not session.telemetry(by="session")["allocations"]
+                session.write(
+                    0, np.ones((queues, 1, 32), np.float16), np.ones((queues, 1, 32), np.float16)
+                )
+                assert session.telemetry(by="session")["allocations"] == queues
+            device.transport.load = load
+        assert reads[0] == reads[1]
+
+
 def small(**changes):
     return cxl_kv.ModelShape(**{"layers": 2, "kv_heads": 2, "head_dim": 32} | changes)
 

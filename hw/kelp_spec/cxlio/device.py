@@ -21,12 +21,17 @@ def device_registers(c: CxlIoConfig) -> Block:
 
 def _array(c: CxlIoConfig):
     yield constant("array", 0x00, 8, 1 << 16 | 3 << 32, "three capabilities")
-    for i, (number, offset, length) in enumerate(
-        ((1, _STATUS, 8), (2, MAILBOX, 0x20 + c.payload), (0x4000, _MEMORY, 8)), 1
+    for i, (number, offset, length, title) in enumerate(
+        (
+            (1, _STATUS, 8, "device status"),
+            (2, MAILBOX, 0x20 + c.payload, "mailbox"),
+            (0x4000, _MEMORY, 8, "memory device status"),
+        ),
+        1,
     ):
-        yield constant(f"capability{i}", 16 * i, 4, number | 1 << 16)
-        yield constant(f"capability{i}_offset", 16 * i + 4, 4, offset)
-        yield constant(f"capability{i}_length", 16 * i + 8, 4, length)
+        yield constant(f"capability{i}", 16 * i, 4, number | 1 << 16, f"{title}: id, version")
+        yield constant(f"capability{i}_offset", 16 * i + 4, 4, offset, "where it lies")
+        yield constant(f"capability{i}_length", 16 * i + 8, 4, length, "its bytes")
 
 
 def _status():

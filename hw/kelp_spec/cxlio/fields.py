@@ -112,6 +112,6 @@ class Block:
         return tuple(r.name for r in self.registers if r.watch)
 
 
-def constant(name: str, offset: int, size: int, value: int, doc: str = "") -> Register:
+def constant(name: str, offset: int, size: int, value: int, doc: str) -> Register:
     """A register that reads `value`."""
     return Register(name, offset, size, (Field("value", 0, 8 * size, reset=value),), doc)

@@ -38,8 +38,8 @@ def configuration_space(c: CxlIoConfig) -> Block:
 
 
 def _header(c: CxlIoConfig):
-    yield constant("vendor_id", 0x00, 2, c.vendor)
-    yield constant("device_id", 0x02, 2, c.device)
+    yield constant("vendor_id", 0x00, 2, c.vendor, "vendor")
+    yield constant("device_id", 0x02, 2, c.device, "device")
     yield Register(
         "command",
         0x04,
@@ -65,8 +65,8 @@ def _header(c: CxlIoConfig):
         yield Register(f"bar{2 * index}", 0x10 + 8 * index, 4, low, "base address")
         high = (Field("value", 0, 32, RW),)
         yield Register(f"bar{2 * index}_high", 0x14 + 8 * index, 4, high, "base address, high")
-    yield constant("subsystem_vendor", 0x2C, 2, c.vendor)
-    yield constant("subsystem", 0x2E, 2, 1)
+    yield constant("subsystem_vendor", 0x2C, 2, c.vendor, "vendor of the board")
+    yield constant("subsystem", 0x2E, 2, 1, "board")
     yield constant("capabilities", 0x34, 1, _PCIE, "first capability")
     yield Register("interrupt_line", 0x3C, 1, (Field("value", 0, 8, RW),), "no effect")
 
@@ -141,11 +141,12 @@ def _extended(c: CxlIoConfig):
     for i, (bar, block, offset) in enumerate(blocks):
         where = _LOCATOR + 0x0C + 8 * i
         value = bar | block << 8 | offset << 16
-        yield constant(f"locator{i}", where, 4, value, "BAR and block id")
-        yield constant(f"locator{i}_high", where + 4, 4, 0)
-    yield constant("serial_header", _SERIAL, 4, 3 | 1 << 16 | following[_SERIAL] << 20)
+        yield constant(f"locator{i}", where, 4, value, "BAR, block id, offset in the BAR")
+        yield constant(f"locator{i}_high", where + 4, 4, 0, "offset in the BAR, high")
+    header = 3 | 1 << 16 | following[_SERIAL] << 20
+    yield constant("serial_header", _SERIAL, 4, header, "capability of the serial number")
     yield constant("serial_low", _SERIAL + 4, 4, c.serial & 0xFFFF_FFFF, "serial number")
-    yield constant("serial_high", _SERIAL + 8, 4, c.serial >> 32)
+    yield constant("serial_high", _SERIAL + 8, 4, c.serial >> 32, "serial number, high")
     yield from _dvsec(_GPF, following, number=5, revision=0, length=0x10)
     yield from _dvsec(_FLEX_BUS, following, number=7, revision=2, length=0x20)
     yield constant("flex_bus_capability", _FLEX_BUS + 0x0A, 2, 0x26, "CXL.io, CXL.mem, 68 B")
@@ -157,10 +158,22 @@ def _extended(c: CxlIoConfig):
         yield from _doe(following)
 
 
+#: What the DVSECs of CXL are about, by number.
+_DVSECS = {
+    0: "a CXL device",
+    2: "functions that are not CXL's",
+    5: "global persistent flush",
+    7: "flex bus",
+    8: "where blocks of registers lie",
+}
+
+
 def _dvsec(at: int, following: dict, *, number: int, revision: int, length: int):
-    yield constant(f"dvsec{number}", at, 4, 0x23 | 1 << 16 | following[at] << 20)
-    yield constant(f"dvsec{number}_header", at + 4, 4, CXL_VENDOR | revision << 16 | length << 20)
-    yield constant(f"dvsec{number}_id", at + 8, 2, number)
+    title, header = _DVSECS[number], CXL_VENDOR | revision << 16 | length << 20
+    here = 0x23 | 1 << 16 | following[at] << 20
+    yield constant(f"dvsec{number}", at, 4, here, f"DVSEC: {title}; where the next capability is")
+    yield constant(f"dvsec{number}_header", at + 4, 4, header, "its vendor, revision and length")
+    yield constant(f"dvsec{number}_id", at + 8, 2, number, "its number")
 
 
 def _device(c: CxlIoConfig):
@@ -177,7 +190,7 @@ def _device(c: CxlIoConfig):
     status = (Field("viral", 14, 1, W1C),)
     yield Register("cxl_status", at + 0x0E, 2, status, "viral")
     yield constant("cxl_control2", at + 0x10, 2, 0, "no cache, no initiated reset")
-    yield constant("cxl_status2", at + 0x12, 2, 0)
+    yield constant("cxl_status2", at + 0x12, 2, 0, "of what `cxl_control2` begins: nothing")
     bit = (Field("lock", 0, 1, Access.W1S, doc="until reset"),)
     yield Register("cxl_lock", at + 0x14, 2, bit, "locks control and range bases")
     ready = (
@@ -185,7 +198,7 @@ def _device(c: CxlIoConfig):
         Field("active", 1, 1, Access.DEVICE, doc="the memory can be used"),
         Field("size", 28, 4, reset=c.bytes >> 28 & 0xF),
     )
-    yield constant("range0_size_high", at + 0x18, 4, c.bytes >> 32)
+    yield constant("range0_size_high", at + 0x18, 4, c.bytes >> 32, "size, high")
     yield Register("range0_size", at + 0x1C, 4, ready, "size and state")
     base = (Field("value", 0, 32, RW),)
     low = (Field("value", 28, 4, RW),)
@@ -195,7 +208,8 @@ def _device(c: CxlIoConfig):
 
 def _doe(following: dict):
     """A data object exchange for discovery and the CDAT."""
-    yield constant("doe_header", DOE, 4, 0x2E | 1 << 16 | following[DOE] << 20)
+    header = 0x2E | 1 << 16 | following[DOE] << 20
+    yield constant("doe_header", DOE, 4, header, "capability of the data object exchange")
     yield constant("doe_capability", DOE + 4, 4, 0, "no interrupt")
     control = (
         Field("abort", 0, 1, Access.STROBE),

@@ -26,6 +26,8 @@ def cxl_registers_markdown(c: CxlIoConfig) -> str:
         f"Configuration `{c.name}`. What the registers do: [cxl.md](cxl.md). Bytes that are not "
         + "here "
         + "read zero and ignore writes.",
+        "RO reads its reset value; RW1C is set by the device and cleared by writing one; RW1S is "
+        + "set by writing one; what is written to WO is taken at once, and reads zero.",
     ]
     for title, block, base in (
         ("Configuration space", configuration_space(c), Space.CONFIGURATION),

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from paths import DOCS
 from rich.console import Console
 from synthetic_result import synthetic_result
 from trace_files import contents, save
@@ -103,6 +104,21 @@ def test_json_has_every_name_and_fractions(result, tmp_path):
     assert found["flash_reads_per_access"] == pytest.approx(result.flash_reads / accesses)
     assert found["lines_per_cycle"] == pytest.approx(result.line_requests / result.cycles)
     assert found["hit_latency_log2_cycles"] == result.hit_latency.tolist()
+
+
+def names_in(found, open_ended=("lockstep", "formats")):
+    """Every field's name; of what has names of its own, such as policies, those of one entry."""
+    for name, value in found.items():
+        yield name
+        if isinstance(value, dict) and name not in open_ended:
+            yield from next(iter(value.values()), {})
+
+
+def test_the_guide_has_every_field_of_the_json(result):
+    guide = (DOCS / "replay.md").read_text(encoding="utf-8")
+    found = report.as_json(replace(result, ladder={"lru": (2, 1)}))
+    missing = [name for name in names_in(found) if f"`{name}`" not in guide]
+    assert len(found) > 35 and not missing, f"docs/replay.md does not tell {', '.join(missing)}"
 
 
 def test_write_makes_every_file_and_says_so(result, tmp_path):
