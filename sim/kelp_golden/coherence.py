@@ -71,8 +71,8 @@ def request(
 
 def written(held: Held, field: int, value: int, *, rounds: bool, recalled: bool):
     """(what is held after a MemWr or MemWrPtl, whether it keeps a copy that was never granted)."""
-    says = field == MetaField.META0
-    if says and value not in (MetaValue.SHARED, MetaValue.ANY):
+    says = field == MetaField.META0 and value in tuple(MetaValue)
+    if says and value == MetaValue.INVALID:
         return Held.NONE, False
     if held == Held.NONE:
         return Held.NONE, says

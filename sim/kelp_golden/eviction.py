@@ -114,8 +114,9 @@ class QueueState:
             self.on_change(squeue, page, moved)
 
     def offer(self, squeue: int, excess: int) -> None:
-        """Policy `kelp`: what the queue offered last, 0 for nothing."""
-        self._set(squeue, excess or None)
+        """Policy `kelp`: what the queue offered last, 0 for nothing; without a listed page it has
+        nothing."""
+        self._set(squeue, excess or None if self.listed[squeue] else None)
 
     def cancelled(self, squeue: int) -> bool:
         """An eviction was cancelled or failed, and no page of the queue came or went since."""

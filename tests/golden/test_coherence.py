@@ -112,10 +112,14 @@ def test_a_set_that_was_full_gives_its_oldest_sector_ahead_of_need():
     assert own(same[0]).outcome == own(same[1]).outcome == DirectoryOutcome.DONE
 
 
-@pytest.mark.parametrize("value", MetaValue)
-@pytest.mark.parametrize("field", [1, 2, MetaField.NO_OP], ids=["reserved", "as well", "No-Op"])
+#: (MetaField, MetaValue) of those that do not say it: no Meta0-State, or the reserved value of one.
+UNSAID = [(field, value) for field in (1, 2, MetaField.NO_OP) for value in MetaValue]
+UNSAID.append((MetaField.META0, 1))
+
+
+@pytest.mark.parametrize(("field", "value"), UNSAID)
 def test_a_write_that_does_not_say_what_it_keeps_leaves_the_line_as_held(field, value):
-    """Whatever its MetaValue; but a copy of what was rounded is as old as one that it keeps."""
+    """But a copy of what was rounded is as old as one that it keeps."""
     for held in Held:
         for recalled in (False, True):
             plain = written(held, field, value, rounds=False, recalled=recalled)

@@ -367,6 +367,7 @@ class CoherentFront(wiring.Component):
         ]
         meta0 = message.meta_field == MetaField.META0
         keeps = (value == MetaValue.ANY) | (value == MetaValue.SHARED)
+        # A write whose MetaValue is none of the three says nothing of what the host keeps.
         if is_write:
             m.d.comb += [
                 op.kind.eq(DirectoryOp.WRITE),
@@ -376,7 +377,7 @@ class CoherentFront(wiring.Component):
                 ),
                 op.holds.eq(meta0 & keeps),
                 op.shared.eq(meta0 & (value == MetaValue.SHARED)),
-                op.evicts.eq(meta0 & ~keeps),
+                op.evicts.eq(meta0 & (value == MetaValue.INVALID)),
             ]
             return op
         m.d.comb += op.kind.eq(DirectoryOp.REQUEST)

@@ -5,7 +5,7 @@ after 1 cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -17,7 +17,7 @@ from kelp_spec.metadata import Event
 from ..layouts import MESSAGES, TIME_BITS, Layouts
 from ..lib.protected import BlockFault
 from .front import CoherentFront
-from .layouts import CoherenceLayouts, channels
+from .layouts import CoherenceLayouts, channels, name_line
 from .lost_lines import LostLines
 
 __all__ = ["CoherentHostPort"]
@@ -54,6 +54,7 @@ class CoherentHostPort(wiring.Component):
         Low: no message of the host is accepted.
     o_event : out, array of always-ready streams of event
         SNOOP_LOST, BIRSP_UNASKED, COPY_UNGRANTED: a source each, for they may come in one cycle.
+        The first and the last name a line; `argument` is the line in its page.
     ready, idle : out
         The directory is empty; nothing is under way.
     fault : out, BlockFault
@@ -164,10 +165,15 @@ class CoherentHostPort(wiring.Component):
 
     def _events(self, m, front, lost):
         lines, unasked, ungranted = self.o_event
+        # The write that keeps the copy is what the directory has decided in this cycle.
+        op, layouts = front.commit.p.op, CoherenceLayouts(self.config, sizes_of(self.config))
+        place = data.View(layouts.place, Cat(op.line, op.sector))
+        owners = Array(session.ld_id for session in self.sessions)
         connect(m, lost.o_event, flipped(lines))
         m.d.comb += [
             unasked.valid.eq(front.pulses.unasked),
             unasked.p.code.eq(Event.BIRSP_UNASKED),
             ungranted.valid.eq(front.pulses.ungranted),
             ungranted.p.code.eq(Event.COPY_UNGRANTED),
+            *name_line(ungranted.p, place, owners, self.config),
         ]

@@ -13,7 +13,15 @@ from kelp_spec.messages import LD_ID_BITS, S2MNDR, TAG_BITS
 
 from ..layouts import MESSAGES, code_shape
 
-__all__ = ["BI_ID_BITS", "CoherenceLayouts", "channels", "first_from", "folded", "lowest"]
+__all__ = [
+    "BI_ID_BITS",
+    "CoherenceLayouts",
+    "channels",
+    "first_from",
+    "folded",
+    "lowest",
+    "name_line",
+]
 
 
 BI_ID_BITS = 12
@@ -71,6 +79,8 @@ class CoherenceLayouts:
         takes BISnp of Blk forms.
     pulses : layout
         A bit for each of CoherenceEvent's UNASKED and UNGRANTED.
+    place : layout
+        Where a line of the KV map is, from its address in lines.
     """
 
     def __init__(self, config: Config, sizes: Coherence):
@@ -152,6 +162,25 @@ class CoherenceLayouts:
         )
         self.pulses = S({"unasked": 1, "ungranted": 1})
         self.bi = S({"timeout": 32, "id": BI_ID_BITS, "blocks": 1})
+        self.place = S(
+            {
+                "line": config.line_bits,
+                "page": config.page_bits,
+                "queue": config.queue_bits,
+                "session": config.session_bits,
+            }
+        )
+
+
+def name_line(event, place, owners, config: Config) -> list:
+    """Assignments by which an event names a line of the KV map, in the name of its session's owner:
+    `argument` is the line in its page. `owners`: the LD-ID of each session."""
+    return [
+        event.ld_id.eq(owners[place.session] if config.sessions > 1 else owners[0]),
+        event.squeue.eq(place.session * config.queues + place.queue),
+        event.page.eq(place.page),
+        event.argument.eq(place.line),
+    ]
 
 
 def folded(value, bits: int) -> Value:

@@ -4,7 +4,7 @@ at a time; its write is offered in the same cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -14,7 +14,7 @@ from kelp_spec.messages import LD_ID_BITS, M2SRwD
 from kelp_spec.metadata import Event
 
 from ..layouts import MESSAGES, Layouts
-from .layouts import CoherenceLayouts
+from .layouts import CoherenceLayouts, name_line
 
 __all__ = ["LostLines"]
 
@@ -70,15 +70,7 @@ class LostLines(wiring.Component):
         m = Module()
         c = self.config
         line = Cat(self.i.p.line, self.i.p.sector)
-        fields = data.StructLayout(
-            {
-                "line": c.line_bits,
-                "page": c.page_bits,
-                "queue": c.queue_bits,
-                "session": c.session_bits,
-            }
-        )
-        at = data.View(fields, line)
+        at = data.View(self.layouts.place, line)
         waits, owner, mine = Signal(), Signal(LD_ID_BITS), Signal(LD_ID_BITS)
         rwd, takes = self.o_rwd.p, Signal()
         m.d.comb += [
@@ -94,10 +86,8 @@ class LostLines(wiring.Component):
             rwd.byte_enable.eq(~0),
             self.o_event.valid.eq(self.o_rwd.valid & self.o_rwd.ready),
             self.o_event.p.code.eq(Event.SNOOP_LOST),
-            self.o_event.p.ld_id.eq(mine),
-            self.o_event.p.squeue.eq(at.session * c.queues + at.queue),
-            self.o_event.p.page.eq(at.page),
-            self.o_event.p.argument.eq(Cat(at.line, Const(0, 15 - c.line_bits), self.i.p.refused)),
+            *name_line(self.o_event.p, at, self.owners, c),
+            self.o_event.p.argument[15].eq(self.i.p.refused),
             takes.eq(
                 waits
                 & self.i_ndr.valid

@@ -94,8 +94,10 @@ class QueueState(wiring.Component):
     amid that makes it go on for as long again.
 
     A queue whose policy is `kelp` has no budget: its excess is what it offered last. When an
-    eviction was cancelled or nothing is left, it has nothing to give. An offer of a queue
-    that has the other policy by then is none: its excess is worked out anew.
+    eviction was cancelled or nothing is left, it has nothing to give. An offer of a queue that
+    lists no page by then is 0: its next session may be of another pool, and what stood in this
+    pool's tree would stand there until it has pages of this pool again. An offer of a queue that
+    has the other policy by then is none: its excess is worked out anew.
 
     Parameters
     ----------
@@ -422,7 +424,8 @@ class QueueState(wiring.Component):
                     m.next = "IDLE"
             with m.Elif(task.is_look):
                 m.next = "LOOKED"
-            with m.Elif(task.is_offer & task.policy):
+            # An offer may come behind its queue's last page: then there is nothing to give.
+            with m.Elif(task.is_offer & task.policy & (found.count != 0)):
                 m.next = "START"
 
     def _excess(self, m: Module, task: _Task, shown: _Readout) -> None:

@@ -38,23 +38,25 @@ def health(im: Image) -> None:
     p.li(C, 4)
     p.call("zeros")
     p.sh(ZERO, B)
+    # Each is read once: it may change at any time, and the status is to agree with what it is of.
     p.lw(A, IOS, IO.HEALTH)
+    p.lw(G, IOS, IO.TEMPERATURE)
+    p.lw(H, IOS, IO.CORRECTED)
     p.sw(A, ZERO, PAYLOAD)
+    p.sh(G, ZERO, PAYLOAD + 4)
+    p.sh(H, ZERO, PAYLOAD + 0xA)
+    p.shr(B, H, 16)
+    p.sh(B, ZERO, PAYLOAD + 0xC)
     if Opcode.SET_ALERTS in im.config.commands:
         _alerts(im)
-    p.lw(A, IOS, IO.TEMPERATURE)
-    p.sh(A, ZERO, PAYLOAD + 4)
-    p.lw(A, IOS, IO.CORRECTED)
-    p.sh(A, ZERO, PAYLOAD + 0xA)
-    p.shr(A, A, 16)
-    p.sh(A, ZERO, PAYLOAD + 0xC)
     p.li(A, 0x12)
     p.jmp("ok")
 
 
 def _alerts(im: Image) -> None:
     """Additional status: what is beyond a critical threshold, or beyond a warning's that is
-    enabled. A: the word with status, media, additional, life."""
+    enabled. A: the word with status, media, additional, life; G: the temperature; H: errors that
+    were corrected."""
     p, at = im.program, im.store("alerts")
     p.lb(F, ZERO, at)
     p.shr(E, A, 16)
@@ -73,8 +75,7 @@ def _alerts(im: Image) -> None:
     p.label("life_judged")
     # Temperatures are signed: compared with their sign bits turned round.
     p.li(C, 0x8000)
-    p.lw(A, IOS, IO.TEMPERATURE)
-    p.xor(A, A, C)
+    p.xor(A, G, C)
     p.li(B, 0x8000 + OVER_CRITICAL)
     p.bgeu(A, B, "temperature_critical")
     p.bltu(A, C, "temperature_critical")
@@ -97,9 +98,8 @@ def _alerts(im: Image) -> None:
     p.label("temperature_judged")
     p.andi(D, F, 8)
     p.beq(D, ZERO, "corrected_judged")
-    p.lw(A, IOS, IO.CORRECTED)
     p.lh(B, ZERO, at + 8)
-    p.bltu(A, B, "corrected_judged")
+    p.bltu(H, B, "corrected_judged")
     p.addi(E, E, 16)
     p.label("corrected_judged")
     p.sb(E, ZERO, PAYLOAD + 2)

@@ -217,22 +217,20 @@ class Select(wiring.Component):
         ]
 
     def _ops(self, m, reader, held):
-        """Three sources of ops take turns; one that is offered stays until it is taken."""
+        """Hints and the choice take turns, and of the choice what changes slots goes first; an op
+        that is offered stays until it is taken. Slots may be given back by the hundred without
+        pause: longer than the router has a register access wait for the hint line before it."""
         sources = (self.i_op, reader.o_op, held)
         pick, kept, keeps = Signal(range(3)), Signal(range(3)), Signal()
         #: a hint went last
         hinted = Signal()
-        m.d.comb += pick.eq(
-            Mux(
-                keeps,
-                kept,
-                Mux(
-                    held.valid,
-                    2,
-                    Mux(self.i_op.valid & (~hinted | ~reader.o_op.valid), 0, 1),
-                ),
-            )
-        )
+        of_choice = held.valid | reader.o_op.valid
+        with m.If(keeps):
+            m.d.comb += pick.eq(kept)
+        with m.Elif(self.i_op.valid & ~(hinted & of_choice)):
+            m.d.comb += pick.eq(0)
+        with m.Else():
+            m.d.comb += pick.eq(Mux(held.valid, 2, 1))
         for k, source in enumerate(sources):
             with m.If(pick == k):
                 m.d.comb += [

@@ -21,8 +21,8 @@ MEMORIES = {
 SMALL = named("unit").with_(sessions=3, queues=3, frames=(10, 8, 8, 8))
 
 
-def run(config, test, engine=None, **params):
-    """`engine`: another one than `Eviction` as it is."""
+def run(config, test, engine=None, seed=None, **params):
+    """`engine`: another one than `Eviction` as it is; `seed`: of a run that is to be as it was."""
     params["config"] = dataclasses.asdict(config)
     # No directory is there, and seeds stay what they were before it had a size.
     del params["config"]["directory_sets"]
@@ -30,6 +30,7 @@ def run(config, test, engine=None, **params):
         engine or made(Eviction, config=config),
         bench="kelp_verif.eviction.evictor_bench",
         test=test,
+        seed=seed,
         model=Model(public=[public for _, public in MEMORIES.values()]),
         params=params,
         timeout_s=200,

@@ -25,7 +25,8 @@ from kelp_spec.messages import S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 
 CONFIG = named("unit_coherent")
-SETTLE = sizes_of(CONFIG).sets + 4
+SIZES = sizes_of(CONFIG)
+SETTLE = SIZES.sets + 4
 OPEN = {
     "enable": 1,
     **dict.fromkeys(("inner_req.ready", "inner_rwd.ready", "s2m_drs.ready", "s2m_ndr.ready"), 1),
@@ -86,6 +87,22 @@ _FROM = ("s2m_drs", "s2m_ndr", "s2m_bisnp", "inner_req", "o_answer")
 _TO = ("inner_drs", "i_ask")
 
 
+def _places(line):
+    """(squeue, page, line in its page) of a line of the KV map."""
+    squeue, rest = divmod(line, 1 << CONFIG.page_bits + CONFIG.line_bits)
+    session, queue = divmod(squeue, 1 << CONFIG.queue_bits)
+    return session * CONFIG.queues + queue, *divmod(rest, 1 << CONFIG.line_bits)
+
+
+def _names(ctx, dut, line):
+    """The event of a copy that was never granted names this line, and its session's owner."""
+    event, squeue = dut.o_event[2].p, _places(line)[0]
+    assert ctx.get(event.code) == Event.COPY_UNGRANTED
+    named = tuple(ctx.get(event[name]) for name in ("squeue", "page", "argument"))
+    assert named == _places(line)
+    assert ctx.get(event.ld_id) == ctx.get(dut.sessions[squeue // CONFIG.queues].ld_id)
+
+
 def _wired(dut, front, lost, sessions, stays):
     """Every wire that leaves the port, or goes to one of its blocks: what is to be on it. Each
     argument is what is on the wires by path; `stays`: the host's write was offered before."""
@@ -128,6 +145,7 @@ def _wired(dut, front, lost, sessions, stays):
     for n, (bit, code) in enumerate(((0, Event.BIRSP_UNASKED), (1, Event.COPY_UNGRANTED)), 1):
         on["dut", "o_event", n, "valid"] = front["pulses",] >> bit & 1
         on["dut", "o_event", n, "payload"] = int(code)
+    on["dut", "o_event", 2, "payload"] = None  # by field, by the caller
     return on, turn
 
 
@@ -170,6 +188,8 @@ def test_every_wire_is_where_it_belongs():
             for (name, *path), value in wanted.items():
                 if value is not None:
                     assert has[name][*path] == value, (name, *path)
+            op = front.commit.p.op
+            _names(ctx, dut, ctx.get(op.sector) * SIZES.sector + ctx.get(op.line))
             is_open = [ctx.get(each.open) for each in dut.sessions]
             for k, session in enumerate(dut.sessions):
                 owner = ctx.get(session.ld_id)
@@ -392,20 +412,28 @@ def test_an_answer_to_no_snoop_is_an_event():
 
 
 @pytest.mark.parametrize("value", [MetaValue.SHARED, MetaValue.ANY])
-def test_a_copy_that_was_never_granted_is_an_event_that_names_no_page(value):
+def test_a_copy_that_was_never_granted_is_an_event_that_names_its_line(value):
+    """In whichever session, queue and page; of two, one behind the other, each its own."""
     dut, told = new_port(), []
+    rng = random.Random(value)
+    lines = [rng.randrange(1 << CONFIG.aperture_bits - 6) for _ in range(40)]
+    lines = [line for line in lines if _places(line)[0] < CONFIG.squeues]
 
     async def bench(ctx):
         await _opened(ctx, dut)
-        ctx.set(dut.m2s_rwd.p, {"opcode": M2SRwD.MEM_WR, "meta_value": value, "address": 64})
-        ctx.set(dut.m2s_rwd.valid, 1)
+        for k, session in enumerate(dut.sessions):
+            ctx.set(session.ld_id, 3 + k)
         ungranted = dut.o_event[2]
-        for _ in range(8):
+        for line in [*lines, *8 * [None]]:
+            write = {"opcode": M2SRwD.MEM_WR, "meta_value": value, "address": line or 0}
+            write["ld_id"] = 3 + _places(line or 0)[0] // CONFIG.queues
+            ctx.set(dut.m2s_rwd.p, write)
+            ctx.set(dut.m2s_rwd.valid, line is not None)
+            assert line is None or ctx.get(dut.m2s_rwd.ready)
             if ctx.get(ungranted.valid):
-                told.append(ctx.get(ungranted.p).as_bits())
+                _names(ctx, dut, lines[len(told)])
+                told.append(ctx.get(ungranted.p.code))
             await ctx.tick()
-            ctx.set(dut.m2s_rwd.valid, 0)
 
     simulate(dut, bench)
-    code = dut.o_event[2].p.shape()
-    assert told == [code.const({"code": Event.COPY_UNGRANTED}).as_bits()]
+    assert told == len(lines) * [Event.COPY_UNGRANTED] and len(lines) > 10

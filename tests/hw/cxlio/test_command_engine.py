@@ -785,6 +785,40 @@ def test_alerts_show_in_the_health():
     assert play(FULL, script) == {0, 1, 2, 4, 8, 16}
 
 
+def test_health_agrees_with_itself_while_what_it_tells_changes():
+    """Temperature and corrected errors pass their thresholds in every cycle, one way or the other:
+    whatever an answer tells of them, its status is of these values."""
+    host, seen = Host(FULL), set()
+
+    async def bench(ctx):
+        dut = host.dut
+        await host.ready(ctx)
+        enabled = bytes([15, 15, 50, 0]) + (60).to_bytes(2, "little") + bytes(2)
+        await host.command(ctx, Opcode.SET_ALERTS, enabled + (9).to_bytes(4, "little"))
+        for n in range(24):
+            ctx.set(dut.opcode, Opcode.HEALTH)
+            ctx.set(dut.length, 0)
+            ctx.set(dut.ring, 1)
+            await host.tick(ctx)
+            ctx.set(dut.ring, 0)
+            cycle = n
+            while ctx.get(dut.busy):
+                above = cycle // (1 + n % 5) % 2
+                ctx.set(dut.health.temperature, (59, 61)[above])
+                ctx.set(dut.health.corrected, (8, 10)[above])
+                await host.tick(ctx)
+                cycle += 1
+                assert cycle < LIMIT, "health hangs"
+            answer = await host.payload(ctx, 18)
+            degrees = int.from_bytes(answer[4:6], "little")
+            corrected = int.from_bytes(answer[10:14], "little")
+            assert answer[2] == 4 * (degrees == 61) + 16 * (corrected == 10)
+            seen.update({("degrees", degrees), ("corrected", corrected)})
+
+    simulate(host.dut, bench)
+    assert len(seen) == 4
+
+
 def test_the_command_effects_log_says_what_each_command_does():
     """What a host can see of what is kept, before and behind each command: of what the log says
     that it changes nothing else, and nothing where it says so."""

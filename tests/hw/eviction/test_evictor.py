@@ -39,11 +39,16 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, pol
     assert not records["events"]
 
 
-def test_every_claim_is_the_golden_evictors_while_policies_change():
-    """A list that one policy left is not used as the other's would be."""
-    records = run(
-        ROOMY, "lockstep", ops=500, policies=list(Policy), pools=[0], budgets=[0, 2], applies=True
-    ).records
+@pytest.mark.parametrize(
+    ("config", "seed"),
+    [(ROOMY, None), (SMALL, None), (SMALL, 91987038)],
+    ids=["roomy", "small", "at"],
+)
+def test_every_claim_is_the_golden_evictors_while_policies_change(config, seed):
+    """A list that one policy left is not used as the other's would be. `at`: a queue goes to policy
+    `kelp` that is at its budget, no line beyond it, and is the pool's root until it is swept."""
+    params = {"policies": list(Policy), "pools": [0], "budgets": [0, 2], "applies": True}
+    records = run(config, "lockstep", ops=500, seed=seed, **params).records
     assert records["victims"] > 80 and records["refreshed"] > 10
 
 

@@ -13,6 +13,7 @@ from kelp_golden.eviction import QueueState as GoldenQueueState
 from kelp_hw.eviction.queue_state import QueueState
 from kelp_spec.config import POOLS, named
 from kelp_spec.metadata import PageState
+from kelp_spec.policy import Policy
 from kelp_verif.harness.runner import made, run_cocotb
 
 WIDE = named("unit").with_(pages=256)  # several words of the map per queue
@@ -170,6 +171,67 @@ def test_a_queue_that_goes_to_another_pool_leaves_the_first_ones_tree(policy):
         await results(new, PageState.ABSENT, PageState.RESIDENT)
         excess = await rest()
         assert bool(excess[new]) == (not policy) and not excess[old]
+
+    simulate(dut, bench)
+
+
+@pytest.mark.parametrize("offered", [0, 1, 60_000])
+def test_an_offer_that_comes_behind_the_last_page_is_none(offered):
+    """A session closes while the evictor is at a queue of it: what the rest of its list would offer
+    comes when its last page has gone. It would stand in the tree of a pool that the queue leaves
+    with its session, before all that others offer there."""
+    config, squeue = named("unit"), 1
+    dut, golden = QueueState(config=config), GoldenQueueState(config)
+
+    async def bench(ctx):
+        async def rest():
+            await ctx.tick().repeat(4)
+            while not ctx.get(dut.idle):
+                await ctx.tick()
+            return ctx.get(dut.view.roots[0])
+
+        async def told(before, after):
+            golden.observe(squeue, 0, before, after)
+            r = dut.i_result.p
+            ctx.set(r.op.squeue, squeue)
+            ctx.set(r.old.state, before)
+            ctx.set(r.word.state, after)
+            ctx.set(r.changed, 1)
+            ctx.set(dut.i_result.valid, 1)
+            await ctx.tick()
+            ctx.set(dut.i_result.valid, 0)
+            await rest()
+
+        async def offers():
+            golden.offer(squeue, offered)
+            offer = dut.view.offer.request
+            ctx.set(offer.p, {"squeue": squeue, "excess": offered})
+            ctx.set(offer.valid, 1)
+            while not ctx.get(offer.ready):
+                await ctx.tick()
+            await ctx.tick()
+            ctx.set(offer.valid, 0)
+            while not ctx.get(dut.view.offer.done):
+                await ctx.tick()
+            excess = (await rest()).excess
+            assert bool(excess) == (golden.root(0)[0] is not None)
+            return bool(excess)
+
+        while not ctx.get(dut.initialised):
+            await ctx.tick()
+        golden.configure(squeue, 0, 0, Policy.KELP)
+        write = dut.config_write
+        ctx.set(write.p.squeue, squeue)
+        ctx.set(write.p.queue_config.policy, Policy.KELP)
+        ctx.set(write.valid, 1)
+        await ctx.tick()
+        ctx.set(write.valid, 0)
+        await told(PageState.ABSENT, PageState.RESIDENT)
+        assert await offers() == bool(offered)
+        await told(PageState.RESIDENT, PageState.ABSENT)
+        assert not await offers()
+        await told(PageState.ABSENT, PageState.RESIDENT)
+        assert not (await rest()).excess
 
     simulate(dut, bench)
 

@@ -221,8 +221,9 @@ def _ended(ctx, room, seen):
 
 
 def test_ops_take_turns(monkeypatch):
-    """What changes slots first, then hints and LOOKs in turn; none overtakes one that stands. What
-    is fetched goes before the hints' pages."""
+    """Hints and the choice's ops in turn, of these what changes slots first: however many slots are
+    given back, a hint waits for one op. None overtakes one that stands. What is fetched goes before
+    the hints' pages."""
     room = Wires(monkeypatch, WHOLE)
     dut, made, rng = room.dut, room.made, room.rng
     went = []
@@ -254,9 +255,9 @@ def test_ops_take_turns(monkeypatch):
             assert ctx.get(dut.idle) == (not held)
             ready = {"hint": "op hint" in standing, "look": "op look" in standing, "slots": held}
             if stood is None:
-                stood = "slots" if held else None
-                turn = ("look", "hint") if last == "hint" else ("hint", "look")
-                stood = stood or next((name for name in turn if ready[name]), None)
+                choice = ("slots", "look")
+                turn = (*choice, "hint") if last == "hint" else ("hint", *choice)
+                stood = next((name for name in turn if ready[name]), None)
             assert ctx.get(dut.o_op.valid) == (stood is not None), cycle
             moved = ctx.get(dut.o_op.valid) and ctx.get(dut.o_op.ready)
             if stood is not None:

@@ -886,7 +886,8 @@ class LockStepTB(TB):
         offers = [(q, queues.excess[q]) for q in self.policy if self.policy[q] == Policy.KELP]
         words.state, queues.listed, queues.excess, queues._heaps = kept
         for squeue, offer in offers:
-            queues.offer(squeue, offer)
+            # As it is: 0 lines beyond a budget, of the policy before, are not nothing to give.
+            queues._set(squeue, offer)
         queues.on_change = on_change
         evictor.words = words
         self.resting = resting

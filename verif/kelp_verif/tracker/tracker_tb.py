@@ -46,6 +46,9 @@ FRAME_OPS = (
     K.RECOVER,
     K.LOOK,
 )
+#: Ops that change a session: M0 admits nothing behind them until what it knows of the session, a
+#: cycle old, is what they have made of it (docs/design.md §1).
+CHANGES = (K.STEP, K.OPEN, K.CLOSE, K.CLOSED)
 #: What an op needs downstream beside a place in the event log (docs/design.md §3).
 NEEDS = {
     K.FILL: ("data",),
@@ -118,6 +121,8 @@ class TB:
         self.seen_paused, self.unpausing = 0, False
         # (cycle of the handshake, request or None, op or None, credits that they had)
         self.entered = deque()
+        # cycle of the handshake of the latest op that changes a session; at first long ago
+        self.changed = -Tracker.LATENCY - 2
         # (cycle, result or None, hot or None, (of the pools free, used, spare; the session's step))
         self.expected = deque()
         self.planted = {}  # page → (cycle from which it can be read, bits)
@@ -388,6 +393,11 @@ class TB:
                 else:
                     assert op is None, "two background ops in one cycle"
                     op = taken
+        if request or op:
+            behind = now - self.changed
+            assert behind > Tracker.LATENCY + 1, f"cycle {now}: {behind} behind a session's change"
+        if op and op.kind in CHANGES:
+            self.changed = now
         if op:
             lacks = [need for need in ("event", *NEEDS.get(op.kind, ())) if not self.had[need]]
             assert not lacks, f"{op} enters without a credit: {lacks}"
@@ -640,7 +650,7 @@ class TB:
                 want |= {"gap": r.gap} if r.score == ScoreEvent.TOUCH else {"mass": r.mass}
             bad = {n: (got[n], int(v)) for n, v in want.items() if got[n] != int(v)}
             assert not bad, f"score event of {r}: (got, want) {bad}"
-        if op.kind in (K.STEP, K.OPEN, K.CLOSE, K.CLOSED):
+        if op.kind in CHANGES:
             self._check_sessions(f"after {r}")
 
     def _check_sessions(self, when):
