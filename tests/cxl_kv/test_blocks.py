@@ -233,6 +233,25 @@ def test_what_breaks_off_before_it_is_stored_is_not_there(device, monkeypatch, e
         assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_put_that_breaks_off_before_it_is_stored_has_no_other_blocks_bytes(
+    device, monkeypatch, error
+):
+    """It has the place of a block that is gone, and where its lines lie is not known yet."""
+
+    def broken(*_):
+        raise error
+
+    with BlockStore(device, 100) as store:
+        store.put("gone", b"another's")
+        store.delete("gone")
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(store, "_addresses", broken)
+            store.put("new", b"1")
+        assert store.get("new") is None and not store.keys()
+        assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
+
+
 def test_who_is_told_of_a_dropped_block_may_do_anything_but_put(device):
     """The place that it had is the other block's by then, which is not stored then either."""
     told = []
