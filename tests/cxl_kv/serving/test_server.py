@@ -617,3 +617,24 @@ def test_sighup_reads_the_tokens_again_and_a_broken_file_leaves_them(tmp_path):
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_ctrl_c_behind_a_lock_gives_it_back(tmp_path, monkeypatch):
+    """Else the server would hang up on the client for keeping it."""
+    with Server(make_core(DEVICE)) as server:
+        with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+            transport = device.transport
+            ask = transport._ask
+
+            def interrupted(op, *parts):
+                reply = ask(op, *parts)
+                if op is wire.Op.LOCK:
+                    raise KeyboardInterrupt
+                return reply
+
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(transport, "_ask", interrupted)
+                with transport.exclusive():
+                    pass
+            assert not any(tenant.holder for tenant in server.tenants())
+            device.open_session(SHAPE).close()
