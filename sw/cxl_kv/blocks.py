@@ -401,14 +401,16 @@ def _check_key(key) -> None:
 def _bytes_of(data, most: int) -> np.ndarray:
     """uint8[n] of bytes-like data or an array; ValueError for anything else, and for more than
     `most`."""
-    if isinstance(data, np.ndarray) and not data.dtype.hasobject:
+    if isinstance(data, np.ndarray):
+        if data.dtype.hasobject:  # its bytes are addresses in this process
+            raise ValueError(f"data of dtype {data.dtype} is refused; legal: numbers, or bytes")
         found = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     else:
         try:
             found = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         except TypeError:
             raise ValueError(
-                f"data of type {type(data).__name__} is refused; legal: bytes-like"
+                f"data of type {type(data).__name__} is refused; legal: bytes-like, in one piece"
             ) from None
     if found.nbytes > most:
         raise ValueError(f"a block of {found.nbytes} bytes is refused; legal: {most} at most")
