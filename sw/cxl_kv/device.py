@@ -180,7 +180,7 @@ class Device:
         try:
             session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
         except BaseException:
-            # As by Ctrl-C while its counters are read: nobody has it who could close it.
+            # As by Ctrl-C while events are read: nobody has it who could close it.
             with contextlib.suppress(CxlKvError):
                 self.transport.close_session(number)
             raise

@@ -503,15 +503,15 @@ def test_a_devices_close_that_is_interrupted_is_made_again(monkeypatch):
 
 
 def test_a_session_whose_opening_is_interrupted_takes_no_place(monkeypatch):
-    """As by Ctrl-C while it reads what its queues have counted before: nobody has it to close."""
+    """As by Ctrl-C while it reads what events there are: nobody has it who could close it."""
     shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
     with cxl_kv.open("golden:unit?sessions=1") as device:
 
-        def interrupted(self):
+        def interrupted():
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(cxl_kv.Session, "_queue_counters", interrupted)
+            patch.setattr(device, "poll", interrupted)
             device.open_session(shape)
         assert not device.queues and not device.transport.owned
         device.open_session(shape).close()
