@@ -5,12 +5,16 @@ leaves under its final name what was there before. And texts that are read whole
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 __all__ = ["read_text", "whole_file", "write_whole"]
+
+_NUMBERS = itertools.count()  # of files under way in this process: two may come to have one name
+_SHOWN = 40  #: characters of a name that its file under way has: a name may be as long as names are
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def whole_file(path: Path | str) -> Iterator[BinaryIO]:
             raise
         return
     target = path.resolve()  # of a link, what it points to
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name[:_SHOWN]}.{os.getpid()}.{next(_NUMBERS)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:

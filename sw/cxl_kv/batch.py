@@ -123,7 +123,7 @@ class Batch:
             raise ValueError("this batch was submitted before; make a new one")
         self._submitted = True
         completion = Completion(calls=len(self._calls), submitted=time.monotonic())
-        self._device.worker.put(self._calls, completion)
+        self._device.hand_over(self._calls, completion)
         return completion
 
     def _add(self, call) -> Batch:

@@ -158,9 +158,10 @@ class BlockStore:
             else:
                 results[-1] = False
                 continue
+            # Before the index has it: what breaks off in between finds it here, and takes it back.
+            placed.append((len(results) - 1, key, place, self._addresses(place, data.nbytes), data))
             self._index[key] = (place, data.nbytes)
             self._index.move_to_end(key)
-            placed.append((len(results) - 1, key, place, self._addresses(place, data.nbytes), data))
             if sum(len(p[4]) for p in placed) >= _TOGETHER:
                 self._store(placed, results)
                 placed.clear()
@@ -343,6 +344,10 @@ class BlockStore:
             return sum(size for _, size in self._index.values())
 
     def _make_room(self) -> bool:
+        if len(self._index) < self.capacity:  # a call that broke off had taken a place out
+            taken = {place for place, _ in self._index.values()}
+            self._free = [place for place in range(self.capacity) if place not in taken]
+            return True
         for key in self._index:
             if key not in self._pins:
                 self._drop(key)
@@ -396,14 +401,16 @@ def _check_key(key) -> None:
 def _bytes_of(data, most: int) -> np.ndarray:
     """uint8[n] of bytes-like data or an array; ValueError for anything else, and for more than
     `most`."""
-    if isinstance(data, np.ndarray) and not data.dtype.hasobject:
+    if isinstance(data, np.ndarray):
+        if data.dtype.hasobject:  # its bytes are addresses in this process
+            raise ValueError(f"data of dtype {data.dtype} is refused; legal: numbers, or bytes")
         found = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     else:
         try:
             found = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         except TypeError:
             raise ValueError(
-                f"data of type {type(data).__name__} is refused; legal: bytes-like"
+                f"data of type {type(data).__name__} is refused; legal: bytes-like, in one piece"
             ) from None
     if found.nbytes > most:
         raise ValueError(f"a block of {found.nbytes} bytes is refused; legal: {most} at most")

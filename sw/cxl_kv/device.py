@@ -177,7 +177,13 @@ class Device:
         former = self._sessions.pop(number, None)
         if former is not None:
             former.closed = True
-        session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
+        try:
+            session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
+        except BaseException:
+            # As by Ctrl-C while events are read: nobody has it who could close it.
+            with contextlib.suppress(CxlKvError):
+                self.transport.close_session(number)
+            raise
         self._sessions[number] = session
         return session
 
@@ -353,6 +359,13 @@ class Device:
                 # Of a device that nobody closed: the thread ends with it.
                 weakref.finalize(self, self._worker.let_go).atexit = False
             return self._worker
+
+    def hand_over(self, calls: list, completion: Completion) -> None:
+        """Have :attr:`worker` carry out `calls` behind what it was given before. TransportError
+        when the device is closed; where `close` comes meanwhile, it waits for them."""
+        self.transport.home.check()  # a child's lock may be a lost thread's
+        with self._lock:
+            self.worker.put(calls, completion)
 
     def close(self) -> None:
         """Finish the batches under way, close the sessions opened here and let go of the device.

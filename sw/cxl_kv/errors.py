@@ -138,5 +138,5 @@ class ForkedError(TransportError):
 
 
 class ConnectionLostError(TransportError):
-    """The server is gone or closed the connection; or an access to a golden device of this process
-    was broken off, and the device is of no use any more."""
+    """The server is gone or closed the connection; or an access to a golden device of this process,
+    or to a board, was broken off, and the device is of no use any more."""

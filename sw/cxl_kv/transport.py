@@ -174,24 +174,30 @@ class LocalTransport(Transport):
             self.core.spec_read(addresses, self.ld_id)
 
     def open_session(self, request: dict) -> int:
-        opening = self.opening(request)
-        with self.exclusive():
-            while True:
-                try:
-                    next(opening)
-                except StopIteration as opened:
-                    return opened.value
+        opening, session = self.opening(request), None
+        try:
+            with self.exclusive():
+                while session is None:
+                    try:
+                        next(opening)
+                    except StopIteration as opened:
+                        session = opened.value
+            return session
+        except BaseException:
+            self._take_back(session)
+            raise
 
     def opening(self, request: dict) -> Iterator[None]:
         """Open a session bit by bit: a generator that yields until it is open, and returns its
         number. It is owned from the first step on; where a later one fails, it is closed, and where
         the generator is left half-way, it is closed as any other that is owned."""
-        with self.exclusive():
-            request = self._control.checked(request)
-            first = self._control.mark(self)  # before OPEN: after it, nothing may fail
-            session = self._control.begin_open(request, self.ld_id)
-            self._owned[session] = first
+        session = None
         try:
+            with self.exclusive():
+                request = self._control.checked(request)
+                first = self._control.mark(self)  # before OPEN: after it, nothing may fail
+                session = self._control.begin_open(request, self.ld_id)
+                self._owned[session] = first
             self._begun(session, request)
             budgets = self._control.budgets(session, request)
             while True:
@@ -202,9 +208,14 @@ class LocalTransport(Transport):
         except GeneratorExit:
             raise
         except BaseException:
+            self._take_back(session)
+            raise
+
+    def _take_back(self, session: int | None) -> None:
+        """Close a session, if there is one, that nobody was given, since its opening broke off."""
+        if session is not None:
             with contextlib.suppress(CxlKvError):
                 self.close_session(session)
-            raise
 
     def _begun(self, session: int, request: dict) -> None:
         """A session was opened for this requester, by a checked request."""

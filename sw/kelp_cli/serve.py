@@ -28,7 +28,9 @@ def _cannot_listen(where: str, error: OSError) -> str:
 
 
 def _server(device: str, core, **how):
-    """A Server; a UserError, and `core` closed, where it finds no file descriptors."""
+    """A Server; a UserError, and `core` closed, where it finds no file descriptors, or the device
+    fails."""
+    from cxl_kv.errors import CxlKvError
     from cxl_kv.serving.server import Server
 
     try:
@@ -38,6 +40,9 @@ def _server(device: str, core, **how):
         raise UserError(
             f"{device} is not served: {error.strerror}; let the process open more files (ulimit -n)"
         ) from None
+    except CxlKvError as error:
+        core.close()
+        raise UserError(f"{device} is not served: {error}") from None
 
 
 def _read_again(server, path: str) -> None:

@@ -130,6 +130,20 @@ def test_a_server_without_file_descriptors_says_so(tmp_path):
     assert "golden:unit is not served: Too many open files; let the process open more" in said
 
 
+def test_a_device_that_fails_as_its_server_starts_is_one_line(tmp_path):
+    """As a board that is unplugged then."""
+    lost = """
+from cxl_kv.backends.golden import GoldenCore
+from cxl_kv.errors import TransportError
+def load(self, addresses, ld_id):
+    raise TransportError("the board is gone")
+GoldenCore.load = load
+"""
+    url = f"unix:{tmp_path}/kelp.sock"
+    said = kelp("serve", "golden:unit_select", "--listen", url, code=1, before=lost)
+    assert said == "kelp: golden:unit_select is not served: the board is gone\n"
+
+
 def test_top_shows_what_the_device_counts(served):
     out = kelp("top", served[1], "--once")
     with cxl_kv.open(served[1] + "?admin=1") as admin:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cxl_kv
+from cxl_kv.batch import Worker
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
@@ -123,3 +124,22 @@ def test_sessions_in_threads_do_not_disturb_each_other(url, tmp_path):
         for thread in threads:
             thread.join(120)
     assert not wrong and sorted(done) == list(range(6))
+
+
+def test_a_batch_that_is_submitted_while_the_device_closes_is_carried_out(monkeypatch):
+    """Or refused; never left to a thread that has ended, so that nobody's wait for it ends."""
+    device = cxl_kv.open("golden:unit")
+    batch = device.batch()
+    batch.advance(device.open_session(SHAPE))
+    closing, put = threading.Thread(target=device.close), Worker.put
+
+    def late(worker, *item):
+        if not closing.ident:
+            closing.start()
+            closing.join(0.5)
+        put(worker, *item)
+
+    monkeypatch.setattr(Worker, "put", late)
+    assert batch.submit().result(10) == [None]
+    closing.join(30)
+    assert device.closed and not closing.is_alive()

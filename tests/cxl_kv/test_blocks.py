@@ -191,8 +191,8 @@ def test_what_is_no_block_is_named_and_the_others_are_stored(device):
         )
         assert [str(r) for r in done] == [
             "True",
-            "data of type NoneType is refused; legal: bytes-like",
-            "data of type str is refused; legal: bytes-like",
+            "data of type NoneType is refused; legal: bytes-like, in one piece",
+            "data of type str is refused; legal: bytes-like, in one piece",
             "a block of 101 bytes is refused; legal: 100 at most",
             "True",
             "key = ['f'] is refused; legal: what is hashable, such as str or tuple",
@@ -205,6 +205,20 @@ def test_what_is_no_block_is_named_and_the_others_are_stored(device):
         for wrong in ({"first": -64}, {"first": 1}, {"first": 0.0}, {"size": -1}):
             with pytest.raises(ValueError, match="is refused"):
                 store.get_many(["a"], **wrong)
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (np.array(["a"], object), "data of dtype object is refused; legal: numbers, or bytes"),
+        (memoryview(b"abcd")[::2], "data of type memoryview is refused; legal: bytes-like, in one"),
+    ],
+)
+def test_what_has_no_bytes_of_its_own_is_refused(device, data, said):
+    with BlockStore(device, 100) as store:
+        with pytest.raises(ValueError, match=said):
+            store.put("a", data)
+        assert "a" not in store
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt])
@@ -230,6 +244,25 @@ def test_what_breaks_off_before_it_is_stored_is_not_there(device, monkeypatch, e
             with pytest.raises(error):
                 store.put_many([("old", b"newer"), ("new", b"1")])
         assert not store.keys()
+        assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_put_that_breaks_off_before_it_is_stored_has_no_other_blocks_bytes(
+    device, monkeypatch, error
+):
+    """It has the place of a block that is gone, and where its lines lie is not known yet."""
+
+    def broken(*_):
+        raise error
+
+    with BlockStore(device, 100) as store:
+        store.put("gone", b"another's")
+        store.delete("gone")
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(store, "_addresses", broken)
+            store.put("new", b"1")
+        assert store.get("new") is None and not store.keys()
         assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
 
 

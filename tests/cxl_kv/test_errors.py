@@ -270,6 +270,34 @@ def test_a_golden_device_that_was_interrupted_answers_nothing_wrong():
             device.open_session(shape)
 
 
+def test_a_board_that_was_interrupted_answers_nothing_wrong(monkeypatch):
+    """Ctrl-C amid a read, whose answers come when nobody waits for them any more: they are no
+    later call's."""
+    with SerialBoard() as board, cxl_kv.open(f"serial:{board.port}?patience=30") as device:
+        session, host = device.open_session(SHAPE), device.transport.core.host
+        turn, turns = host._turn, itertools.count()
+
+        def interrupted(wait):
+            found = turn(wait)
+            if next(turns) == 1:
+                raise KeyboardInterrupt
+            return found
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(host, "_turn", interrupted)
+            session.read([0, 1], stop=32)
+        address = np.zeros(1, np.uint64)
+        for call in (
+            lambda: device.transport.spec_read(address),
+            lambda: session.read(0, stop=1),
+            session.state,
+            lambda: device.open_session(SHAPE),
+        ):
+            with pytest.raises(cxl_kv.ConnectionLostError, match="broken off in the middle"):
+                call()
+        session.close()
+
+
 def test_events_that_nobody_asks_for_do_not_go_in_silence():
     with cxl_kv.open("golden:unit") as device:
         for _ in range(1100):

@@ -3,6 +3,7 @@
 """The host library's calls, over golden model and RTL: what is written is read, in every format,
 and both back ends answer alike."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -518,3 +519,49 @@ def test_a_devices_close_that_is_interrupted_is_made_again(monkeypatch):
     device.close()
     assert not transport.owned
     device.close()
+
+
+def test_a_session_whose_opening_is_interrupted_takes_no_place(monkeypatch):
+    """As by Ctrl-C while it reads what events there are: nobody has it who could close it."""
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+    with cxl_kv.open("golden:unit?sessions=1") as device:
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(device, "poll", interrupted)
+            device.open_session(shape)
+        assert not device.queues and not device.transport.owned
+        device.open_session(shape).close()
+
+
+@pytest.mark.parametrize("way", ["golden:unit?sessions=1", "dax:{}/memory?config=unit&create=1"])
+def test_ctrl_c_behind_an_opening_takes_no_place(way, tmp_path, monkeypatch):
+    """At the ends of what nobody else may interrupt: the session is open, and its number is not
+    told yet."""
+    shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+    with cxl_kv.open(way.format(tmp_path)) as device:
+        ends, transport = 0, device.transport
+        exclusive = transport.core.exclusive
+        for at in range(100):
+
+            @contextlib.contextmanager
+            def interrupted(at=at):
+                nonlocal ends
+                with exclusive():
+                    yield
+                ends += 1
+                if ends == at + 1:
+                    raise KeyboardInterrupt
+
+            ends = 0
+            with monkeypatch.context() as patch:
+                patch.setattr(transport.core, "exclusive", interrupted)
+                try:
+                    session = device.open_session(shape)
+                    break
+                except KeyboardInterrupt:
+                    assert not transport.owned, at
+        assert at >= 2
+        session.close()

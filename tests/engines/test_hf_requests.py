@@ -442,6 +442,30 @@ def test_a_prefix_is_shared_by_deep_copies(device):
             how(prefix)
 
 
+def test_a_copy_that_finds_no_room_keeps_no_session(device):
+    """Whoever holds its error holds the half copy, as a notebook does."""
+    cache, one = EndpointCache(device, LlamaConfig(**SIZES)), torch.ones(3, 2, 4, 32).half()
+    cache.update(one, one, 0)
+    with pytest.raises(cxl_kv.DeviceFullError) as error:
+        copy.deepcopy(cache)
+    assert error.value and open_sessions(device) == 3
+
+
+def test_a_close_that_is_interrupted_is_made_again(device, monkeypatch):
+    """As by Ctrl-C while pages are scrubbed: no session takes its place for good."""
+    cache, one = EndpointCache(device, LlamaConfig(**SIZES)), torch.ones(2, 2, 4, 32).half()
+    cache.update(one, one, 0)
+
+    def interrupted(session):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(device.transport, "close_session", interrupted)
+        cache.close()
+    cache.close()
+    assert not open_sessions(device)
+
+
 # - passes that break off -------------------------------------------------------------------------
 def steps_of(model, cache, tokens):
     """Logits after each of `tokens`, as lists of one."""

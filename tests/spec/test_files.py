@@ -38,6 +38,23 @@ def test_what_breaks_off_changes_nothing(tmp_path, error):
     assert path.read_text(encoding="utf-8") == "old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_name_as_long_as_names_are_is_written(tmp_path):
+    for name in ("x" * 255, "ä" * 127):
+        write_whole(tmp_path / name, "text")
+    assert {len(os.fsencode(path.name)) for path in tmp_path.iterdir()} == {254, 255}
+
+
+def test_of_two_who_write_one_file_each_writes_a_whole_one(tmp_path):
+    path = tmp_path / "a.txt"
+    with whole_file(path) as one:
+        one.write(b"one, which")
+        with whole_file(path) as two:
+            two.write(b"two")
+        assert path.read_bytes() == b"two"
+        one.write(b" is longer")
+    assert path.read_bytes() == b"one, which is longer" and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path):
     path, link, pipe = tmp_path / "a.txt", tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(path)

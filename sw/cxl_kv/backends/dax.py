@@ -78,10 +78,11 @@ class DaxCore(Core):
         self.header = Header(path, file, config)
         try:
             with self.exclusive():
+                makes = makes and not size_of(file)  # nor has another laid it out meanwhile
                 try:
                     self._map(create)
                 except BaseException:
-                    if makes and not size_of(file) and _is_at(path, file):
+                    if makes and _is_at(path, file):  # with all the room that was made
                         os.unlink(path)
                     raise
         except BaseException:

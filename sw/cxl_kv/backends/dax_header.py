@@ -172,14 +172,19 @@ class Header:
         core's lock is held."""
         if not self._depth:
             self._own_file()
-            file_lock.take(self.file, _HEADER_LOCK, _LOCK_SECONDS)
         self._depth += 1
         try:
+            if self._depth == 1:
+                file_lock.take(self.file, _HEADER_LOCK, _LOCK_SECONDS)
             yield
         finally:
             self._depth -= 1
             if not self._depth and self.file >= 0:
-                file_lock.free(self.file, _HEADER_LOCK)
+                try:
+                    file_lock.free(self.file, _HEADER_LOCK)
+                except KeyboardInterrupt:  # before it was free: other processes wait for it
+                    file_lock.free(self.file, _HEADER_LOCK)
+                    raise
 
     def _has_file(self) -> bool:
         """Whether the descriptor is still the one that was opened."""

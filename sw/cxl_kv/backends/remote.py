@@ -220,10 +220,10 @@ class RemoteTransport(Transport):
     def exclusive(self):
         self.home.check()
         with self._lock:
-            if not self._locked:
-                self._ask(Op.LOCK)
             self._locked += 1
             try:
+                if self._locked == 1:
+                    self._ask(Op.LOCK)
                 yield
             finally:
                 self._locked -= 1

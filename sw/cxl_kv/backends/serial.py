@@ -44,6 +44,7 @@ class SerialCore(Core):
         )
         reset = switch(options, "reset", "1")
         nothing_left(f"serial:{path}", options)
+        self._lost: str | None = None  # why the board is of no use any more
         port = self._guarded(lambda: SerialPort(path, baud))
         try:
             self.host = self._guarded(lambda: Host(port, timeout=timeout, patience=patience))
@@ -59,12 +60,22 @@ class SerialCore(Core):
             port.close()
             raise
 
-    @staticmethod
-    def _guarded(do):
+    def _guarded(self, do):
+        """What `do` returns. After an exchange that broke off, as by Ctrl-C, nothing is asked any
+        more: answers to it may come yet, and would be taken for others'."""
+        if self._lost:
+            raise ConnectionLostError(self._lost)
+        self._lost = (
+            "an access to this board was broken off in the middle, so that nothing is known of "
+            + "what it holds; open it again"
+        )
         try:
-            return do()
+            found = do()
         except (BoardError, LinkError, PortError) as error:
-            raise ConnectionLostError(str(error)) from None
+            self._lost = str(error)
+            raise ConnectionLostError(self._lost) from None
+        self._lost = None
+        return found
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         lines, poison, nxm = self._guarded(lambda: self.host.read(nameable(addresses), ld_id=ld_id))

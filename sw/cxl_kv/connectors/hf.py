@@ -482,8 +482,8 @@ class EndpointCache(Cache):
 
     def _end(self, sessions: Sequence[Session]) -> None:
         for session in sessions:
-            self._opened.remove(session)
             session.close()
+            self._opened.remove(session)  # where closing breaks off, it can be made again
 
     # - rows ---------------------------------------------------------------------------------------
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -560,10 +560,14 @@ class EndpointCache(Cache):
             copied.length, copied.is_initialized = mine.length, mine.is_initialized
             if mine.is_initialized:
                 copied.dtype, copied.device = mine.dtype, mine.device
-        for row in self.rows:
-            other.rows.append(other._session())
-            length = self.get_seq_length()
-            other._filled(other.rows[-1], _content(row, self.stored, length), length)
+        try:
+            for row in self.rows:
+                other.rows.append(other._session())
+                length = self.get_seq_length()
+                other._filled(other.rows[-1], _content(row, self.stored, length), length)
+        except BaseException:
+            other.close()  # whoever holds the error holds it, too
+            raise
         return other
 
     def __copy__(self):

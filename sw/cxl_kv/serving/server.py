@@ -16,6 +16,7 @@ import errno
 import ipaddress
 import os
 import resource
+import secrets
 import select
 import socket
 import stat
@@ -42,6 +43,7 @@ _TURN = 0.001  #: seconds of work between two looks at who has something to say
 _SWEEP = 0.05  #: seconds between two looks at who is late
 _RETRY = 0.2  #: seconds until what failed is tried again
 _CLOSE = 10.0  #: seconds that closing the sessions may take at the end
+_LISTENS = 0.05  #: seconds from a server's bind to its listen, at most
 _SPARE = 32  #: file descriptors for everything that is no client
 
 
@@ -603,16 +605,42 @@ def _identity(path: str) -> tuple[int, int]:
 def _remove_dead(path: str) -> None:
     """Remove a socket file that nobody listens on; anything else there is left, and binding
     fails."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
+    for again in (False, True):
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
             return
+        if not stat.S_ISSOCK(found.st_mode) or not _is_dead(path):
+            return
+        if not again:  # of a server that has just bound it, and is about to listen
+            time.sleep(_LISTENS)
+    # Another server may replace it at this moment: what has come in its place goes back.
+    aside = f"{path}.{secrets.token_hex(8)}"
+    try:
+        os.rename(path, aside)
     except FileNotFoundError:
         return
+    try:
+        if _made(os.stat(aside)) != _made(found):
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+    finally:
+        os.unlink(aside)
+
+
+def _made(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a socket file from one that was made later, which may have its number."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _is_dead(path: str) -> bool:
+    """Whether nobody listens on a socket file."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)  # of one that is stopped, the queue may be full
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            os.unlink(path)
+            return True
         except OSError:
             pass  # it may be somebody else's
+    return False

@@ -192,21 +192,20 @@ def _add(tokens, name, table, token_file, limits) -> Grant:
     lines = [f"[{table}]", f'token = "{token}"']
     lines += [f"{limit} = {value}" for limit, value in limits.items() if value is not None]
     after = (before.rstrip() + "\n\n" if before.strip() else "") + "\n".join(lines) + "\n"
-    draft = tokens.with_name(f"{tokens.name}.{secrets.token_hex(4)}")
+    draft, made = tokens.with_name(f"{tokens.name}.{secrets.token_hex(4)}"), False
     try:
         _write_new(draft, after)
         grant = next(g for g in Tokens.load(draft).grants if g.name == name)
         _write_new(token_file, token + "\n")
-        try:
-            os.replace(draft, tokens)
-        except OSError:
-            token_file.unlink()
-            raise
+        made = True
+        os.replace(draft, tokens)
     except TokenError as error:
         raise TokenError(str(error).replace(str(draft), str(tokens))) from None
     except FileExistsError:
         raise TokenError(f"{token_file} is there already") from None
     finally:
+        if made and draft.exists():  # the server knows nothing of it
+            token_file.unlink()
         draft.unlink(missing_ok=True)
     return grant
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cxl_kv
-from cxl_kv.backends import file_lock
+from cxl_kv.backends import dax, file_lock
 from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
 from cxl_kv.native import build, library
 from kelp_spec.config import named
@@ -34,6 +34,25 @@ def opened(path, create=True):
 
 def tensors(tokens, seed=1):
     return np.random.default_rng(seed).standard_normal((2, 2, 2, tokens, 32)).astype(np.float16)
+
+
+@pytest.mark.parametrize("error", [cxl_kv.TransportError, KeyboardInterrupt])
+def test_a_file_that_is_made_and_cannot_be_used_is_not_left(path, monkeypatch, error):
+    """With all its room taken, in memory for a file of /dev/shm; one that was there is."""
+
+    def refused(*_):
+        raise error("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dax, "mapped", refused)
+        with pytest.raises(error):
+            opened(path)
+        assert not os.path.exists(path)
+        open(path, "wb").close()
+        with pytest.raises(error):
+            opened(path)
+    with opened(path) as device:
+        device.open_session(SHAPE).close()
 
 
 def test_what_was_written_is_read_and_seen_without_a_copy(path):

@@ -473,3 +473,28 @@ def test_processes_race_for_sessions(path, seed):
     with opened(path) as device:
         for value in (1, 2):
             assert holds(written(device, value), value)
+
+
+@pytest.mark.parametrize("name, behind", [("take", True), ("free", False)])
+def test_ctrl_c_at_the_headers_lock_keeps_no_other_process_from_it(path, monkeypatch, name, behind):
+    """Just when it is taken, or before it is given back: others would wait for a minute, and then
+    be told that this process is stopped."""
+    real, calls = getattr(file_lock, name), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) > 1 or behind:
+            real(*arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    with opened(path) as device:
+        core = device.transport.core
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(file_lock, name, interrupted)
+            with core.exclusive():
+                pass
+        other = os.open(path, os.O_RDWR)
+        assert not file_lock.taken_by_another(other, 0)
+        os.close(other)
+        device.open_session(SHAPE).close()

@@ -617,3 +617,55 @@ def test_sighup_reads_the_tokens_again_and_a_broken_file_leaves_them(tmp_path):
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_ctrl_c_behind_a_lock_gives_it_back(tmp_path, monkeypatch):
+    """Else the server would hang up on the client for keeping it."""
+    with Server(make_core(DEVICE)) as server:
+        with cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+            transport = device.transport
+            ask = transport._ask
+
+            def interrupted(op, *parts):
+                reply = ask(op, *parts)
+                if op is wire.Op.LOCK:
+                    raise KeyboardInterrupt
+                return reply
+
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(transport, "_ask", interrupted)
+                with transport.exclusive():
+                    pass
+            assert not any(tenant.holder for tenant in server.tenants())
+            device.open_session(SHAPE).close()
+
+
+def test_of_two_servers_at_once_on_a_dead_ones_socket_one_is_refused(tmp_path, monkeypatch):
+    """Neither takes the other's socket away: clients would reach one, and the other nobody."""
+    path = str(tmp_path / "kelp.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    rename, quicker = os.rename, []
+    with Server(make_core(DEVICE)) as one, Server(make_core(DEVICE)) as two:
+
+        def late(*arguments):
+            if not quicker:
+                quicker.append(one)
+                one.listen(f"unix:{path}")
+            rename(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="in use"):
+            patch.setattr(os, "rename", late)
+            two.listen(f"unix:{path}")
+        assert os.listdir(tmp_path) == ["kelp.sock"]
+        with cxl_kv.open(f"unix:{path}"):
+            assert one.clients == 1 and not two.clients
+    assert not os.listdir(tmp_path)
+
+
+def test_a_server_that_is_about_to_listen_keeps_its_socket(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX) as other, Server(make_core(DEVICE)) as server:
+        other.bind(f"{tmp_path}/kelp.sock")
+        monkeypatch.setattr(time, "sleep", lambda seconds: other.listen(1))
+        with pytest.raises(OSError, match="in use"):
+            server.listen(f"unix:{tmp_path}/kelp.sock")
