@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Clauses that random traffic hardly meets, each driven to its edge: the phase bit, `auto_step`,
-time beyond 16 and 32 bits, `irq` (spec §6, §7, §9)."""
+time beyond 16 and 32 bits, `irq`, counts that add up (spec §6, §7, §9)."""
 
 import numpy as np
 import pytest
