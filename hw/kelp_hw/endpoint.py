@@ -569,6 +569,7 @@ class Endpoint(wiring.Component):
         s, telemetry, registers = m.submodules, m.submodules.telemetry, m.submodules.registers
         m.d.comb += [
             telemetry.i_prefetch.eq(s.prefetcher.pulses),
+            telemetry.spec_dropped.eq(s.ingress.spec_dropped),
             telemetry.swept.eq(s.eviction.swept),
             telemetry.hint_line.eq(s.hints.line_taken),
             telemetry.hint_update.eq(s.hints.mass_taken),

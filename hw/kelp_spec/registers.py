@@ -61,7 +61,10 @@ COUNTERS: tuple[tuple[str, str], ...] = (
     ("evicted_missed", "misses within 16 steps of the page's eviction"),
     ("corrected", "single-bit errors corrected"),
     ("uncorrected", "double-bit errors met"),
-    ("refused", "requests outside the map, closed or foreign"),
+    (
+        "refused",
+        "requests outside the map, closed, foreign, of an unknown opcode, or after a fatal error",
+    ),
     *((f"prefetch_issued_{s}", f"prefetches taken, {s}") for s in _SOURCES),
     *((f"prefetch_useful_{s}", f"demanded while resident, {s}") for s in _SOURCES),
     *((f"prefetch_late_{s}", f"demanded while fetching, {s}") for s in _SOURCES),

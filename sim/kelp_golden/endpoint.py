@@ -314,7 +314,6 @@ class Endpoint:
             else:
                 counters["misses"] += 1
                 per_queue["misses"][op.squeue] += 1
-                self._late(result)
         if outcome == HIT:
             self._line(op, result, False)
         elif outcome == ALLOCATED:
@@ -322,6 +321,8 @@ class Endpoint:
             if not result.lost:
                 self.lines.forget(self._page_keys(op))
             self._line(op, result, False)
+        elif outcome == PARKED:
+            self._late(result)
         elif outcome == MISSED:
             kind = MissKind.DEMAND if result.old[0] == PageState.COLD else MissKind.ALLOCATE
             self.misses[result.miss] = (kind, op.squeue, op.page, 0)
@@ -333,7 +334,7 @@ class Endpoint:
 
     def _late(self, result):
         entry = self.misses[result.miss]
-        if entry is not None and entry[3] and result.outcome == PARKED:
+        if entry is not None and entry[3]:
             self.counters["prefetch_late_" + self._sources[entry[3]]] += 1
             if self.on_late is not None:
                 self.on_late(entry[3])

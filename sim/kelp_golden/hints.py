@@ -101,7 +101,7 @@ class HintAbsorber:
                             ld_id,
                             squeue,
                             page % self.config.pages,
-                            page & 0xFFFF,
+                            page,
                         )
                     )
         if hint.advance and not early:

@@ -139,6 +139,14 @@ class LockStep:
         self._prefetch(self.prefetcher.spec_read(squeue, page, ld_id))
         self._evict_to_target()
 
+    def totals(self) -> dict[str, int]:
+        """Totals as the device's registers `count_…` have them: the endpoint's, with what its
+        engines count, by the names of `kelp_spec.registers.COUNTERS`."""
+        found = self.endpoint.counters | {"sweeps": self.evictor.sweeps}
+        for (source, _), n in self.prefetcher.dropped.items():
+            found[f"prefetch_dropped_{source.name.lower()}"] += n
+        return found
+
     # - engines ------------------------------------------------------------------------------------
     def _advance(self, session: int | None, delta: int, asked: Sequence[Candidate] = ()) -> None:
         """The step of `session`, where one is named; then the pages that were `asked` for, at

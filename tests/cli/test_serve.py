@@ -208,6 +208,22 @@ def test_metrics_are_the_counters(tmp_path):
     )
 
 
+def test_a_session_that_is_closing_is_not_open(monkeypatch):
+    """It is there, with its step, until its last frame is free."""
+    device = Device(LocalTransport(make_core("golden:unit"), shared=True))
+    device.open_session(cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32))
+    assert "\nkelp_sessions_open 1\n" in render(device)
+    fields = device.registers.fields
+
+    def closing(name):
+        found = fields(name)
+        return found | {"open": 0, "busy": 1} if name == "s0_state" else found
+
+    monkeypatch.setattr(device.registers, "fields", closing)
+    text = render(device)
+    assert "\nkelp_sessions_open 0\n" in text and 'kelp_session_step{session="0"' in text
+
+
 def test_metrics_need_a_token(tmp_path):
     with Server(make_core("golden:unit"), tokens=tenants(tmp_path, "metrics")) as server:
         where = server.serve_metrics("127.0.0.1:0")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Clauses that random traffic hardly meets, each driven to its edge: the phase bit, `auto_step`,
-time beyond 16 and 32 bits, `irq` (spec §6, §7, §9)."""
+time beyond 16 and 32 bits, `irq`, counts that add up (spec §6, §7, §9)."""
 
 import numpy as np
 import pytest
 from narrow_unit import UNIT
 
 from kelp_rtl.device import Descriptor, Driver, Failure, FlashTiming, QueueParameters, RunRules
-from kelp_rtl.program import READ, WRITE, Program, Response
-from kelp_spec.hints import HintKind, HintLine
+from kelp_rtl.program import READ, SPEC_READ, WRITE, Program, Response
+from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import HISTOGRAM_BINS
@@ -221,6 +221,53 @@ def test_auto_step_advances_after_so_many_accesses(every):
         word = d.page_word(1, *page)
         assert (word["state"], word["last_step"]) == (PageState.RESIDENT, last[page])
     assert step >= 20 // every and d.read_fields("s0_state")["step"] == 0
+    d.close()
+
+
+# - books ------------------------------------------------------------------------------------------
+def test_each_page_asked_for_is_counted_and_each_prefetch_ends_in_one_count():
+    """MemSpecRd in nearly every cycle, hint lines and reads between them. What finds no room is
+    dropped; a page may be read, leave, be fetched again and be met on its way in one step."""
+    rng, d = np.random.default_rng(5), device(flash=FlashTiming(latency=60, write_latency=60))
+    for at in PAGES:
+        ask(d, WRITE, line(d, 0, *at))
+    sources = PrefetchSource.SPEC_READ, PrefetchSource.HINT
+    enable = sum(1 << source - 1 for source in sources)
+    d.write_registers({"prefetch_enable": enable, "low_water": 0, "high_water": 3})
+    asked, entries = dict.fromkeys(sources, 0), 8
+    for sequence in range(100):
+        entry = rng.permutation(UNIT.pages)[:entries]
+        hint = HintLine(
+            kind=HintKind.PREFETCH,
+            session=0,
+            queue=int(rng.integers(UNIT.queues)),
+            sequence=sequence,
+            entries=tuple(map(int, entry)),
+        )
+        often = [0.85, 0.1, 0.05] if sequence % 2 else [0.1, 0.85, 0.05]
+        opcode = rng.choice([SPEC_READ, READ, WRITE], 200, p=often)
+        address = np.array([line(d, 0, *PAGES[i]) for i in rng.integers(len(PAGES), size=200)])
+        address[opcode == WRITE] = d.addresses.hint_base
+        rows = np.frombuffer(pack(hint), np.uint8)[None].repeat(int((opcode == WRITE).sum()), 0)
+        asked[PrefetchSource.SPEC_READ] += int((opcode == SPEC_READ).sum())
+        asked[PrefetchSource.HINT] += entries * len(rows)
+        d.run(Program(opcode=opcode, address=address.astype(np.uint64), data=rows), settle=True)
+    d.close_session(0)
+    total, bins = d.counters(), d.latency_histograms()
+    ends = {}
+    for source, count in asked.items():
+        name = source.name.lower()
+        of = {
+            what: total[f"prefetch_{what}_{name}"]
+            for what in ("issued", "dropped", "useful", "late", "useless")
+        }
+        assert of["issued"] + of["dropped"] == count, (name, of, count)
+        assert of["issued"] == of["useful"] + of["late"] + of["useless"], (name, of)
+        ends |= {what: ends.get(what, 0) + n for what, n in of.items()}
+    assert min(ends.values()) >= 5, ends
+    assert total["accesses"] == total["hits"] + total["misses"] + total["allocations"]
+    answered = total["reads"] + total["writes"] + total["refused"]
+    assert sum(map(sum, bins.values())) == answered
     d.close()
 
 

@@ -50,6 +50,7 @@ commit_frame frame_table.o_commit
 commit_score ema.o_commit
 ingress.o_request tracker.i_request
 ingress.o_window router.i
+ingress.spec_dropped telemetry.spec_dropped
 ingress.o_write data_path.i_write
 ingress.o_ahead tracker.ahead
 data_path.o_write_slot ingress.i_write_slot

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Lock-step under random traffic: requests, hint lines of every kind, MemSpecRd and steps, with
-every source of prefetch; RTL and golden model decide the same ops in the same order."""
+every source of prefetch; RTL and golden model decide the same ops in the same order, and count the
+same."""
 
 import dataclasses
 
@@ -17,10 +18,10 @@ from kelp_golden.setup import SESSION, LayerFormats, Setup
 from kelp_rtl.device import Driver, FlashTiming, RunRules
 from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
 from kelp_rtl.replay.rows import OPS, describe, device_ops, golden_op, mask_ops
-from kelp_spec.config import Config
+from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, HintKind, HintLine, pack
-from kelp_spec.metadata import Answer, Op, PrefetchSource, ScoreSource
+from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PrefetchSource, ScoreSource
 from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
 from kelp_verif.endpoint.drawn import drawn
@@ -60,6 +61,7 @@ class Traffic:
         self.queues, self.pages = config.queues, min(config.pages, 30)
         high = int(rng.integers(1, 4))
         self.sequence, self.rows, self.step = 0, [], 0
+        self.missed = self.given_up = 0
         self.setup = setup = Setup(
             config=config,
             layers=config.queues // heads,
@@ -82,7 +84,7 @@ class Traffic:
             setup.endpoint(),
             evict_target=max(1, setup.low_water, setup.high_water),
             enable=setup.prefetch,
-            log=lambda result: self.rows.append(golden_op(result)),
+            log=self._log,
         )
         self.device = Driver(
             config,
@@ -100,6 +102,14 @@ class Traffic:
         self.engine.open(SESSION, setup.descriptor)
         self.rows.clear()
         self.seen = dict.fromkeys(("hint", "line", "spec", "step", "early", "ops"), 0)
+
+    def _log(self, result) -> None:
+        self.rows.append(golden_op(result))
+        op = result.op
+        self.missed += op.kind <= Op.WRITE and result.outcome == Outcome.MISSED
+        # What an absent page was to be given, and was not.
+        absent = op.kind == Op.FLIP and op.miss_kind == MissKind.ALLOCATE
+        self.given_up += bool(absent and op.failed)
 
     def _mix(self) -> None:
         """Policy `kelp` for every second queue."""
@@ -198,6 +208,44 @@ class Traffic:
         self.device.write64(*self.setup.advance())
         self.device.settle(lockstep=True)
 
+    def books(self) -> None:
+        """Every count of the device is the golden model's, and they add up."""
+        device, golden, pools = (
+            self.device,
+            self.engine.endpoint,
+            self.engine.endpoint.tracker.pools,
+        )
+        total, bins = device.counters(), device.latency_histograms()
+        assert total == self.engine.totals()
+        assert total["accesses"] == total["hits"] + total["misses"] + total["allocations"]
+        assert sum(map(sum, bins.values())) == total["reads"] + total["writes"] + total["refused"]
+        assert sum(bins["miss"]) == self.missed
+        used = device.read_registers([f"pool_used_{pool}" for pool in POOLS])
+        assert used == [pool.used for pool in pools]
+        taken = total["allocations"] - self.given_up + total["fetches"]
+        assert sum(used) == taken - total["evictions"]
+        assert not total["corrected"] and not total["uncorrected"]
+        for source in PrefetchSource:
+            if source:
+                of = {
+                    what: total[f"prefetch_{what}_{source.name.lower()}"]
+                    for what in ("issued", "useful", "late", "useless")
+                }
+                waiting = sum(
+                    f.in_use and f.source == source and not f.used for f in golden.frames.frames
+                )
+                assert of.pop("issued") == sum(of.values()) + waiting
+        summed = dict.fromkeys(golden.queue_counters, 0)
+        for queue in range(self.queues):
+            device.write_registers({f"s{SESSION}_queue": queue})
+            names = [f"s{SESSION}_queue_{name}" for name in summed]
+            *counts, lines = device.read_registers([*names, f"s{SESSION}_resident"])
+            assert counts == [of[queue] for of in golden.queue_counters.values()], queue
+            assert lines == golden.queues.resident_lines(queue)
+            summed = {name: summed[name] + n for name, n in zip(summed, counts, strict=True)}
+        for name, n in summed.items():
+            assert n == sum(total[of] for of in total if of == name or of.startswith(f"{name}_"))
+
     def _compare(self, what: str) -> None:
         """Every op since the last call, in order."""
         commits = self.device.take_commits()
@@ -234,6 +282,7 @@ def test_every_op_is_the_golden_models(policy, source, seeds):
         traffic = Traffic(policy, source, seed)
         for _ in range(250):
             traffic.one()
+        traffic.books()
         early += traffic.seen["early"]
         traffic.device.close()
     assert early >= seeds // 2
@@ -250,4 +299,5 @@ def test_so_in_other_configurations(number):
         for _ in range(250):
             traffic.one()
         assert traffic.seen["ops"] > 250
+        traffic.books()
         traffic.device.close()

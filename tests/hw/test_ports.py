@@ -18,7 +18,6 @@ OBSERVED = {
     ("ColdScheduler", "o_retry"),
     ("ColdScheduler", "o_timeout"),
     ("Eviction", "idle"),
-    ("Ingress", "spec_dropped"),
     ("Prefetcher", "access_lost"),
     ("Prefetcher", "credit"),
     ("Prefetcher", "previous_lost"),

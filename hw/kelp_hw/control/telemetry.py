@@ -34,7 +34,7 @@ class Telemetry(wiring.Component):
 
     A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that
     finds them less than 16 steps old counts as evicted too soon. A demand that first meets a
-    prefetch while it is fetching counts as late, once.
+    prefetch while it is fetching counts as late, once, whether it is an access or not.
 
     Of several causes of one result one is its event, in the order of `_events`. No loss is hidden
     by that: UNCORRECTED comes first, since the page that it names is lost whole, with the line that
@@ -54,8 +54,10 @@ class Telemetry(wiring.Component):
         What became of a prefetched page.
     i_prefetch : in
         The prefetcher's counts (`Layouts.prefetch_pulses`).
+    spec_dropped : in
+        Pulse: `Ingress` had no room for a MemSpecRd. Its count follows a cycle later than others.
     swept, hint_line, hint_update : in
-        Pulses: a sweep ended, a hint line was taken, a MASS op was taken.
+        Pulses: a sweep began, a hint line was taken, a MASS op was taken.
     score_corrected, score_uncorrected : in
         Pulses: errors in a word of the score memory.
     memory_corrected, memory_uncorrected : in
@@ -83,6 +85,7 @@ class Telemetry(wiring.Component):
                 "i_hot": In(stream.Signature(layouts.hot, always_ready=True)),
                 "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
                 "i_prefetch": In(layouts.prefetch_pulses),
+                "spec_dropped": In(1),
                 "swept": In(1),
                 "hint_line": In(1),
                 "hint_update": In(1),
@@ -135,7 +138,8 @@ class Telemetry(wiring.Component):
             allocated.eq(access & nowhere),
             hit.eq(access & (outcome == Outcome.HIT)),
             missed.eq(access & ~nowhere & (outcome != Outcome.HIT)),
-            late.eq(missed & (outcome == Outcome.PARKED) & unmet.bit_select(r.miss, 1)),
+            # Access or not: a page may have been here before in the step.
+            late.eq(served & (outcome == Outcome.PARKED) & unmet.bit_select(r.miss, 1)),
         ]
         with m.If(late):
             m.d.sync += unmet.bit_select(r.miss, 1).eq(0)
@@ -196,7 +200,8 @@ class Telemetry(wiring.Component):
         }
         for name, pulse in simple.items():
             m.d.sync += pulses[names[name]].eq(pulse)
-        drops = []
+        drops = [Signal(name="spec_dropped_before")]
+        m.d.sync += drops[0].eq(self.spec_dropped)
         # All slots may be cancelled while others are dropped in each cycle.
         owed = range(2 * max(32, self.config.prefetch_slots))
         for source in PrefetchSource:
@@ -209,7 +214,7 @@ class Telemetry(wiring.Component):
                 # source's are one pulse, the rest of them follow.
                 reasons = p.dropped.shape().length
                 dropped, backlog = (
-                    Signal(range(reasons + 1), name=f"more_dropped_{label}"),
+                    Signal(range(reasons + 2), name=f"more_dropped_{label}"),
                     Signal(owed, name=f"dropped_{label}"),
                 )
                 total = backlog + dropped
@@ -217,7 +222,8 @@ class Telemetry(wiring.Component):
                     dropped.eq(
                         sum(
                             (p.dropped[why][bit] for why in range(1, reasons)),
-                            start=p.dropped[0][bit],
+                            start=p.dropped[0][bit]
+                            + (drops[0] if source == PrefetchSource.SPEC_READ else 0),
                         )
                     ),
                     pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),

@@ -393,17 +393,7 @@ class GoldenCore(Core):
     def _read_register(self, name: str, session: int | None) -> int:
         endpoint = self.endpoint
         if name.startswith("count_"):
-            name = name[len("count_") :]
-            if name == "sweeps":
-                return self.engine.evictor.sweeps
-            if name.startswith("prefetch_dropped_"):
-                source = name.rpartition("dropped_")[2]
-                return endpoint.counters[name] + sum(
-                    n
-                    for (s, _), n in self.engine.prefetcher.dropped.items()
-                    if s.name.lower() == source
-                )
-            return endpoint.counters[name]
+            return self.engine.totals()[name.removeprefix("count_")]
         if name.startswith("pool_used_"):
             return endpoint.tracker.pools[pool_of(name)].used
         if name == "status":

@@ -191,7 +191,7 @@ class RegisterWindow:
                 self._value(register) & self._masks[register.name]
             ).to_bytes(8, "little")
         if refused and not served:
-            self.events.log(Event.REGISTER_REFUSED, ld_id=ld_id, argument=8 * line + 7)
+            self.events.log(Event.REGISTER_REFUSED, ld_id=ld_id, argument=8 * line)
         return bytes(out)
 
     def _value(self, register) -> int:

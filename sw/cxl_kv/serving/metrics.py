@@ -100,7 +100,7 @@ def render(device: Device) -> str:
             [({"pool": pool}, values[what]) for pool, values in pools.items()],
         )
     found = sessions(device)
-    metric("sessions_open", "gauge", "open sessions", [({}, len(found))])
+    metric("sessions_open", "gauge", "open sessions", [({}, sum(s["open"] for s in found))])
     metric(
         "session_step",
         "gauge",

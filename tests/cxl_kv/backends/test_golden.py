@@ -150,3 +150,11 @@ def test_what_is_outside_the_map_is_told_with_its_page_in_the_order_of_a_load(ho
         (Event.CLOSED_SESSION, queues + 1, 2),
         outside,
     ]
+
+
+def test_a_read_that_is_refused_names_the_first_register_of_its_line(host):
+    line = host.registers.register("irq_enable").offset & ~63
+    host.core.load(np.array([host.map.register_base + line], np.uint64), 3)
+    (event,) = host.events()
+    assert (event["code"], event["ld_id"]) == (Event.REGISTER_REFUSED, 3)
+    assert event["argument"] == line >> 3

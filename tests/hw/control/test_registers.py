@@ -337,6 +337,11 @@ BUGS = {
     ),
     "resident lines are not waited for": ("(counted | waited.all())", "1", "_resident"),
     "latencies are a bin late": ("read_row.eq(index[:6])", "read_row.eq(word_next)", "_latency_"),
+    "a refusal names another register of the line": (
+        "events.i[self.event_sources + 1].p.argument.eq(file.index)",
+        "events.i[self.event_sources + 1].p.argument.eq(file.index ^ 1)",
+        "event_",
+    ),
 }
 
 

@@ -225,6 +225,22 @@ def test_golden_leaves_out_bad_pages_and_still_steps():
     assert golden.absorb(line, 4, sessions) == [HintEvent(Event.FOREIGN_LD, 4, 4, argument=1)]
 
 
+@pytest.mark.parametrize(("first", "told"), [(65535, 65535), (6, 8), (40000, 40000)])
+def test_the_first_bad_page_of_a_line_is_told_whole(first, told):
+    """A MASS line's pages pass 65535 behind a first one that is bad already."""
+    config = named("unit")
+    line = bytearray(pack(HintLine(kind=HintKind.MASS, sequence=0, entries=(1, 2, 3))))
+    line[8:10] = first.to_bytes(2, "little")
+    session = Session(used_queues=config.queues, used_pages=config.pages)
+    found = GoldenAbsorber(config).absorb(bytes(line), 0, [session] * config.sessions)
+    (event,) = (each for each in found if isinstance(each, HintEvent))
+    assert (event.code, event.page, event.argument) == (
+        Event.HINT_BAD_PAGE,
+        told % config.pages,
+        told,
+    )
+
+
 @pytest.mark.parametrize("fields", [{"sessions": 3, "queues": 5, "pages": 64}, {}])
 def test_absorber_agrees_with_golden(fields):
     """More pages than a line has entries, sizes that are no power of two; and fewer."""

@@ -36,6 +36,7 @@ SHOWN = ("o_counted__queue", "o_counted__useful", "o_event")
 #: What says nothing of an op that is no access but that it was not DONE.
 ANY_OUTCOME = [each for each in Outcome if each not in (Outcome.REFUSED, Outcome.MISSED)]
 SINGLE = {
+    "spec_dropped": "prefetch_dropped_spec_read",
     "swept": "sweeps",
     "hint_line": "hint_lines",
     "hint_update": "hint_updates",
@@ -86,8 +87,8 @@ class Model:
                 )
                 if missed and old == PageState.COLD and r["age"] < 16:
                     mine.append("evicted_missed")
-                if outcome == Outcome.PARKED and r["miss"] in self.unmet:
-                    self.due["late"].append((now, self.unmet.pop(r["miss"])))
+            if outcome == Outcome.PARKED and r["miss"] in self.unmet:
+                self.due["late"].append((now, self.unmet.pop(r["miss"])))
         if outcome == Outcome.MISSED:
             self.unmet.pop(r["miss"], None)
             if op == Op.PREFETCH:

@@ -453,7 +453,7 @@ class Director:
         )
         for source in _SOURCES:
             known = sum(c[f"prefetch_{what}_{source}"] for what in ("useful", "late", "useless"))
-            assert known <= c[f"prefetch_issued_{source}"], (source, c)
+            assert known == c[f"prefetch_issued_{source}"], (source, c)
         return c
 
     async def check_steps(self) -> None:
