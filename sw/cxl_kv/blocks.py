@@ -78,8 +78,15 @@ class BlockStore:
             )
         self.capacity = most if blocks is None else integer("blocks", blocks, 1, most)
         # One line a token: a position is a line, and a half of a page is as many positions as it
-        # has lines.
-        shape = ModelShape(layers=1, kv_heads=c.queues, head_dim=ELEMENTS, page_tokens=c.half_lines)
+        # has lines. Of 1024 queues, one more than a layer of a descriptor has heads, half are a
+        # second layer's.
+        layers = 1 if c.queues < 1024 else 2
+        shape = ModelShape(
+            layers=layers,
+            kv_heads=c.queues // layers,
+            head_dim=ELEMENTS,
+            page_tokens=c.half_lines,
+        )
         self.session = device.open_session(shape, policy=policy)
         # key → (place, bytes), least recently used first
         self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()

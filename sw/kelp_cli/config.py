@@ -14,6 +14,7 @@ from rich.table import Table
 from kelp_spec.config import NAMED, POOLS, Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
+from kelp_spec.metadata import page_word_fields
 
 from .output import show, write_json
 
@@ -22,14 +23,13 @@ __all__ = ["describe", "register"]
 
 def describe(config: Config) -> dict:
     """A configuration's fields and what is derived from them, ready for JSON."""
-    word_bits = 3 + config.place_bits + 6 + 24 + 1
     page_bytes = config.page_lines * 64
     return {
         **asdict(config),
         "digest": config.digest,
         "page_words": config.page_words,
         "page_bytes": page_bytes,
-        "page_word_bits": word_bits,
+        "page_word_bits": sum(bits for _, bits in page_word_fields(config)),
         "aperture_bytes": 1 << config.aperture_bits,
         "dram_bytes": config.dram_lines * 64,
         # Behind a port of its own with `select_port`, on the chip without.

@@ -44,6 +44,17 @@ def test_blocks_come_back_as_they_went_in(device, size):
         )
 
 
+@pytest.mark.parametrize("queues", [1, 1023, 1024])
+def test_a_store_takes_every_queue_of_a_session(queues):
+    """Also of as many as a configuration may have."""
+    url = f"golden:unit?queues={queues}&pages=4"
+    with cxl_kv.open(url) as device, BlockStore(device, 512) as store:
+        assert store.capacity == 4 * queues
+        assert store.put_many((i, block(i, 512)) for i in range(4 * queues)) == [True] * 4 * queues
+        for i in (0, queues - 1, queues, 4 * queues - 1):
+            assert (store.get(i) == block(i, 512)).all()
+
+
 def test_the_least_recently_used_gives_way_and_pinned_ones_stay(device):
     with BlockStore(device, 512, blocks=3) as store:
         for i in range(3):

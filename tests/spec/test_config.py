@@ -3,16 +3,26 @@
 """Pools of other sizes: what a configuration takes and refuses, and who is told."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
 
+from kelp_hw.firmware.commands import image
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, Region
 from kelp_spec.config import MOST_NAMED, Config, ConfigError, named
+from kelp_spec.cxlio.commands import COMMANDS, Opcode
 from kelp_spec.cxlio.config import UNIT_BYTES, cxlio_of, named_cxlio
 from kelp_spec.formats import Format, formats_of
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.select import SelectMap
+
+#: commands without which there is no mailbox; those that need another, or are needed by one
+LEAST_COMMANDS = (Opcode.SUPPORTED_LOGS, Opcode.GET_LOG, Opcode.IDENTIFY)
+IN_PAIRS = (
+    *(Opcode.SUPPORTED_FEATURES, Opcode.GET_FEATURE, Opcode.SET_FEATURE),
+    *(Opcode.GET_LSA, Opcode.SET_LSA),
+)
 
 K8V4 = ("raw16", "int8/int4", "int8", "int4")
 
@@ -116,6 +126,24 @@ def test_a_monitor_has_a_vector_that_there_is():
     with pytest.raises(ValueError, match="vectors = 1 is refused; legal: 2 … 16"):
         full.replace(vectors=1)
     assert named_cxlio("recorded").replace(vectors=2).pmu_vector == 2  # there is no monitor
+
+
+@pytest.mark.parametrize("one", [op for op in COMMANDS if op not in LEAST_COMMANDS])
+def test_a_mailbox_has_a_program_for_every_choice_of_commands_or_refuses_it(one):
+    """All commands but one, and the least with one more."""
+    others = tuple(op for op in COMMANDS if op != one)
+    for commands in (others, (*LEAST_COMMANDS, one)):
+        sizes = {
+            "lsa": 256 if Opcode.GET_LSA in commands else 0,
+            "knobs": 4 if Opcode.GET_FEATURE in commands else 0,
+        }
+        try:
+            config = named_cxlio("full").replace(commands=commands, **sizes)
+        except ValueError as error:
+            words = r"commands with \w+ and without \w+ are refused"
+            assert one in IN_PAIRS and re.fullmatch(words, str(error))
+        else:
+            assert image(config).program.words()
 
 
 def test_a_hot_list_has_an_end():

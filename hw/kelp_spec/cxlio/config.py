@@ -23,6 +23,12 @@ __all__ = [
 CXL_VENDOR = 0x1E98  #: of the consortium: DVSECs, DOE
 MOST_TRACKED = 64  #: units of capacity with a hot list
 UNIT_BYTES = 256 << 20  #: capacities, decoder bases and sizes are multiples of it
+#: Command → the one that tells a host what it is for; storage and tables go by these.
+_NEEDS = {
+    Opcode.GET_FEATURE: Opcode.SUPPORTED_FEATURES,
+    Opcode.SET_FEATURE: Opcode.GET_FEATURE,
+    Opcode.SET_LSA: Opcode.GET_LSA,
+}
 
 
 class Space:
@@ -138,6 +144,9 @@ class CxlIoConfig:
         for optional, size in ((Opcode.GET_LSA, self.lsa), (Opcode.GET_FEATURE, self.knobs)):
             if bool(size) != (optional in self.commands):
                 raise ValueError(f"{optional.name} without its storage is refused, and vice versa")
+        for one, other in _NEEDS.items():
+            if one in self.commands and other not in self.commands:
+                raise ValueError(f"commands with {one.name} and without {other.name} are refused")
         if self.lsa % 4:
             raise ValueError(f"lsa = {self.lsa} is refused; legal: a multiple of 4")
 
