@@ -50,10 +50,13 @@ def given(seen):
     return [(t.item.id, t.item.mass, bool(t.item.last)) for t in seen["o"]]
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
-def test_sums_are_the_golden_ones(heads):
-    lists = [made(10 * heads + n, heads=heads, pages=pages) for n, pages in enumerate((5, 32, 1))]
-    seen, _ = shared(lists, heads=heads, offer=0.7, take=0.6)
+@pytest.mark.parametrize(("heads", "depth"), [(1, 32), (3, 32), (8, 32), (4, 34)])
+def test_sums_are_the_golden_ones(heads, depth):
+    """Also with places that are no power of two, as in every named configuration."""
+    lists = [
+        made(10 * heads + n, heads=heads, pages=pages) for n, pages in enumerate((5, depth, 1))
+    ]
+    seen, _ = shared(lists, heads=heads, depth=depth, offer=0.7, take=0.6)
     assert given(seen) == expected(lists)
 
 

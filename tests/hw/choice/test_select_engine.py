@@ -168,6 +168,18 @@ def test_choices_are_the_golden_ones(heads, lines, products):
     assert given(seen) == golden(group, asked)
 
 
+def test_summaries_of_several_lines():
+    """Tokens that are near lie in either; of the second one a part counts."""
+    group = Group(22, heads=1, lines=2, pages=14, tokens=12)
+    asked = requests(group, [13, 1, 7], varied=True)
+    seen, dut = run(group, asked, lanes=16)
+    assert dut.sizes.rows == 2 and given(seen) == golden(group, asked)
+    near = [t.item.near for t in seen["o_key"] if t.item.page not in (0, 13)]
+    ends = [{token for token in range(12) if each >> 2 * token + 1 & 1} for each in near]
+    assert any(max(each) > 7 for each in ends) and any(min(each) < 8 for each in ends)
+    assert min(map(len, ends)) < 12
+
+
 def test_names_of_a_queue_of_many_pages():
     """Those of all heads, wherever they lie: the highest page of a head comes beside others'."""
     group = Group(3, heads=4, lines=1, pages=200, tokens=2)

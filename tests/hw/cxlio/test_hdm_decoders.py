@@ -134,6 +134,31 @@ def test_lock_takes_effect_with_the_commit():
     assert seen == [(0, 0, 0), (1, 1, 1)]
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_device_may_have_one_decoder(beyond):
+    """It has all of memory, and not more."""
+    dut = HdmDecoders(config=CONFIG.replace(decoders=1))
+    size = CONFIG.capacity + beyond
+
+    async def bench(ctx):
+        for key, value in (("base", 5), ("size", size & 15), ("size_high", size >> 4)):
+            ctx.set(dut.values["decoder0_" + key], value)
+        ctx.set(dut.values.decoder0_control_host_only, 1)
+        for commit in (1, 0):
+            ctx.set(dut.values.decoder0_control_commit, commit)
+            ctx.set(dut.written.decoder0_control, 1)
+            await ctx.tick()
+            ctx.set(dut.written.decoder0_control, 0)
+            await ctx.tick().repeat(2 * dut.LATENCY)
+            state, window = dut.states[0], dut.windows[0]
+            shown = tuple(ctx.get(x) for x in (state.committed, state.error, window.on))
+            taken = commit and not beyond
+            assert shown == (taken, commit and beyond, taken)
+            assert not taken or (ctx.get(window.base), ctx.get(window.size)) == (5, size)
+
+    simulate(dut, bench)
+
+
 @pytest.mark.parametrize("wait", range(1, 2 * HdmDecoders.LATENCY))
 @pytest.mark.parametrize("again", [0, 1])
 def test_an_error_goes_with_a_write_of_any_cycle(wait, again):

@@ -11,6 +11,7 @@ from simulation import simulate
 from streams import Ends, pump
 from timing import check_pace, offers, shown
 
+from kelp_hw.lib.protected import CheckedWord
 from kelp_hw.media.poisoned_lines import PoisonedLines
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
@@ -70,6 +71,18 @@ def test_each_line_leaves_once_and_each_record(config, protect, take):
     passed = [e for e in seen if not e["quiet"]]
     assert [{name: e[name] for name in told[0]} for e in passed] == told
     assert not any(e["poison"] for e in passed)
+
+
+def test_pages_of_many_lines():
+    """Whose word in the queue has several code words."""
+    config = UNIT.with_(half_lines=64)
+    dut = PoisonedLines(config=config)
+    assert config.page_lines > CheckedWord.MOST
+    given = pages(config, 12, seed=6, most=9)
+    ends = Ends(sends={"i": given}, takes=("o",), offer=0.2)
+    seen = [t.item for t in pump(dut, ends, cycles=200)["o"]]
+    assert told_of(seen) == [each for page in given for each in lines_of(config, page)]
+    assert not any(e["lost"] for e in seen)
 
 
 def test_lines_and_records_take_turns():

@@ -22,10 +22,12 @@ CONFIG = named("unit_select")
 GONE, POISONED = 9, 21  #: a page that is not resident; one of which lines 1 and 2 are poisoned
 PAGES = [(4, 4), (GONE, 2), (POISONED, 4), (7, 1)]
 MASK = (1 << CONFIG.select_rows * CODED_LINES) - 1
+#: Pages with a summary of two lines, and tokens of four lines.
+LONG = CONFIG.with_(half_lines=32, select_lines=4, codec_lanes=8)
 
 
 def rows(page):
-    return np.random.default_rng(page).standard_normal((4, 32)).astype("<f2").view("<u2")
+    return np.random.default_rng(page).standard_normal((32, 32)).astype("<f2").view("<u2")
 
 
 def poisoned(page, line):
@@ -56,10 +58,12 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=(), token_l
             data = int.from_bytes(rows(op.page)[op.kv_line].tobytes(), "little")
             yield "i_line", {"answer": kind, "poison": poison, "data": data}
 
+    dut = dut or PageReader(config=CONFIG)
+    mask = (1 << len(dut.i.p.near)) - 1
     ends = Ends(
         sends={
             "i": [
-                {"page": page, "count": count, "near": (near or [~0])[0] & MASK}
+                {"page": page, "count": count, "near": (near or [~0])[0] & mask}
                 for page, count, *near in pages
             ],
             "i_result": [],
@@ -83,7 +87,6 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=(), token_l
         watch=watch,
     )
     lines = sum(page[1] for page in pages)
-    dut = dut or PageReader(config=CONFIG)
     cycles = int((lines + len(queries)) * dut.INTERVAL / offer / take) + 60
     return pump(dut, ends, cycles=cycles)
 
@@ -127,6 +130,28 @@ def test_tokens_that_are_not_near_are_left_out():
     found = [(t.item.at.page, t.item.at.line, t.item.at.page_end) for t in seen["o"]]
     last = dict(looked)
     assert found == [(page, line % 2, line == last[page]) for page, line in looked]
+
+
+def test_lines_of_long_pages():
+    """The tokens that are near are in either line of the summary, or in none of those that count;
+    then there are more lines than places."""
+    dut, token_lines = PageReader(config=LONG), LONG.select_lines - 1
+    some = 1 << 3 | 1 << 15 | 1 << 19 | 1 << 31
+    pages = [(4, 32, 1 << 31), (5, 32, some), (6, 20, 1 << 19 | 1 << 23), (7, 20, 1 << 23)]
+    seen = run(pages, dut=dut, token_lines=token_lines)
+    asked, ends = [], {}
+    for page, count, near in pages:
+        lines = looked(count, near, token_lines)
+        asked += [(page, line) for line in lines]
+        ends[page] = lines[-1]
+    assert [(t.item.page, t.item.kv_line) for t in seen["o_op"]] == asked
+    assert len(asked) == 1 + 4 + 1 + 20 + token_lines * 6
+    for t, (page, line) in zip(seen["o"], asked, strict=True):
+        at = t.item.at
+        assert (at.page, at.line, at.page_end) == (page, line & token_lines, line == ends[page])
+        payload, scale = codec.encode(rows(page)[line : line + 1], HostType.FP16, Format.INT8)
+        assert t.item.payload == int.from_bytes(payload[0, :32].tobytes(), "little")
+        assert t.item.scale == scale[0]
 
 
 def test_queries_pass_between_lines():
