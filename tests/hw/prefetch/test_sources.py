@@ -72,12 +72,13 @@ def test_candidates_of_one_access_leave_one_a_cycle():
 
 
 def test_previous_step_is_offered_in_order():
-    config = named("trace")
+    """Of three sessions: of the memory's four parts one is nobody's."""
+    fields = {"sessions": 3}
     records = run_cocotb(
-        PreviousSource(config=config, entries=32),
+        PreviousSource(config=named("trace").with_(**fields), entries=64),
         bench=PARTS,
         test="previous_against_lists",
-        params={"config": "trace", "entries": 16, "cycles": 12_000},
+        params={"config": "trace", "fields": fields, "entries": 16, "cycles": 12_000},
     ).records
     assert records["offered"] > 200 and records["overwritten"] > 5, records
     assert records["overflows"] > 100 and records["stopped"] > 20, records

@@ -11,6 +11,8 @@ from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 CONFIG = named("unit_select").with_(queues=3, select_tables=True)
+#: More pages than V has entries: all rows of a queue are as many as its pages.
+LARGE = CONFIG.with_(sessions=1, queues=2, pages=512)
 
 
 #: In which bits may flip: not those of an offer that stands.
@@ -22,12 +24,12 @@ MEMORIES = (
 )
 
 
-def run(test, **params):
+def run(test, config=CONFIG, **params):
     return run_cocotb(
-        made(TableScores, config=CONFIG),
+        made(TableScores, config=config),
         bench="kelp_verif.scores.table_scores_bench",
         test=test,
-        params={"config": dataclasses.asdict(CONFIG), **params},
+        params={"config": dataclasses.asdict(config), **params},
         model=Model(public=PUBLIC),
         timeout_s=300,
     ).records
@@ -63,15 +65,25 @@ def test_flipped_bits_let_every_walk_end():
     assert min(records["seen"][name] for name in ("turn", "guess")) > 20
 
 
+def test_queues_of_many_pages():
+    seen = run("random_traffic", LARGE, cycles=6000)["seen"]
+    assert min(seen["turn"], seen["guess"]) > 8 and seen["early"] > 20 and seen["values"] > 500
+    walks_take(LARGE)
+
+
 def test_how_long_walks_take():
-    figures = run("walks_take")["figures"]
-    block = TableScores(config=CONFIG)
+    walks_take(CONFIG)
+
+
+def walks_take(config):
+    figures = run("walks_take", config)["figures"]
+    block = TableScores(config=config)
     turn = block.TURN_LATENCY + block.INTERVAL
     expected = {
         "first of a queue": block.rows + block.FIRST_LATENCY,
         "first of a session": turn + 256,
     }
-    for newest in (0, 1, 5, CONFIG.pages - 1):
+    for newest in (0, 1, 5, config.pages - 1):
         pages = newest + 1
         expected[f"turn {newest}"] = block.TURN_LATENCY + block.INTERVAL * pages
         expected[f"guess {newest}"] = block.GUESS_LATENCY + block.GUESS_INTERVAL * pages

@@ -13,12 +13,13 @@ from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage
 
 UNIT = named("unit")
+LARGE = UNIT.with_(half_lines=64)  # pages of several DRAM lines of scales
 
 
-def reported(reports):
+def reported(reports, config=UNIT):
     """Each report's frame_error, with the cycles from `i` to `o` and from transfer to the next `o`;
     `paused` rises two cycles after `pause`, and the frame table takes two more."""
-    dut = ErrorLines(config=UNIT)
+    dut = ErrorLines(config=config)
     got = []
 
     async def bench(ctx):
@@ -56,7 +57,7 @@ def reported(reports):
     return got
 
 
-def lines_in(stored, offset):
+def lines_in(config, stored, offset):
     """By the geometry: the host lines with payload or scale in DRAM line `offset`."""
     found = 0
     for kv in range(1 if stored.k_only else 2):
@@ -64,25 +65,44 @@ def lines_in(stored, offset):
         for line in range(stored.used_lines):
             place = stored.place(kv, line)
             if offset == place.offset or scaled and offset == place.scale_offset:
-                found |= 1 << kv * UNIT.half_lines + line
+                found |= 1 << kv * config.half_lines + line
     return found
 
 
 @pytest.mark.parametrize("used_lines", [1, 3, UNIT.half_lines])
 def test_lines_are_those_of_the_geometry(used_lines):
-    cases = [
-        (stored, offset)
-        for k, v, k_only in itertools.product(Format, Format, (False, True))
-        for stored in [StoredPage(k, v, used_lines, k_only)]
-        for offset in range(stored.lines)
+    check(
+        UNIT,
+        [
+            (stored, offset)
+            for k, v, k_only in itertools.product(Format, Format, (False, True))
+            for stored in [StoredPage(k, v, used_lines, k_only)]
+            for offset in range(stored.lines)
+        ],
+    )
+
+
+@pytest.mark.parametrize("used_lines", [LARGE.half_lines - 1, LARGE.half_lines])
+def test_each_line_of_scales_has_its_own_lines(used_lines):
+    """The last lines of V, and all lines of scales behind them: one of these may be K's and V's."""
+    pages = [
+        StoredPage(k, v, used_lines, False)
+        for k, v in ((Format.INT8, Format.INT4), (Format.INT4, Format.INT4))
     ]
+    scales = [(used_lines * (p.format_k.scale_bytes + p.format_v.scale_bytes)) // 64 for p in pages]
+    assert min(scales) >= 2
+    check(LARGE, [(p, at) for p in pages for at in range(p.lines - 6, p.lines)])
+
+
+def check(config, cases):
+    """What is reported of (page, DRAM line) each is what the geometry says, in time."""
     reports = [
         {
-            "frame": n % UNIT.total_frames,
+            "frame": n % config.total_frames,
             "offset": offset,
             "spoils": 1,
             "stored": {
-                "used_lines": used_lines,
+                "used_lines": stored.used_lines,
                 "k_only": stored.k_only,
                 "format_k": stored.format_k,
                 "format_v": stored.format_v,
@@ -91,18 +111,18 @@ def test_lines_are_those_of_the_geometry(used_lines):
         for n, (stored, offset) in enumerate(cases)
     ]
     for n, ((stored, offset), (told, cycles)) in enumerate(
-        zip(cases, reported(reports), strict=True)
+        zip(cases, reported(reports, config), strict=True)
     ):
         frame, at, spoils, lines = told
-        assert (frame, at, spoils) == (n % UNIT.total_frames, offset, 1)
+        assert (frame, at, spoils) == (n % config.total_frames, offset, 1)
         # The frame table knows that a page has no other lines.
         there = sum(
-            1 << kv * UNIT.half_lines + line
+            1 << kv * config.half_lines + line
             for kv in range(1 if stored.k_only else 2)
-            for line in range(used_lines)
+            for line in range(stored.used_lines)
         )
-        assert lines & there == lines_in(stored, offset), (stored, offset)
-        assert cycles == UNIT.page_lines + ErrorLines.LATENCY
+        assert lines & there == lines_in(config, stored, offset), (stored, offset)
+        assert cycles == config.page_lines + ErrorLines.LATENCY
 
 
 def test_what_spoils_nothing_places_nothing():

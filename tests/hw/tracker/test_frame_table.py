@@ -114,9 +114,9 @@ READ_POISON = DataOp.READ, Answer.DATA, 1, 0
 CONTROL, MASKS = FrameTable(config=UNIT).parts
 
 
-def code_bits(part):
+def code_bits(part, config=UNIT):
     """Bits of the row in which a code word of an entry lies."""
-    widths = FrameTable(config=UNIT)._table().word.widths
+    widths = FrameTable(config=config)._table().word.widths
     low = sum(widths[:part])
     return range(low, low + widths[part])
 
@@ -165,6 +165,31 @@ def test_two_flips_in_the_line_masks_poison_the_page():
             await ctx.tick().repeat(4)
 
     frame_table(bench)
+
+
+def test_line_masks_of_several_code_words_are_poisoned_by_any_of_them():
+    """Pages of 128 lines: a flip in each word of the masks is mended."""
+    config = UNIT.with_(half_lines=64)
+    words = [code_bits(part, config) for part in range(1, len(FrameTable(config=config).parts))]
+    assert len(words) == 4
+
+    async def bench(ctx, memory, frames, dut):
+        _, fault, before = await frames.read(1)
+        await ctx.tick().repeat(4)
+        good = ctx.get(memory[FRAME])
+        flip(ctx, memory, FRAME, *(bits[5] for bits in words))
+        assert await frames.read(1) == (READ_DATA, NO_FAULT | {"corrected": 1}, before)
+        await ctx.tick().repeat(4)
+        assert ctx.get(memory[FRAME]) == good
+        for bits in words:
+            flip(ctx, memory, FRAME, *bits[:2])
+            got, fault, entry = await frames.read(100)
+            assert (got, fault) == (READ_POISON, NO_FAULT | {"poisoned": 1})
+            assert entry["poison"] == entry["valid"] == (1 << config.page_lines) - 1
+            await ctx.tick().repeat(4)
+            ctx.set(memory[FRAME], good)
+
+    frame_table(bench, config)
 
 
 def test_lines_that_are_poisoned_and_healed_are_told_once():

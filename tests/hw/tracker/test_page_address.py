@@ -13,25 +13,48 @@ from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage, smallest_pool
 
+UNIT, LARGE = named("unit"), named("64x64")
+
 
 def test_latency_and_interval():
-    check_interval(lambda: PageAddress(config=named("unit")), "LATENCY", "o.base", varied("frame"))
+    check_interval(lambda: PageAddress(config=UNIT), "LATENCY", "o.base", varied("frame"))
+
+
+def every_line(config):
+    """(used_lines, line) of every page size."""
+    return [(used, line) for used in range(1, config.half_lines + 1) for line in range(used)]
+
+
+def around_lines_of_scales(config):
+    """Of pages whose scales fill several DRAM lines, the lines beside which another begins."""
+    half = config.half_lines
+    return [
+        (used, line)
+        for used in (half // 2 + 1, half - 1, half)
+        for line in sorted({0, half // 4, half // 2 - 1, half // 2, used - 1})
+    ]
 
 
 @pytest.mark.parametrize(
+    ("config", "lines", "count"),
+    [
+        pytest.param(UNIT, every_line, 750, id="unit"),
+        pytest.param(LARGE, around_lines_of_scales, 1050, id="64x64"),
+    ],
+)
+@pytest.mark.parametrize(
     "pools", [Config.pool_formats, ("raw16", "int8/int4", "raw16/int4", "int4/fp8_e5m2")]
 )
-def test_every_line_of_every_shape_is_placed_as_the_geometry_says(pools):
-    """Every pair of formats, page size and line of `unit`, one a cycle."""
-    config = named("unit").with_(pool_formats=pools)
+def test_lines_of_every_shape_are_placed_as_the_geometry_says(config, lines, count, pools):
+    """Every pair of formats, one line a cycle: of `unit` every page size and line; of `64x64` those
+    that a page of one line of scales has not."""
+    config = config.with_(pool_formats=pools)
     dut = PageAddress(config=config)
     cases = [
         (k, v, used, k_only, kv, line)
-        for k, v, used, k_only in itertools.product(
-            Format, Format, range(1, config.half_lines + 1), (False, True)
-        )
+        for k, v, k_only in itertools.product(Format, Format, (False, True))
+        for used, line in lines(config)
         for kv in range(1 if k_only else 2)
-        for line in range(used)
     ]
     places = []
 
@@ -68,7 +91,7 @@ def test_every_line_of_every_shape_is_placed_as_the_geometry_says(pools):
 
     expected_base = []
     simulate(dut, bench)
-    assert len(places) == len(cases) == 750
+    assert len(places) == len(cases) == count
     for (k, v, used, k_only, kv, line), got, base in zip(
         cases, places, expected_base[:-1], strict=True
     ):

@@ -265,7 +265,8 @@ async def previous_against_lists(dut):
     """A walk offers what its step accessed last, in order; what new accesses have overwritten is
     left out and counted, nothing else is. A walk ends with what stands on `o` where its session
     steps again or closes; a session that closes has nothing to offer."""
-    config, size = named(bench_params()["config"]), bench_params()["entries"]
+    params = bench_params()
+    config, size = named(params["config"]).with_(**params.get("fields", {})), params["entries"]
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
     await _start_previous(dut)
