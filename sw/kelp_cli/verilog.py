@@ -22,6 +22,7 @@ def module_text(component, name: str) -> str:
     from amaranth.back import verilog
 
     from kelp_hw.export.clean import (
+        constant_tables,
         default_cases,
         distinct_instances,
         drop_empty_wires,
@@ -37,7 +38,9 @@ def module_text(component, name: str) -> str:
     text = explicit_widths(to_rtlil(component, name=name))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
     return distinct_instances(
-        drop_true_asserts(initial_constants(reduce_not(default_cases(drop_empty_wires(text))))),
+        drop_true_asserts(
+            initial_constants(reduce_not(constant_tables(default_cases(drop_empty_wires(text)))))
+        ),
         name,
     )
 

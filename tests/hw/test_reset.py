@@ -10,6 +10,7 @@ reset forgets to clear shows. Left out are fields of commit records that say not
 import numpy as np
 import pytest
 from narrow_unit import UNIT
+from power_up import undefined
 
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
@@ -116,6 +117,17 @@ class Twin:
         address = [np.uint64(d.addresses.select_base) + asked * np.uint64(LINE_BYTES)]
         address += [np.array(keys, np.uint64)]
         d.run(Program.writes(np.concatenate(address), np.concatenate(rows), ld_id=owner))
+
+    def before_any_session(self):
+        """What anyone may ask for while nothing is configured."""
+        d, names = self.device, list(self.device.registers)
+        for queue in range(self.config.queues):
+            for session in range(self.config.sessions):
+                d.write64(f"s{session}_queue", d.pack(f"s{session}_queue", queue=queue))
+            self.seen.append((f"registers of {queue}", d.read_registers(names), d.irq))
+        self.look("traffic to nobody", d.run(self.traffic(150)))
+        # Of what is refused the records name pool and policy of queues that nobody has configured.
+        d.take_commits()
 
     def traffic(self, count):
         """Requests of owners and strangers to lines, hints, registers and nowhere; one program."""
@@ -315,6 +327,12 @@ def _equal(name, after, fresh):
         )
 
 
+def _alike(old, new):
+    for (name, *after), (same, *fresh) in zip(old.seen, new.seen, strict=True):
+        assert name == same
+        _equal(name, after, fresh)
+
+
 @pytest.mark.parametrize(
     ("weather", "config"),
     [
@@ -336,9 +354,7 @@ def test_a_reset_device_is_a_new_one(weather, config):
             twin.begin(reseeded(seed), weather)
             twin.set_up()
             twin.work(2, 400)
-        for (name, *after), (same, *fresh) in zip(old.seen, new.seen, strict=True):
-            assert name == same
-            _equal(name, after, fresh)
+        _alike(old, new)
         totals = new.device.counters()
         assert totals["evictions"] and totals["misses"] and totals["write_backs"]
         if config.select:
@@ -346,3 +362,25 @@ def test_a_reset_device_is_a_new_one(weather, config):
                 kind for name, *of in new.seen if "result" in name for kind in of[2]["op.kind"]
             }
             assert {Op.LOOK, Op.HOLD, Op.UNHOLD} <= kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weather", WEATHER, ids=["calm", "rough"])
+def test_any_power_up_is_as_good(weather):
+    """Two chips in which no flip-flop and no memory began with a value, check bits included, are
+    the same after a reset, and meet no error: nothing is used before it was written."""
+    twins = []
+    with undefined() as power:
+        for seed in (reseeded(1), reseeded(2)):
+            twin = Twin(seed)
+            assert power.registers > 1000 and power.memories > 50 and len(power.tables) == 3
+            power.scramble(twin.device, seed)
+            twin.begin(reseeded(3), weather)
+            twin.before_any_session()
+            twin.set_up()
+            twin.work(2, 400)
+            totals = twin.device.counters()
+            assert totals["evictions"] and totals["misses"] and totals["write_backs"]
+            assert not totals["corrected"] and not totals["uncorrected"]
+            twins.append(twin)
+    _alike(*twins)

@@ -78,6 +78,8 @@ class CommandEngine(wiring.Component):
         The host rings the doorbell.
     busy : out
         The doorbell is on.
+    clear : in
+        The mailbox's: while the program clears its store, before the first command.
     opcode, length : in
         The command register.
     length_load, out_length : out
@@ -113,6 +115,7 @@ class CommandEngine(wiring.Component):
                 "access": In(Access(lane_bits=config.payload_bits - 3)),
                 "ring": In(1),
                 "busy": Out(1),
+                "clear": In(1),
                 "opcode": In(16),
                 "length": In(21),
                 "length_load": Out(1),
@@ -156,6 +159,7 @@ class CommandEngine(wiring.Component):
                 Array([box.read_data, store.read_data, tables.read_data, io_data])[was]
             ),
             box.ring.eq(self.ring),
+            box.clear.eq(self.clear),
             self.busy.eq(box.busy),
             self.host_fault.eq(box.host_fault),
         ]

@@ -43,7 +43,8 @@ class CxlIo(wiring.Component):
     register is where, what it does and what a host then sees: docs/cxl.md.
 
     Latency: `LATENCY` cycles from an address to its answer; interval: `INTERVAL`. Addresses are
-    decoded in `HdmDecode`'s time beside it.
+    decoded in `HdmDecode`'s time beside it. The first address is taken `cleared_after` cycles after
+    reset, when mailbox payload and MSI-X table have been cleared.
 
     Memories carry check bits (docs/protection.md). After a fatal error memory device status says
     so until reset, RAS logs an internal error, and every command answers "internal".
@@ -93,6 +94,7 @@ class CxlIo(wiring.Component):
 
     def __init__(self, *, config: CxlIoConfig):
         self.config = config
+        self.cleared_after = config.payload // 8  #: a lane of the payload a cycle
         super().__init__(
             {
                 "port": In(AxiLiteSignature()),
@@ -179,6 +181,7 @@ class CxlIo(wiring.Component):
             for number, value in read.items():
                 with m.Case(number):
                     m.d.comb += port.access.read_data.eq(value)
+        self._clear(m, port, engine, msix)
         self._configuration(m, pci, engine)
         self._component(m, component, pci)
         self._device(m, device, engine, msix, pci, interrupts)
@@ -194,6 +197,19 @@ class CxlIo(wiring.Component):
             access.write_data.eq(port.access.write_data),
             access.strobe.eq(port.access.strobe),
         ]
+
+    def _clear(self, m, port, engine, msix):
+        """A row that no one has written may be no code word: what a host may read, or write in
+        part, is cleared before its first access."""
+        cycles, clear = Signal(range(self.cleared_after + 1)), Signal()
+        m.d.comb += [
+            clear.eq(cycles != self.cleared_after),
+            port.hold.eq(clear),
+            engine.clear.eq(clear),
+            msix.clear.eq(clear),
+        ]
+        with m.If(clear):
+            m.d.sync += cycles.eq(cycles + 1)
 
     def _configuration(self, m, pci, engine):
         flr = pci.strobes.pcie_device_control_flr if self.config.flr else Const(0)

@@ -21,8 +21,8 @@ class Mailbox(wiring.Component):
     """The payload, one memory of 64-bit lanes, and who may use it.
 
     `ring` turns `busy` on; `done` turns it off. While it is on the host's writes are dropped and
-    its reads give zero. Contents after power-up are zero, and a reset leaves them. A word beyond
-    repair stays so until it is written whole.
+    its reads give zero. Reset leaves the payload as it is, and after power-up it is undefined until
+    it has been cleared. A word beyond repair stays so until it is written whole.
 
     Latency: `LATENCY` cycle, for either side. Interval: `INTERVAL`.
 
@@ -36,6 +36,9 @@ class Mailbox(wiring.Component):
         The host's.
     ring, done : in
         Pulses.
+    clear : in
+        Held high for as many cycles as there are lanes, it makes the payload zero. What is written
+        meanwhile is lost.
     busy : out
     address, read, write, write_data, read_data
         The device's: words of 32 bits.
@@ -53,6 +56,7 @@ class Mailbox(wiring.Component):
                 "access": In(Access(lane_bits=self.lane_bits)),
                 "ring": In(1),
                 "done": In(1),
+                "clear": In(1),
                 "busy": Out(1),
                 "address": In(self.lane_bits + 1),
                 "read": In(1),
@@ -77,6 +81,7 @@ class Mailbox(wiring.Component):
             host.eq(~self.busy & (self.access.read | self.access.write)),
         ]
         m.d.comb += [
+            payload.clear.eq(self.clear),
             payload.address.eq(Mux(self.busy, self.address[1:], self.access.lane)),
             self.access.read_data.eq(Mux(was_busy, 0, payload.read_data)),
             self.read_data.eq(Mux(high, payload.read_data[32:], payload.read_data[:32])),

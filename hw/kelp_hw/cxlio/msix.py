@@ -22,8 +22,9 @@ class Msix(wiring.Component):
     A trigger makes its vector pending while MSI-X is enabled, and is lost otherwise. A pending
     vector that neither its own mask nor the function's holds back leaves as its address and data,
     lowest number first, and is pending no more; a trigger that comes while it is pending is the
-    same message. After reset all vectors are masked. Table addresses are zero until written. A
-    message whose address or data is beyond repair is not sent: that is fatal.
+    same message. After reset all vectors are masked; addresses and data are as they were, and after
+    power-up undefined until they have been cleared. A message whose address or data is beyond
+    repair is not sent: that is fatal.
 
     Latency: `LATENCY` cycles from a trigger to its message, `READ_LATENCY` from `lane` to
     `read_data`. Interval: `INTERVAL` cycles a message.
@@ -42,6 +43,9 @@ class Msix(wiring.Component):
         One lane, read-only.
     trigger : in
         A bit for each vector.
+    clear : in
+        Held high for `vectors` cycles or more, it makes addresses and data zero. What is written to
+        them meanwhile is lost.
     enable, mask, bus_master : in
         Of message control and command.
     o : Out stream of message_layout
@@ -64,6 +68,7 @@ class Msix(wiring.Component):
                 "table": In(Access(lane_bits=9)),
                 "pending_access": In(Access(lane_bits=1)),
                 "trigger": In(vectors),
+                "clear": In(1),
                 "enable": In(1),
                 "mask": In(1),
                 "bus_master": In(1),
@@ -91,6 +96,7 @@ class Msix(wiring.Component):
             m.submodules[name] = each
             here = table.write & there & (table.lane[0] == lane_of)
             m.d.comb += [
+                each.clear.eq(self.clear),
                 each.address.eq(vector),
                 each.write_data.eq(table.write_data),
                 each.write.eq(Mux(here, table.strobe, 0)),

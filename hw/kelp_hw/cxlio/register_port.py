@@ -44,6 +44,8 @@ class RegisterPort(wiring.Component):
         The number of the space.
     memory_enable : in
         BARs answer.
+    hold : in
+        No address is taken.
     broken : in
         The cycle after the access: what was read, or written in part, is beyond repair.
     """
@@ -60,6 +62,7 @@ class RegisterPort(wiring.Component):
                 "access": Out(Access(lane_bits=13)),
                 "space": Out(4),
                 "memory_enable": In(1),
+                "hold": In(1),
                 "broken": In(1),
             }
         )
@@ -97,8 +100,8 @@ class RegisterPort(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += [
-                    start_write.eq(write & ~(port.ar.valid & turn)),
-                    start_read.eq(port.ar.valid & ~start_write),
+                    start_write.eq(write & ~(port.ar.valid & turn) & ~self.hold),
+                    start_read.eq(port.ar.valid & ~start_write & ~self.hold),
                     port.aw.ready.eq(start_write),
                     port.w.ready.eq(start_write),
                     port.ar.ready.eq(start_read),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Tidies the Verilog that Yosys writes, where a linter would stop: unfinished cases and logical
-operators on vectors."""
+operators on vectors; and where synthesis would lose something: tables of constants."""
 
 from __future__ import annotations
 
 import re
 
 __all__ = [
+    "constant_tables",
     "default_cases",
     "distinct_instances",
     "drop_true_asserts",
@@ -30,6 +31,49 @@ def default_cases(verilog: str) -> str:
             out.append(line.replace("endcase", "  default: ;"))
         out.append(line)
     return "\n".join(out)
+
+
+# Row by row, as the backend writes what a memory begins with; its name may end in a space.
+_BEGUN = re.compile(
+    r"(?m)^  reg (\[\d+:0\] |)(\S+) +\[(\d+):0\];\n"
+    + r"  initial begin\n((?:    \2 ?\[\d+\] = [^;\n]+;\n)+)  end\n"
+)
+
+
+def constant_tables(verilog: str) -> str:
+    """Every memory that nothing writes as a function of its address: synthesis for an ASIC leaves
+    ``initial`` out, and with it all that such a table holds."""
+    modules = re.split(r"(?m)^(?=module )", verilog)
+    for n, module in enumerate(modules):
+        for found in _BEGUN.finditer(module):
+            modules[n] = _as_function(modules[n], found)
+    return "".join(modules)
+
+
+def _as_function(module: str, begun: re.Match) -> str:
+    """`module` with the memory of `begun` as a function, unless something writes it."""
+    shape, name, last, body = begun.groups()
+    used = re.escape(name) + r" ?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"
+    if re.search(rf"(?m)^ +{used}(?:\[\d+(?::\d+)?\])? <= ", module):
+        return module
+    called = name + " " * name.startswith("\\")
+    address, bits = f"\\{name.removeprefix(chr(92))}$row ", max(1, int(last).bit_length())
+    width = 1 + int(shape[1:].partition(":")[0] or 0)
+    lines = [
+        f"  function {shape}{called};",
+        f"    input [{bits - 1}:0] {address};",
+        f"    case ({address})",
+        *(
+            f"      {bits}'d{row}: {called} = {value};"
+            for row, value in re.findall(r"\[(\d+)\] = ([^;]+);", body)
+        ),
+        f"      default: {called} = {width}'d0;",
+        "    endcase",
+        "  endfunction",
+        "endmodule",
+    ]
+    module = re.sub(used, lambda use: f"{called}({use[1]})", module.replace(begun[0], ""))
+    return module.replace("endmodule", "\n".join(lines), 1)
 
 
 def drop_empty_wires(verilog: str) -> str:

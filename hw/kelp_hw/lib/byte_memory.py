@@ -21,8 +21,8 @@ class ByteMemory(wiring.Component):
     and that is beyond repair, stays as it is.
 
     `read_data` is the row with what was written to it in the cycle before; `look_data`, where there
-    is a second reader, what the row was then. Contents after power-up are zero; reset clears
-    nothing.
+    is a second reader, what the row was then. Reset clears nothing, and after power-up a row may be
+    no code word: the owner holds `clear`, or writes each word whole before it is used.
 
     Latency: `LATENCY` cycle from an address to its row. Interval: `INTERVAL`.
 
@@ -39,6 +39,9 @@ class ByteMemory(wiring.Component):
     -------
     address, write, write_data : in
         A bit of `write` for each byte.
+    clear : in
+        Held high for `depth` cycles or more, it makes every row zero. What is written meanwhile is
+        lost.
     read_data : out
     corrected, uncorrected : out
         A bit for each word of the row that was addressed; of a write for those alone that it has
@@ -66,6 +69,7 @@ class ByteMemory(wiring.Component):
                 "address": In(range(depth)),
                 "write": In(bits // 8),
                 "write_data": In(bits),
+                "clear": In(1),
                 "read_data": Out(bits),
                 "corrected": Out(words),
                 "uncorrected": Out(words),
@@ -105,12 +109,14 @@ class ByteMemory(wiring.Component):
                 write.data.eq(self.write_data),
                 write.en.eq(self.write),
             ]
+            self._clear(m, write)
             return m
         given, strobe = Signal.like(self.write_data), Signal.like(self.write)
+        given_at = Signal.like(self.address)
         m.d.sync += [
             given.eq(self.write_data),
-            strobe.eq(self.write),
-            write.addr.eq(self.address),
+            strobe.eq(Mux(self.clear, 0, self.write)),
+            given_at.eq(self.address),
         ]
         mask = Cat(bit.replicate(8) for bit in strobe)
         parts = [strobe.word_select(i, _PART // 8) for i in range(len(word.parts))]
@@ -119,9 +125,18 @@ class ByteMemory(wiring.Component):
         counts = Mux(strobe.any(), touched & ~whole, ~0)
         m.d.comb += [
             self.read_data.eq((row & ~mask) | (given & mask)),
+            write.addr.eq(given_at),
             write.data.eq(word.encode(m, self.read_data)),
             write.en.eq(touched & (whole | ~double)),
             self.corrected.eq(single & counts),
             self.uncorrected.eq(double & counts),
         ]
+        self._clear(m, write)
         return m
+
+    def _clear(self, m, write):
+        """Takes the write port while `clear` is on: zero is a code word."""
+        sweep = Signal(range(self.depth))
+        with m.If(self.clear):
+            m.d.sync += sweep.eq(Mux(sweep == self.depth - 1, 0, sweep + 1))
+            m.d.comb += [write.addr.eq(sweep), write.data.eq(0), write.en.eq(~0)]

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 from paths import ROOT
-from timing import changes
+from power_up import undefined
+from timing import GAP, changes
 
 from kelp_hw.cxlio.cxl_io import CxlIo
+from kelp_rtl.cxlio.model import RegisterModel
+from kelp_spec.cxlio.commands import Opcode
 from kelp_spec.cxlio.config import named_cxlio
+from kelp_spec.cxlio.device import PAYLOAD
+from kelp_spec.cxlio.pci import MSIX_TABLE
 from kelp_verif.harness.flips import PUBLIC
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
@@ -108,8 +113,38 @@ def test_perf_counts_what_it_counted():
     assert differs == {line - 1: values for line, values in EFFECTS.items()}
 
 
+def test_after_any_power_up_no_memory_has_lost_anything():
+    """Not even where a host reads, or writes a part of, what nobody has written: no flip-flop and
+    no row of a memory begins with a value."""
+    config = named_cxlio("full")
+    with undefined() as power:
+        for seed in (1, 2):
+            model = RegisterModel(config, seed=seed)
+            assert power.tables == {"top.engine.sequencer.rom.memory", "top.engine.tables.memory"}
+            assert power.registers > 100 and power.memories == 6
+            power.scramble(model, seed)
+            before = model.faults()
+            model.reset()
+            assert model.write("configuration", 4, 2, 2) == 0
+            assert model.write("device", PAYLOAD + 9, 1, 0x5A) == 0
+            # The device writes a part of a word, too.
+            code, answer = model.command(Opcode.IDENTIFY)
+            assert code == 0 and answer[:8] == b"KELP 0.1"
+            for lane in range(len(answer) + 7 >> 3, config.payload // 8):
+                assert model.read("device", PAYLOAD + 8 * lane, 8) == (0, 0)
+            for vector in range(config.vectors):
+                assert model.read("device", MSIX_TABLE + 16 * vector, 8) == (0, 0)
+                assert model.read("device", MSIX_TABLE + 16 * vector + 8, 8) == (1 << 32, 0)
+            assert model.faults() == before
+
+
 def test_latency_and_interval():
     dut = CxlIo(config=named_cxlio("recorded"))
     given = [{"port.ar.valid": 1, "port.r.ready": 1, "port.ar.p.addr": 0x30000}] * 16
-    seen = changes(dut, "port.r.valid", given)
+    seen = changes(dut, "port.r.valid", given, settle=dut.cleared_after)
     assert seen[0] == dut.LATENCY and seen[2] - seen[0] == dut.INTERVAL
+    dut, held = CxlIo(config=dut.config), given[0]
+    first = changes(
+        dut, "port.r.valid", [held], prepare=held, settle=0, within=dut.cleared_after + dut.LATENCY
+    )
+    assert [GAP + cycle for cycle in first] == [dut.cleared_after + dut.LATENCY]

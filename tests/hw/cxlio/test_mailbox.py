@@ -99,6 +99,28 @@ def test_who_meets_a_flip_is_told():
     assert told == [none, *host, host[1], none, none, none, *device, device[1], none, none, none]
 
 
+def test_clear_makes_the_payload_zero():
+    """After it nobody meets a row of which power-up made no code word."""
+    box, lanes = Mailbox(config=CONFIG), CONFIG.payload // 8
+
+    async def bench(ctx, memory):
+        rng = random.Random(9)
+        for lane in range(lanes):
+            ctx.set(memory[lane], rng.getrandbits(len(memory[lane])))
+        ctx.set(box.clear, 1)
+        await ctx.tick().repeat(lanes)
+        ctx.set(box.clear, 0)
+        ctx.set(box.access.read, 1)
+        for lane in range(lanes):
+            ctx.set(box.access.lane, lane)
+            await ctx.tick()
+            assert ctx.get(box.access.read_data) == 0
+            assert not ctx.get(box.host_fault.corrected)
+            assert not ctx.get(box.host_fault.uncorrected)
+
+    simulate_memory(box, bench)
+
+
 def test_latency_and_interval():
     write = [
         {"access.lane": i, "access.write": 1, "access.strobe": 255, "access.write_data": i}

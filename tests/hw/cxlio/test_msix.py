@@ -130,6 +130,31 @@ def test_a_flip_that_the_host_does_not_meet_is_not_told_of():
     simulate(top, bench)
 
 
+def test_clear_makes_addresses_and_data_zero():
+    """After it a host may read a vector that it has never written."""
+    dut = Msix(vectors=VECTORS, protect=True)
+    top, memories = opened(dut)
+
+    async def bench(ctx):
+        rng = random.Random(6)
+        for memory in memories.values():
+            for vector in range(VECTORS):
+                ctx.set(memory[vector], rng.getrandbits(len(memory[vector])))
+        ctx.set(dut.clear, 1)
+        await ctx.tick().repeat(VECTORS)
+        ctx.set(dut.clear, 0)
+        ctx.set(dut.table.read, 1)
+        for lane in range(2 * VECTORS):
+            ctx.set(dut.table.lane, lane)
+            await ctx.tick()
+            assert ctx.get(dut.table.read_data) == (1 << 32 if lane % 2 else 0)
+            assert not ctx.get(dut.host_fault.corrected)
+            assert not ctx.get(dut.host_fault.uncorrected)
+
+    simulate(top, bench)
+    assert len(memories) == 2
+
+
 def test_latency_and_interval():
     on = {"enable": 1, "bus_master": 1, "o.ready": 1}
     unmask = [{"table.write": 1, "table.strobe": 0xFF, "table.lane": 2 * i + 1} for i in range(2)]

@@ -60,6 +60,23 @@ def test_a_refused_write_writes_nothing_and_turns_alternate():
     assert "bb" not in "".join(order) and "rr" not in "".join(order) and len(order) > 12
 
 
+def test_while_held_it_takes_no_address():
+    port = RegisterPort()
+
+    async def bench(ctx):
+        for name in ("aw", "w", "ar"):
+            ctx.set(getattr(port.port, name).valid, 1)
+        ctx.set(port.hold, 1)
+        for _ in range(8):
+            taken = [ctx.get(getattr(port.port, name).ready) for name in ("aw", "w", "ar")]
+            assert taken == [0, 0, 0]
+            await ctx.tick()
+        ctx.set(port.hold, 0)
+        assert ctx.get(port.port.ar.ready) or ctx.get(port.port.aw.ready)
+
+    simulate(port, bench)
+
+
 def test_a_write_needs_its_address_and_its_data_and_carries_them():
     port, writes = RegisterPort(), []
 

@@ -4,6 +4,7 @@ plain SystemVerilog bench."""
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -13,9 +14,25 @@ from kelp_hw.export import tools
 from kelp_hw.export.clean import drop_empty_wires
 from kelp_hw.export.widths import explicit_widths
 from kelp_hw.flit.front import FlitFront
+from kelp_hw.lib.constant_memory import ConstantMemory
+from kelp_hw.lib.sram import Sram
 from kelp_spec.config import NAMED, named
 
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
+#: Verilator's arguments for a program of a model and its bench.
+_BUILT = (
+    "--binary",
+    "--timing",
+    "-Wno-fatal",
+    *WAIVED,
+    "-j",
+    "2",
+    "-CFLAGS",
+    "-std=c++20 -fcoroutines",
+    "-MAKEFLAGS",
+    "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O0 OPT_SLOW=-O0",
+    "-fno-table",  # as in kelp_rtl.verilator
+)
 
 
 @pytest.fixture(scope="module", params=["unit", pytest.param("unit_cxl", marks=pytest.mark.slow)])
@@ -87,23 +104,54 @@ def test_wires_of_no_bits_are_dropped():
     assert drop_empty_wires(f"  wire [-1:0] \\b$1 ;\n{kept}  reg [-1:0] c;\n") == kept
 
 
+_READS_ALL = """
+module reads_all;
+    reg clk = 0;
+    reg [2:0] address = 0;
+    wire [31:0] read_data;
+    wire [1:0] fault;
+    rom dut(.clk(clk), .rst(1'b0), .address(address), .read_data(read_data), .fault(fault));
+    initial begin
+        repeat (8) begin
+            #1 clk = 1;
+            #1 $display("%0d %0d", read_data, fault);
+            clk = 0;
+            address = address + 1;
+        end
+        $finish;
+    end
+endmodule
+"""
+
+
+def test_a_table_that_nothing_writes_is_a_function(tmp_path):
+    """It says the same, without an initial value, which synthesis for an ASIC leaves out."""
+    content = [5, 0xDEADBEEF, 3, 0, 9]
+    text = module_text(ConstantMemory(content=content, protect=True), "rom")
+    assert not re.search(r"(?m)^ *initial\b", text) and "endfunction" in text
+    (tmp_path / "rom.v").write_text(text, encoding="utf-8")
+    done = verilator(tmp_path, "--lint-only", "-Wall", *WAIVED, "--top-module", "rom", "rom.v")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "bench.sv").write_text(_READS_ALL, encoding="utf-8")
+    built = verilator(tmp_path, *_BUILT, "--top-module", "reads_all", "rom.v", "bench.sv")
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([tmp_path / "obj_dir" / "Vreads_all"], capture_output=True, text=True)
+    read = [line for line in ran.stdout.splitlines() if line[:1].isdigit()]
+    assert read == [f"{value} 0" for value in [*content, 0, 0, 0]]
+
+
+def test_a_memory_that_is_written_stays_one():
+    text = module_text(Sram(depth=4, shape=3), "sram")
+    assert "function" not in text and "reg [2:0] memory [3:0];" in text
+
+
 @pytest.mark.slow  # a model of its own
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
     top = top_of(written)
     built = verilator(
         written,
-        "--binary",
-        "--timing",
-        "-Wno-fatal",
-        *WAIVED,
-        "-j",
-        "2",
-        "-CFLAGS",
-        "-std=c++20 -fcoroutines",
-        "-MAKEFLAGS",
-        "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O0 OPT_SLOW=-O0",
-        "-fno-table",  # as in kelp_rtl.verilator
+        *_BUILT,
         "--top-module",
         f"{top}_smoke",
         f"{top}.v",

@@ -107,6 +107,35 @@ def test_two_flips_stay_until_the_word_is_written_whole():
     assert seen[-1] == (0x2222225544444444, 0, 0)
 
 
+@pytest.mark.parametrize("protect", [False, True])
+def test_clear_makes_every_row_zero(protect):
+    """Whatever power-up left there, and whatever is written meanwhile."""
+    rng, dut = random.Random(4), ByteMemory(depth=DEPTH, words=2, protect=protect)
+
+    async def bench(ctx):
+        for row in range(DEPTH):
+            ctx.set(dut.memory_rows.data[row], rng.getrandbits(dut.word.code_bits))
+        ctx.set(dut.clear, 1)
+        for cycle in range(DEPTH):
+            ctx.set(dut.address, (cycle + 1) % DEPTH)
+            ctx.set(dut.write, 0xFF)
+            ctx.set(dut.write_data, rng.getrandbits(64))
+            await ctx.tick()
+        ctx.set(dut.clear, 0)
+        ctx.set(dut.write, 0)
+        for row in range(DEPTH):
+            ctx.set(dut.address, row)
+            await ctx.tick()
+            assert not ctx.get(dut.read_data)
+            assert not ctx.get(dut.fault.corrected) and not ctx.get(dut.fault.uncorrected)
+        ctx.set(dut.write, 0x01)
+        ctx.set(dut.write_data, 0x77)
+        await ctx.tick()
+        assert ctx.get(dut.read_data) == 0x77
+
+    simulate(dut, bench)
+
+
 def test_latency_and_interval():
     write = [{"address": i, "write": 255, "write_data": i} for i in range(4)]
     reads = [{"address": i} for i in (1, 2, 3)]
