@@ -365,15 +365,23 @@ def test_a_reset_device_is_a_new_one(weather, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weather", WEATHER, ids=["calm", "rough"])
-def test_any_power_up_is_as_good(weather):
+@pytest.mark.parametrize(
+    ("weather", "config"),
+    [
+        pytest.param(WEATHER[0], UNIT, id="calm"),
+        pytest.param(WEATHER[1], UNIT, id="rough"),
+        pytest.param(WEATHER[1], named("unit_select"), id="chooses"),
+    ],
+)
+def test_any_power_up_is_as_good(weather, config):
     """Two chips in which no flip-flop and no memory began with a value, check bits included, are
     the same after a reset, and meet no error: nothing is used before it was written."""
     twins = []
     with undefined() as power:
         for seed in (reseeded(1), reseeded(2)):
-            twin = Twin(seed)
-            assert power.registers > 1000 and power.memories > 50 and len(power.tables) == 3
+            twin = Twin(seed, config)
+            assert power.registers > 1000 and power.memories > 50
+            assert len(power.tables) == 3 + 6 * bool(config.select)
             power.scramble(twin.device, seed)
             twin.begin(reseeded(3), weather)
             twin.before_any_session()
