@@ -29,6 +29,30 @@ from kelp_verif.harness.seeds import reseeded
 pytestmark = pytest.mark.timeout(2400)  # the first test builds the model
 
 PAGES = 12
+#: As many KV heads and query heads of each, pages, and lines of a page, as the real model has; an
+#: eighth of the pages has a frame.
+MANY = named("unit_select").with_(
+    name="big_select",
+    queues=3,
+    pages=256,
+    half_lines=32,
+    frames=(192, 4, 192, 4),
+    misses=32,
+    parked=64,
+    write_backs=8,
+    line_slots=32,
+    scale_slots=16,
+    write_slots=64,
+    hot_pages=8,
+    hint_lines=8,
+    prefetch_slots=16,
+    codec_lanes=8,
+    select=32,
+    select_heads=3,
+    select_quota=16,
+    select_groups=4,
+    select_looks=64,
+)
 
 
 def agreed(s):
@@ -145,6 +169,44 @@ def test_selects_that_wait():
     s, held = run_all((Format.RAW16, Format.RAW16), 41, 4, waits=True)
     print("waited", s.choice.waited, "held", held)
     assert held and s.choice.waited > 3
+
+
+@pytest.mark.slow
+def test_queues_of_many_pages():
+    """Summarised as they grow, of one session to the last page, of the other to its 100th; then
+    SELECTs of all of them at once."""
+    s = AuditedSelects(MANY, (Format.RAW16, Format.RAW16), seed=reseeded(61), pressure=0.2)
+    enabled = 1 << PrefetchSource.HINT - 1
+    s.device.write_registers({"reserve": 100, "prefetch_enable": enabled})
+    s.audit.endpoint.tracker.reserve = 100
+    c, size, rng = MANY, 64, np.random.default_rng(reseeded(61))
+    says = {"m": 47274, "sh": 18, "target": 3 << 16, "most": c.select - 2, "tokens": 16}
+    held, pages = 0, (c.pages, 100)
+
+    def keys(squeue, pages):
+        return [s.address(squeue, page, 0, line) for page in pages for line in range(c.half_lines)]
+
+    for session, queue in np.ndindex(c.sessions, c.queues):
+        for first in range(0, pages[session], size):
+            last = min(first + size, pages[session])
+            written = keys(session * c.queues + queue, range(first, last))
+            s.write(*written)
+            bell = says | {"queue": queue, "layer": queue, "newest": last - 1}
+            s.select_all(10, last, written, {(session, 0): bell})
+    for n in range(3):
+        bells = {}
+        for session, queue in np.ndindex(c.sessions, c.queues):
+            newest = int(rng.integers(64, pages[session]))
+            bell = says | {"queue": queue, "newest": newest, "tokens": int(rng.integers(1, 17))}
+            bell |= {"layer": n, "fetch": int(rng.integers(2)), "waits": 1 - n % 2, "patience": 14}
+            bells[session, queue] = bell
+        squeue = int(rng.integers(c.queues))
+        addresses = keys(squeue, rng.permutation(pages[0])[:8])
+        held += s.select_all(int(rng.integers(100, 300)), 0, addresses, bells)
+    agreed(s)
+    print("ops of choices", s.choice.choices, "waited", s.choice.waited, "held", held, s.seen)
+    assert held and s.gathered and s.audit.victims and s.choice.waited
+    assert s.seen["slot.WANTED"] > 100
 
 
 def test_what_answers_say_is_left_for_cover_points(tmp_path, monkeypatch):

@@ -84,8 +84,8 @@ class TableScores(wiring.Component):
     value_of : in
         squeue, page.
     value, known : out
-        What the page is worth now, UQ0.16; a turn or a guess of the queue has been over since its
-        session was opened.
+        What the page is worth now, UQ0.16, amid a walk of its queue as before that or after it; a
+        turn or a guess of the queue has been over since its session was opened.
     credit : out, array over sessions
         Signed.
     idle : out
@@ -206,10 +206,12 @@ class TableScores(wiring.Component):
         guesses = (s.turned[3] | (s.guessed[3] & ~s.last[3]), s.at[3], s.guess)
         s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
-        # What is in `reads`, for who asks what a page is worth.
+        # What is in `reads`, for who asks what a page is worth: that is the most until the value
+        # that the turn has found is written, and not only until the walk has read the mark.
         m.submodules.marked = marked = Sram(depth=c.page_words, shape=1)
         m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
         hidden, of = Signal(), self.value_of.squeue
+        s.valued, read = Signal(), self.i_read
         m.d.comb += [
             values.read_en.eq(1),
             values.read_address.eq(Cat(self.value_of.page, self.value_of.squeue)),
@@ -220,9 +222,12 @@ class TableScores(wiring.Component):
             values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
             marked.read_en.eq(1),
             marked.read_address.eq(values.read_address),
-            marked.write_en.eq(s.reads.write_en),
-            marked.write_address.eq(s.reads.write_address),
-            marked.write_data.eq(s.reads.write_data),
+            s.valued.eq(s.starts | s.turned[11]),
+            marked.write_en.eq(s.valued | (read.valid & read.ready)),
+            marked.write_address.eq(
+                Mux(s.valued, values.write_address, Cat(read.p.page, read.p.squeue))
+            ),
+            marked.write_data.eq(~s.valued),
             self.value.eq(Mux(hidden, 0, Mux(marked.read_data, ~0, values.read_data))),
         ]
         m.d.sync += [
@@ -231,18 +236,19 @@ class TableScores(wiring.Component):
         ]
 
     def _marks(self, m, s):
-        """A mark is written where its row is not being cleared, which comes before."""
+        """A mark is written where no row is being cleared, which comes before."""
         mass_side = side(m, self.i_mass.p.mass, "mass_side")
         s.waits = []
-        for port, rows, walks, forgets, mark in (
-            (self.i_read, s.reads, s.turns, s.turned[1], 1),
-            (self.i_mass, s.masses, s.guesses, s.guessed[1], Cat(mass_side, self.i_mass.p.absent)),
+        mass = Cat(mass_side, self.i_mass.p.absent)
+        for port, rows, walks, forgets, stays, mark in (
+            (self.i_read, s.reads, s.turns, s.turned[1], s.valued, 1),
+            (self.i_mass, s.masses, s.guesses, s.guessed[1], 0, mass),
         ):
             fresh, clears = Signal(), Signal()
             m.d.comb += [
                 fresh.eq(s.fresh.bit_select(port.p.squeue, 1)),
                 clears.eq(s.starts | forgets),
-                port.ready.eq(~fresh & ~clears & ~(walks & (port.p.squeue == s.squeue))),
+                port.ready.eq(~(fresh | clears | stays | (walks & (port.p.squeue == s.squeue)))),
                 rows.write_en.eq(clears | (port.valid & port.ready)),
                 rows.write_address.eq(
                     Mux(

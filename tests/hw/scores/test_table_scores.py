@@ -40,6 +40,7 @@ def test_random_turns_and_guesses():
     print(seen)
     assert min(seen["turn"], seen["guess"]) > 30 and seen["open"] > 1
     assert seen["early"] > 50 and seen["values"] > 2000 and seen["marked"] > 100
+    assert seen["amid"] > 100  # values that the walk under way changes
 
 
 def test_cohorts_come_and_go():
