@@ -74,6 +74,7 @@ class Closer(wiring.Component):
 
         taken = Signal()
         in_flight, frames, room = self._owed(m, taken)
+        self._in_order(m, in_flight, squeue, page, last_page)
         r = self.i_result.p
         again, again_squeue, again_page = (
             Signal(),
@@ -175,3 +176,24 @@ class Closer(wiring.Component):
             Assert(~freed | (frames != 0)),
         ]
         return in_flight, frames, room
+
+    def _in_order(self, m: Module, in_flight, squeue, page, last_page) -> None:
+        """SCRUBs are decided in the order of the walk, each once; `squeue`, `page`: the next."""
+        r, due_squeue, due_page = self.i_result.p, Signal.like(squeue), Signal.like(page)
+        scrubbed, started = Signal(), Signal()
+        m.d.comb += scrubbed.eq(self.i_result.valid & (r.op.kind == Op.SCRUB))
+        with m.If(in_flight == 0):
+            m.d.sync += [due_squeue.eq(squeue), due_page.eq(page)]
+        with m.Elif(scrubbed):
+            m.d.sync += due_page.eq(due_page + 1)
+            with m.If(due_page == last_page):
+                m.d.sync += [due_page.eq(0), due_squeue.eq(due_squeue + 1)]
+        m.d.sync += [
+            started.eq(1),  # before the first clock edge inputs mean nothing
+            Assert(
+                ~started
+                | ~scrubbed
+                | ((in_flight != 0) & (r.op.squeue == due_squeue) & (r.op.page == due_page)),
+                "a page is scrubbed that was not asked for, or out of turn",
+            ),
+        ]

@@ -291,11 +291,23 @@ class Evictor(wiring.Component):
 
     def _steps(self, m):
         """The states that both policies share."""
-        with m.FSM():
+        with m.FSM() as fsm:
             self._idle(m)
             self._look_up(m)
             self._sweep(m)
             self._take(m)
+        claimed, started = Signal(), Signal()
+        m.d.comb += claimed.eq(self.i_result.valid & (self.i_result.p.op.kind == Op.CLAIM))
+        m.d.sync += [
+            started.eq(1),  # before the first clock edge inputs mean nothing
+            Assert(
+                ~started | ~claimed | fsm.ongoing("CLAIMING"), "a page is claimed by somebody else"
+            ),
+            Assert(
+                ~started | ~self.queues.lookup.answer.valid | fsm.ongoing("LOOKING"),
+                "a queue is told that was not asked for",
+            ),
+        ]
         m.d.comb += [
             self.o_event.p.code.eq(Event.NO_VICTIM),
             self.o_event.p.squeue.eq(self._first),

@@ -265,6 +265,26 @@ class Orphans(wiring.Component):
             answered.eq(self.i_owner.valid & (owner.slot == self.layouts.recover_token)),
             owned.eq(owner.in_use & (owner.squeue == at.squeue) & (owner.page == at.page)),
         ]
+        # Of one PEEK, M3's word and then the frame table's: no answer stands for another frame.
+        r, told, started = self.i_result.p, Signal(), Signal()
+        m.d.sync += [
+            started.eq(1),  # before the first clock edge inputs mean nothing
+            told.eq(
+                ~(self.o_op.valid & self.o_op.ready & (self.o_op.p.kind == Op.PEEK))
+                & (
+                    told
+                    | (
+                        self.i_result.valid
+                        & (r.op.kind == Op.PEEK)
+                        & (r.op.slot == self.layouts.recover_token)
+                    )
+                )
+            ),
+            Assert(
+                ~started | ~answered | (told & (owner.frame == search.frame)),
+                "an owner is told that was not asked for",
+            ),
+        ]
         with m.State("PEEK"):
             m.d.comb += self.o_op.valid.eq(1)
             m.d.sync += certain.eq(0)
@@ -272,7 +292,6 @@ class Orphans(wiring.Component):
                 m.next = "OWNER"
         with m.State("OWNER"):
             with m.If(answered):
-                m.d.sync += Assert(owner.frame == search.frame)
                 m.next = "NEXT"
                 with m.If(search.sweeping & owner.in_use):
                     m.d.sync += [at.squeue.eq(owner.squeue), at.page.eq(owner.page)]

@@ -288,7 +288,7 @@ class EvictionSlots(wiring.Component):
         """`quiet`: evictions that do not wait for the flash; and what holds of all of them."""
         c = self.config
         claimed, back, freed, started, busy = s.claimed, s.back, s.freed, s.started, s.busy
-        at, claim_slot, working_on, r, writes = s.at, s.claim_slot, s.working_on, s.r, s.writes
+        at, working_on, r, writes = s.at, s.working_on, s.r, s.writes
         releases = s.releases
         active = Signal(range(c.write_backs + 1))
         # Critical path: registered here, between the flash's answers and the count.
@@ -300,22 +300,47 @@ class EvictionSlots(wiring.Component):
         ]
         m.d.comb += self.quiet.eq((active == 0) & (more == 0) & ~back.valid)
 
+        self._in_turn(m, s)
         m.d.sync += [
             Assert(
                 ~started | ~claimed | ~busy.bit_select(at, 1), "a CLAIM into a slot that is taken"
             ),
-            Assert(~started | ~self.i_claim.valid | busy.bit_select(claim_slot, 1)),
-            Assert(
-                ~started | ~self.i_flushed.valid | busy.bit_select(self.i_flushed.p, 1),
-                "a flush that no eviction asked for",
-            ),
-            Assert(~started | ~back.valid | busy.bit_select(back.payload.token, 1)),
             Assert(
                 ~started | ~claimed | ~working_on(r.op),
                 "two evictions of one page",
             ),
             Assert(~started | ((writes.w_rdy | ~writes.w_en) & (releases.w_rdy | ~releases.w_en))),
         ]
+
+    def _in_turn(self, m: Module, s: SimpleNamespace) -> None:
+        """Others tell of an eviction once each, and in its order."""
+        n, write, op, r = self.config.write_backs, self.o_write_back, self.o_op, s.r
+        claimed, found, writing, leaving = (
+            Signal(n, name=f"{name}_ones") for name in ("claimed", "found", "writing", "leaving")
+        )
+        sent, left = write.valid & write.ready, op.valid & op.ready
+        decided = self.i_result.valid & (r.op.kind == Op.RELEASE)
+        lost, was_lost = Signal(), Signal()  # what is beyond repair may name any slot
+        m.d.sync += was_lost.eq(lost)
+        m.d.comb += lost.eq(was_lost | self.fault.fatal)
+        for comes, slot, ones, what in (
+            (self.i_claim.valid, s.claim_slot, claimed, "a frame is found for no CLAIM"),
+            (self.i_flushed.valid, self.i_flushed.p, found, "a flush that no eviction asked for"),
+            (s.back.valid & s.back.ready, s.back.p.token, writing, "a page is written unasked"),
+            (decided, s.at, leaving, "a RELEASE of nobody's"),
+        ):
+            one = ones.bit_select(slot, 1)
+            m.d.sync += Assert(~s.started | lost | ~comes | one, what)
+            with m.If(comes):
+                m.d.sync += one.eq(0)
+        for comes, slot, ones in (
+            (s.claimed, s.at, claimed),
+            (self.i_claim.valid, s.claim_slot, found),
+            (sent, write.p.token, writing),
+            (left, op.p.slot, leaving),
+        ):
+            with m.If(comes):
+                m.d.sync += ones.bit_select(slot, 1).eq(1)
 
     def _fifo(self, shape) -> ProtectedFifo:
         c = self.config

@@ -209,29 +209,56 @@ class MissBuffer(wiring.Component):
         ]
 
         flipped = self.i_result.valid & (decided.kind == Op.FLIP)
-        # M3 may have taken more ids than it has used, never fewer.
-        wrong_id, wrong_flip = Signal(), Signal()
+        wrong_flip = Signal()
         m.d.sync += [
             alive.eq(alive + created - (flipped & ids.i.valid)),
-            wrong_id.eq(created & (alive + ids.level == c.misses)),
             wrong_flip.eq(flipped & (decided.miss != done.miss)),
         ]
         m.d.comb += [
             Assert(landed.w_rdy | ~landed.w_en),
-            Assert(~wrong_id),
             Assert(~wrong_flip),
         ]
-        self._left(m)
+        lost = Signal()  # a row beyond repair: what it says of an entry is no longer to be trusted
+        m.d.sync += lost.eq(lost | self.fault.fatal)
+        self._lives(m, created, lost | self.fault.fatal)
+        self._left(m, lost)
         return m
 
-    def _left(self, m):
+    def _lives(self, m, created, lost):
+        """Whoever names an entry names one that lives, and who makes one takes an id that nobody
+        has."""
+        r, decided, ids = self.i_result.p, self.i_result.p.op, m.submodules.ids
+        lives, mine, started = Signal(self.config.misses), Signal(), Signal()
+        kinds = (Op.GRANT, Op.FILL, Op.REPLAY, Op.FLIP)
+        m.d.comb += mine.eq(self.i_result.valid & Cat(decided.kind == kind for kind in kinds).any())
+        with m.If(created):
+            m.d.sync += lives.bit_select(r.miss, 1).eq(1)
+        with m.If(ids.i.valid):
+            m.d.sync += lives.bit_select(ids.i.p, 1).eq(0)
+
+        def one(miss):
+            return lives.bit_select(miss, 1)
+
+        parks = self.i_result.valid & (r.outcome == Outcome.PARKED)
+        m.d.sync += [
+            started.eq(1),  # before the first clock edge inputs mean nothing
+            *(
+                Assert(~started | lost | holds, what)
+                for holds, what in (
+                    (~created | ~one(r.miss), "a page misses under an id in use"),
+                    (~parks | one(r.miss), "a request parks on no entry"),
+                    (~mine | one(decided.miss), "an op of no entry"),
+                )
+            ),
+        ]
+
+    def _left(self, m, lost):
         """Of what has come home nothing stays. A node counts as free two cycles after it left its
         list; a lost row keeps some."""
-        rests, lost = Signal(2), Signal()
+        rests = Signal(2)
         all_free = m.submodules.lists.level == self.config.parked
         m.d.sync += [
             rests.eq(Cat(self.idle, rests)),
-            lost.eq(lost | self.fault.fatal),
             Assert(
                 ~(self.idle & rests.all()) | lost | all_free,
                 "a place of a request that waited is not given back",

@@ -80,6 +80,10 @@ class Throttle(wiring.Component):
         m = Module()
         position, period = self.position, power_of_two("ISSUED_PERIOD", ISSUED_PERIOD)
         m.d.comb += self.allow.eq(position[self.offer.p] < self.credit[self.offer.p])
+        m.d.sync += Assert(
+            ~self.offer.valid | ((self.offer.p >= 1) & (self.offer.p < SOURCES)),
+            "a candidate of no source",
+        )
         for s in range(1, SOURCES):
             earned = Signal(range(CREDIT_MAX + 1), init=CREDIT_MAX, name=f"earned_{s}")
             issued = Signal(range(period), name=f"issued_{s}")

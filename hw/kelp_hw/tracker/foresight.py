@@ -125,6 +125,14 @@ class Foresight(wiring.Component):
             ),
             self.good.eq(Mux(self.moves, fresh[-1], good(self.request))),
         ]
+        came = Signal(self.request.shape())  # so `good` is of the request that is at M0
+        with m.If(self.moves):
+            m.d.sync += came.eq(
+                Mux(self.ahead.which, *(self.ahead.candidates[k].as_value() for k in (1, 0)))
+            )
         with m.If(self.valid):
+            m.d.sync += Assert(
+                came.as_value() == self.request.as_value(), "a request comes that was not ahead"
+            )
             m.d.sync += Assert(hit == Cat(place(p) == place(self.request) for p in self.pages))
         return m

@@ -174,6 +174,11 @@ class FreeFrames(wiring.Component):
         m.d.sync += [
             Assert(~self.pop | (self.free != 0)),
             Assert(~self.push | (self.used != 0)),
+            Assert(self.bound <= self.frames, "a limit beyond the pool"),
+            Assert(
+                (self.limit == self.bound) | (self.unused & (~self.pop | (self.limit != 0))),
+                "a limit changes under frames that are used",
+            ),
             Assert(~pop_freed | (count != 0)),
         ]
         return m

@@ -173,7 +173,7 @@ class _TwoTell:
         self.engine, self.log = engine(config=SMALL), EventLog(config=SMALL, sources=2)
         self.sent, self.logged, self.orders = [], [], set()
         self.overflow = self.was_told = 0
-        self.held = self.answer = None
+        self.held = self.answer = self.owner = None
 
     def top(self):
         m = Module()
@@ -220,7 +220,11 @@ class _TwoTell:
         engine = self.engine
         ctx.set(self.tells, tells)
         ctx.set(self.other, other)
-        ctx.set(engine.i_frame.owner.valid, 0)
+        # The frame table answers after M3.
+        owner, self.owner = self.owner, None
+        ctx.set(engine.i_frame.owner.valid, int(owner is not None))
+        if owner is not None:
+            ctx.set(engine.i_frame.owner.p, owner)
         ctx.set(engine.i_result.valid, int(lost is not None or self.answer is not None))
         if lost is not None:
             op = {"kind": Op.PEEK, "squeue": 0, "page": lost}
@@ -233,8 +237,7 @@ class _TwoTell:
             word = {"state": PageState.LOST}
             ctx.set(engine.i_result.p, {"op": fields, "outcome": outcome, "word": word})
             owner = {"slot": op.slot, "frame": op.frame, "in_use": int(op.frame == self.OWNED)}
-            ctx.set(engine.i_frame.owner.p, owner | {"squeue": 0, "page": 0})
-            ctx.set(engine.i_frame.owner.valid, int(not recovers))
+            self.owner = None if recovers else owner | {"squeue": 0, "page": 0}
         ctx.set(engine.o_op.ready, int(lost is None))
         if ctx.get(engine.o_op.valid & engine.o_op.ready):
             self.answer = ctx.get(engine.o_op.p)

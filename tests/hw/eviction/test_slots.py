@@ -361,3 +361,35 @@ def test_evictions_side_by_side_are_the_models(seed, config):
 
     simulate(dut, bench)
     assert min(model.seen.values()) > 5, model.seen
+
+
+@pytest.mark.parametrize(
+    "port, what",
+    [
+        ("i_flushed", "a flush that no eviction asked for"),
+        ("i_written_back", "a page is written unasked"),
+        ("i_claim", ""),
+    ],
+)
+def test_what_is_told_out_of_turn_is_seen(port, what):
+    """Slot 0 is CLAIMed: what comes next is its frame, and nothing else."""
+    dut = EvictionSlots(config=UNIT)
+
+    async def bench(ctx):
+        await ctx.tick()
+        ctx.set(dut.i_result.p.op.kind, Op.CLAIM)
+        ctx.set(dut.i_result.p.outcome, Outcome.DONE)
+        for valid in (dut.i_result.valid, getattr(dut, port).valid):
+            ctx.set(valid, 1)
+            await ctx.tick()
+            ctx.set(valid, 0)
+        await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    if what:
+        with pytest.raises(AssertionError, match=what):
+            simulator.run()
+    else:
+        simulator.run()

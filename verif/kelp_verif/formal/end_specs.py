@@ -161,6 +161,7 @@ class OrphansEnds(wiring.Component):
             Assert(register(a, "moved") == recovery.moved),
             Assert(~(at("PEEK_AGAIN", "OWNER_AGAIN") & certain) | recovery.quiet),
             Assert(~(at("OWNER_AGAIN") & certain) | recovery.asked),
+            Assert(register(a, "told") == recovery.told),
             Assert(~recovery.told | (register(a, "named") == ~recovery.unnamed)),
             # Flushed frames.
             Assert((a.o_free.valid & a.o_free.ready) == (flushed.valid & flushed.ready)),
@@ -234,6 +235,7 @@ class CloserEnds(wiring.Component):
             Assume(~scrubs | ((owed != 0) & (answered >= begun) & (r.op.page <= last_page))),
             Assume(~scrubs | (r.op.squeue <= last_squeue)),
             Assume(~(scrubs & at("WALK")) | (answered < here)),
+            Assume(~scrubs | (answered == Cat(register(a, "due_page"), register(a, "due_squeue")))),
             Assume(~frees | (unfreed != 0)),
         ]
 

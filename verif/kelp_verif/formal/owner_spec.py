@@ -193,6 +193,7 @@ class FrameOwnerContract(wiring.Component):
         d, op, x, strobes = self.block, self.block.op, self.block.context, self.block.strobes
         alive, framed, of_page, entry = misses.alive, misses.framed, misses.of_page, misses.entry
         this, mine, in_miss = op.miss, page.mine, frame.in_miss
+        word, its = page.word, page.word.place[: SMALL.miss_bits]
         m.d.comb += [
             Assume(~strobes.take | ~alive.bit_select(x.miss, 1)),
             Assume(
@@ -206,6 +207,8 @@ class FrameOwnerContract(wiring.Component):
                 | ((op.frame == frame.number) == (in_miss & (entry == this)))
             ),
             Assert(~in_miss | (alive.bit_select(entry, 1) & framed.bit_select(entry, 1))),
+            # So a request that parks on a page does so on an entry of that page.
+            Assert((word.state != PageState.FETCHING) | (alive & of_page).bit_select(its, 1)),
         ]
         flipped = is_op[Op.FLIP] & (d.result.outcome != Outcome.RETRY)
         with m.If(strobes.take):

@@ -300,16 +300,29 @@ class PoolsContract(wiring.Component):
         m.d.sync += select.eq(self.select)
         m.d.comb += ask.select.eq(select)
         # The limit, which is that of the next cycle, changes where no frame is used, whatever comes
-        # in that cycle; the other settings stand still. What prefetches and pins leave free follows
-        # a cycle later.
-        settings, begun = Signal(6), Signal(3)
-        limit, limit_before = Signal(3), Signal(3)
-        now = (self.low_water << 3) | self.reserve
-        m.d.sync += [settings.eq(now), begun.eq((begun << 1) | 1)]
-        m.d.sync += [limit.eq(self.limit), limit_before.eq(limit)]
+        # in that cycle; the other settings change at any time. What prefetches and pins leave free
+        # follows a cycle later.
+        begun = Signal(3)
+        limit, low_water, reserve = (Signal(3, name=n) for n in ("limit", "low_water", "reserve"))
+        limit_before, low_water_before, reserve_before = (
+            Signal.like(now, name=f"{now.name}_before") for now in (limit, low_water, reserve)
+        )
+        m.d.sync += [
+            begun.eq((begun << 1) | 1),
+            *(
+                now.eq(given)
+                for now, given in (
+                    (limit, self.limit),
+                    (low_water, self.low_water),
+                    (reserve, self.reserve),
+                )
+            ),
+            limit_before.eq(limit),
+            low_water_before.eq(low_water),
+            reserve_before.eq(reserve),
+        ]
         m.d.comb += [
             Assume((self.limit <= 4) & (self.limit != 0)),
-            Assume((settings == now) | (begun == 0)),
             Assume((begun == 7) | (self.ops == 0)),
         ]
 
@@ -350,9 +363,9 @@ class PoolsContract(wiring.Component):
                     Assert(ask.can_take == (used + waits < limit)),
                     Assert(
                         ask.can_prefetch
-                        == (used + waits + self.low_water < limit_before) & ask.can_take
+                        == (used + waits + low_water_before < limit_before) & ask.can_take
                     ),
-                    Assert(ask.can_pin == (pins + self.reserve < limit_before)),
+                    Assert(ask.can_pin == (pins + reserve_before < limit_before)),
                     Assert(~ask.can_prefetch | ask.can_take),
                     Assert(~ask.can_take | ask.can_pop),
                 ]
