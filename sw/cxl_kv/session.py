@@ -170,11 +170,7 @@ class Session:
                     f"{name} of shape {list(x.shape[one:])} is refused; legal: "
                     + f"{list(expected[one:-2])} + [positions, {self.shape.head_dim}]"
                 )
-        if positions is not None and start is not None:
-            raise ValueError(
-                f"start = {short(start)} is refused beside positions; legal: one of the two"
-            )
-        positions = self._positions(positions, 0 if start is None else start, count)
+        positions = self._positions(positions, start, count)
         if not count:
             return
         addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
@@ -196,7 +192,7 @@ class Session:
         self,
         layer,
         *,
-        start: int = 0,
+        start: int | None = None,
         stop: int | None = None,
         positions: Iterable[int] | None = None,
         heads=None,
@@ -208,7 +204,8 @@ class Session:
         ----------
         layer : int or sequence of int
         start, stop, positions
-            Positions start … stop − 1, or those listed. What was never written reads as zeros.
+            Positions start … stop − 1, from 0 where start is left out, or those listed. What was
+            never written reads as zeros.
         heads : int or sequence of int, optional
         dtype : dtype, optional
             A two-byte type to view the elements as; float16 for fp16 sessions and uint16 for bf16
@@ -234,10 +231,11 @@ class Session:
                 ("stop is missing" if stop is None else "positions and stop exclude each other")
                 + ": read(layer, start=…, stop=…) or read(layer, positions=…)"
             )
+        first = 0 if start is None else start
         if positions is None:
-            integer("start", start, 0)
-            integer("stop", stop, start)
-        positions = self._positions(positions, start, 0 if stop is None else stop - start)
+            integer("start", first, 0)
+            integer("stop", stop, first)
+        positions = self._positions(positions, start, 0 if stop is None else stop - first)
         lines = None
         if not self.device.transport.hints and isinstance(positions, slice):
             lines = self._load_pages(layers, heads, positions)
@@ -793,7 +791,12 @@ class Session:
 
     def _positions(self, positions, start, count) -> np.ndarray | slice:
         most = self.max_tokens
+        if positions is not None and start is not None:
+            raise ValueError(
+                f"start = {short(start)} is refused beside positions; legal: one of the two"
+            )
         if positions is None:
+            start = 0 if start is None else start
             start = start if type(start) is int else integer("start", start, 0, most)
             chosen = slice(start, start + max(0, count))
             fits = count <= 0 or 0 <= start <= most - count
