@@ -61,6 +61,8 @@ class Device:
         self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
         self._missed = False  # news had to go
         self.polled = 0  #: event records that were taken so far
+        # Of the worker. Never held beside the transport's, which is that of the event records:
+        # whoever is within `transport.exclusive()` has it first.
         self._lock = threading.RLock()
         self._fetching = Fetching(self.config, self.registers)
         self._worker: Worker | None = None
@@ -292,7 +294,7 @@ class Device:
         0, those hear whose calls it was), or some 1000 came since the last call.
         """
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             out, missed = list(self._news), self._missed
             self._news.clear()
             self._missed = False
@@ -301,10 +303,10 @@ class Device:
     def poll(self) -> None:
         """Take the device's new event records, and keep them for :meth:`events`, :meth:`since` and
         explanations."""
+        self.transport.home.check()  # a child's lock may be a lost thread's
         if not self.transport.hints:
             return
-        self.transport.home.check()
-        with self._lock:
+        with self.transport.lock:
             fresh = self.transport.events()
             self._events.extend(fresh)
             self._missed |= len(self._news) + len(fresh) > _EVENTS_KEPT
@@ -315,14 +317,14 @@ class Device:
         """Event records behind the first `polled` that were ever taken, whoever has taken them, as
         far as they are kept; and how many were taken by now."""
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             new = min(self.polled - polled, len(self._events))
             return [self._events[i] for i in range(-new, 0)], self.polled
 
     def explain(self, session: int, queue: int, page: int) -> str | None:
         """The latest event about a page that explains poison, or None."""
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             for e in reversed(self._events):
                 if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e[
                     "code"

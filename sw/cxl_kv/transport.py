@@ -10,6 +10,7 @@ region mapped would implement `load` and `store` as moves.
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -63,6 +64,8 @@ class Transport(ABC):
         Who asks. 0 reaches the control registers; any other reaches its own sessions alone.
     formats, hints, persistent
         As of :class:`Core`.
+    lock : RLock
+        Held during every call. A session's calls take it behind the session's own.
     home : Home
         The process that may use it; in a child every call is a ForkedError, and `close` lets go
         without a word to the device.
@@ -73,6 +76,7 @@ class Transport(ABC):
     formats: frozenset[Format]
     hints: bool
     persistent: bool = False
+    lock: threading.RLock
     home: Home
 
     @abstractmethod
@@ -109,7 +113,9 @@ class Transport(ABC):
         of its own sessions."""
 
     def exclusive(self) -> AbstractContextManager:
-        """A stretch of accesses that no other requester's control sequence interrupts."""
+        """A stretch of accesses that no other requester's control sequence interrupts. For calls of
+        this transport, and of `Device` and `Registers`: a call of a session that another thread
+        uses waits for that thread, which may wait for the end of this stretch."""
         raise NotImplementedError
 
     def view(self, offset: int, size: int, pages: np.ndarray | None = None) -> np.ndarray | None:
@@ -129,6 +135,7 @@ class LocalTransport(Transport):
         if not 0 <= ld_id <= 15:
             raise ValueError(f"ld_id = {short(ld_id)} is refused; legal: 0 … 15")
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
+        self.lock = core.lock
         self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
         self.home, self._control = Home(), Control.of(core)
         # session → first event record that is about it under this owner

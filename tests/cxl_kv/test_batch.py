@@ -143,3 +143,34 @@ def test_a_batch_that_is_submitted_while_the_device_closes_is_carried_out(monkey
     assert batch.submit().result(10) == [None]
     closing.join(30)
     assert device.closed and not closing.is_alive()
+
+
+@pytest.mark.timeout(60)  # where both wait for each other, so does the device's end
+@pytest.mark.parametrize("way", ["golden:unit", "unix:{}/kelp.sock"])
+def test_events_within_a_stretch_do_not_wait_for_another_threads(way, tmp_path):
+    """Whoever asks for events takes one lock, and the stretch has it."""
+    with contextlib.ExitStack() as stack:
+        if way.startswith("unix"):
+            server = stack.enter_context(Server(make_core("golden:unit")))
+            server.listen(way.format(tmp_path))
+        device = stack.enter_context(cxl_kv.open(way.format(tmp_path)))
+        calls = [
+            device.poll,
+            device.events,
+            lambda: device.since(0),
+            lambda: device.explain(0, 0, 0),
+        ]
+        for call in calls:
+            beside = threading.Thread(target=call, daemon=True)
+
+            def within(call=call, beside=beside):
+                with device.transport.exclusive():
+                    beside.start()
+                    beside.join(0.2)  # it waits for the end of this
+                    call()
+
+            thread = threading.Thread(target=within, daemon=True)
+            thread.start()
+            thread.join(20)
+            beside.join(20)
+            assert not thread.is_alive() and not beside.is_alive()

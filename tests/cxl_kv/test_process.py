@@ -88,7 +88,8 @@ def calls_of(device, session):
         "spec_read": lambda: device.transport.spec_read(address),
         "close_session": lambda: device.transport.close_session(session.number),
         "exclusive": lambda: device.transport.exclusive().__enter__(),
-    } | ({"events": device.events} if device.transport.hints else {})
+        "events": device.events,
+    }
 
 
 def test_a_childs_handle_is_refused(url):
