@@ -21,6 +21,7 @@ from .arguments import instance, integer
 from .device import Device
 from .errors import CxlKvError, PoisonError
 from .policy import Policy
+from .process import NotCopied
 from .shape import ModelShape
 
 __all__ = ["BlockStore"]
@@ -28,7 +29,7 @@ __all__ = ["BlockStore"]
 _TOGETHER = 1 << 22  #: bytes that one load or store of several blocks moves at most, or one block
 
 
-class BlockStore:
+class BlockStore(NotCopied):
     """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes
     its session.
 
@@ -55,6 +56,11 @@ class BlockStore:
         Blocks that were dropped because they could not be loaded: a line of theirs was poisoned,
         or the way to the device, or the session, is gone.
     """
+
+    _uncopied = (
+        "a store's index is of one process and is not copied or sent to another; open the device "
+        + "there by its URL, and a store on it"
+    )
 
     def __init__(
         self,

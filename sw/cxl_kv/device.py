@@ -23,6 +23,7 @@ from .control import overflow_record
 from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
 from .fetching import Fetching
 from .policy import Policy
+from .process import NotCopied
 from .registers import Registers
 from .session import Session
 from .shape import ModelShape
@@ -36,7 +37,7 @@ _POISONING = ("FETCH_FAILED", "STARVED", "UNCORRECTED", "POISON_RECEIVED")
 _SETTINGS = ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit")
 
 
-class Device:
+class Device(NotCopied):
     """An open KELP device; :func:`cxl_kv.open` makes one. Thread-safe; a context manager that
     closes it.
 
@@ -51,6 +52,10 @@ class Device:
         Every register by name, as far as `ld_id` may touch it.
     transport : Transport
     """
+
+    _uncopied = (
+        "a device is of one process and is not copied or sent to another; open it there by its URL"
+    )
 
     def __init__(self, transport: Transport):
         self.transport, self.config = transport, transport.config
@@ -70,12 +75,6 @@ class Device:
         # number → the session that has it, so that none is mistaken for its successor
         self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self._abandoned: Completion | None = None  # the latest sessions that `worker` is to close
-
-    def __reduce__(self):
-        raise UnsupportedError(
-            "a device is of one process and is not copied or sent to another; open it there by "
-            + "its URL"
-        )
 
     @property
     def ld_id(self) -> int:

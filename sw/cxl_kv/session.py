@@ -32,6 +32,7 @@ from .errors import (
 from .hints import Hints
 from .layout import Layout, to_bits, to_float32
 from .policy import Policy
+from .process import NotCopied
 from .select import Chosen, gather, plan, select, summarise, table
 from .shape import ModelShape
 
@@ -57,7 +58,7 @@ def _while_open(method):
     return call
 
 
-class Session:
+class Session(NotCopied):
     """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context
     manager that closes it. Thread-safe: its calls are carried out one after the other.
 
@@ -90,6 +91,11 @@ class Session:
         By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
         Whoever fills the session with another sequence clears it.
     """
+
+    _uncopied = (
+        "a session is of one process and is not copied or sent to another; open the device there "
+        + "by its URL, and a session on it"
+    )
 
     def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
         self.device, self.number, self.shape, self.max_tokens, self.policy = (
@@ -740,12 +746,6 @@ class Session:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-    def __reduce__(self):
-        raise UnsupportedError(
-            "a session is of one process and is not copied or sent to another; open the device "
-            + "there by its URL, and a session on it"
-        )
 
     def __repr__(self):
         size = (

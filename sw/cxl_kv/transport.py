@@ -24,7 +24,7 @@ from .arguments import short
 from .control import Control
 from .core import Core, Loaded
 from .errors import CxlKvError, TransportError
-from .process import Home
+from .process import Home, NotCopied
 
 __all__ = [
     "LocalTransport",
@@ -53,7 +53,7 @@ def as_lines(lines, count: int) -> np.ndarray:
     return array
 
 
-class Transport(ABC):
+class Transport(NotCopied, ABC):
     """One requester's loads and stores.
 
     Attributes
@@ -70,6 +70,11 @@ class Transport(ABC):
         The process that may use it; in a child every call is a ForkedError, and `close` lets go
         without a word to the device.
     """
+
+    _uncopied = (
+        "a transport is of one process and is not copied or sent to another; open the device there "
+        + "by its URL"
+    )
 
     config: Config
     ld_id: int

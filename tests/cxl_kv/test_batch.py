@@ -4,7 +4,9 @@
 what it was given."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import threading
 import time
 import weakref
@@ -143,6 +145,19 @@ def test_a_batch_that_is_submitted_while_the_device_closes_is_carried_out(monkey
     assert batch.submit().result(10) == [None]
     closing.join(30)
     assert device.closed and not closing.is_alive()
+
+
+def test_a_batch_is_not_copied_nor_is_what_tells_of_its_end():
+    """A copy could be submitted a second time; one of a completion would end without its error."""
+    with cxl_kv.open("golden:unit") as device:
+        batch = device.batch()
+        batch.advance(device.open_session(SHAPE))
+        done = batch.submit()
+        for thing, instead in ((batch, "make a new one"), (done, r"what result\(\) returns")):
+            for how in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(cxl_kv.UnsupportedError, match=instead):
+                    how(thing)
+        assert done.result(30) == [None]
 
 
 @pytest.mark.timeout(60)  # where both wait for each other, so does the device's end
