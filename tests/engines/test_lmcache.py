@@ -27,6 +27,7 @@ from lmcache.v1.platform.event_notifier import consume_fd
 from lmcache.v1.storage_backend import storage_plugin_launcher
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
+from cxl_kv import blocks
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
@@ -251,6 +252,46 @@ def test_what_gives_way_within_one_task_is_not_counted():
         assert adapter.get_usage().usage_fraction == 1.0
     finally:
         adapter.close()
+
+
+def test_what_was_stored_before_a_task_broke_off_is_told_of(monkeypatch):
+    """It is there, and found: LMCache's account has it, and may have it deleted."""
+    adapter = adapter_of()
+    try:
+        whole, calls = adapter.device.transport.store, []
+
+        def breaks_off(*arguments):
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise MemoryError
+            whole(*arguments)
+
+        keys, objects = [key_of(i) for i in range(5)], [object_of(i) for i in range(5)]
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "_TOGETHER", 4 * CHUNK)
+            patch.setattr(adapter.device.transport, "store", breaks_off)
+            assert not store(adapter, keys, objects).is_successful()
+        assert len(calls) == 2 and len(adapter.store) == 4
+        assert adapter.get_usage().total_bytes_used == 4 * CHUNK
+        adapter.delete(keys)
+        assert adapter.get_usage().total_bytes_used == 0
+    finally:
+        adapter.close()
+
+
+def test_what_is_deleted_within_its_task_is_not_told_of(adapter, monkeypatch):
+    """Of an object that LMCache was not told of it hears no end."""
+    put_many, told = adapter.store.put_many, []
+
+    def deleted_then(items):
+        results = put_many(items)
+        adapter.delete([key_of(1)])
+        return results
+
+    monkeypatch.setattr(adapter.store, "put_many", deleted_then)
+    monkeypatch.setattr(adapter, "_notify_keys_deleted", lambda *what: told.append(what))
+    store(adapter, [key_of(1), key_of(2)], [object_of(1), object_of(2)])
+    assert not told and adapter.get_usage().total_bytes_used == CHUNK
 
 
 def test_poison_is_a_failed_load_and_no_data():

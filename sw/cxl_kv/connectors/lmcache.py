@@ -158,16 +158,11 @@ class CxlL2Adapter(L2AdapterInterface):
         self._storing = frozenset(fresh)
         try:
             results = self.store.put_many(fresh.items())
-        finally:
-            self._storing = frozenset()
+        finally:  # also where it broke off: what was stored by then is there
+            self._tell_stored(fresh)
         for result in results:
             if isinstance(result, Exception):
                 _LOG.warning("an object was not stored: %s", result)
-        # What gave way to a later one of this very task was never there.
-        with self._telling:
-            done = [key for key in fresh if key in self.store]
-            if done:
-                self._notify_keys_stored(done, [len(fresh[key]) for key in done])
         size = sum(
             len(data)
             for data, result in zip(fresh.values(), results, strict=True)
@@ -175,6 +170,14 @@ class CxlL2Adapter(L2AdapterInterface):
         )
         ok = all(result is True for result in results)
         self._finish_store(task, L2StoreResult(ok, size))
+
+    def _tell_stored(self, fresh):
+        # What gave way to a later one of this very task, or was deleted amid it, was never there.
+        with self._telling:
+            self._storing = frozenset()
+            done = [key for key in fresh if key in self.store]
+            if done:
+                self._notify_keys_stored(done, [len(fresh[key]) for key in done])
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
         with self._lock:
@@ -239,7 +242,9 @@ class CxlL2Adapter(L2AdapterInterface):
         """Forget objects; those that are locked stay."""
         with self._telling:
             sizes = {key: self.store.delete_unpinned(key) for key in keys}
-            gone = [key for key, size in sizes.items() if size is not None]
+            gone = [
+                key for key, size in sizes.items() if size is not None and key not in self._storing
+            ]
             if gone:
                 self._notify_keys_deleted(gone, [sizes[key] for key in gone])
 
