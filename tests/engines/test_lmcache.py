@@ -294,6 +294,15 @@ def test_what_is_deleted_within_its_task_is_not_told_of(adapter, monkeypatch):
     assert not told and adapter.get_usage().total_bytes_used == CHUNK
 
 
+def test_an_adapter_whose_thread_has_ended_is_closed_all_the_same():
+    adapter = adapter_of()
+    adapter._tasks.put(None)
+    adapter._thread.join()
+    adapter.close()
+    assert adapter.device.closed
+    adapter.close()
+
+
 def test_poison_is_a_failed_load_and_no_data():
     adapter = adapter_of("golden:trace?frames=16,16,16,16")
     try:

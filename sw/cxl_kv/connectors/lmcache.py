@@ -281,12 +281,12 @@ class CxlL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._tasks.put(None)
-            self._thread.join()
-            self.device.close()
-            for notifier in (self._store_done, self._lookup_done, self._load_done):
-                notifier.close()
+        """Once what was submitted is done. Harmless a second time."""
+        self._tasks.put(None)
+        self._thread.join()
+        self.device.close()
+        for notifier in (self._store_done, self._lookup_done, self._load_done):
+            notifier.close()
 
 
 class CxlStoragePlugin(StoragePluginInterface):
