@@ -50,6 +50,9 @@ class BlockStore(NotCopied):
     ----------
     capacity : int
         Blocks at most.
+    lock : RLock
+        Held during every call, and so while `on_drop` is told: for whoever keeps something beside
+        the blocks that is to come and go with them.
     evicted : int
         Blocks that were dropped for others (least recently used first; pinned ones stay).
     lost : int
@@ -98,7 +101,7 @@ class BlockStore(NotCopied):
         self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
         self._pins: dict[Hashable, int] = {}  # also of keys whose block is gone
         self._free = list(range(self.capacity - 1, -1, -1))
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._dropping = False  # on_drop is told, by whoever has the lock
         self.evicted = self.lost = 0
 
@@ -137,7 +140,7 @@ class BlockStore(NotCopied):
         results: list[bool | Exception] = []
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
-        with self._lock:
+        with self.lock:
             if self._dropping:
                 raise RuntimeError(
                     "a put within on_drop is refused: the place is another block's; put it once "
@@ -228,7 +231,7 @@ class BlockStore(NotCopied):
             integer("size", size, 0)
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
-        with self._lock:
+        with self.lock:
             self.session._usable()
             for key in keys:
                 _check_key(key)
@@ -280,7 +283,7 @@ class BlockStore(NotCopied):
                 results[number] = error
 
     def contains(self, key: Hashable) -> bool:
-        with self._lock:
+        with self.lock:
             return key in self._index
 
     __contains__ = contains
@@ -290,19 +293,19 @@ class BlockStore(NotCopied):
 
     def keys(self) -> list:
         """Every key, least recently used first."""
-        with self._lock:
+        with self.lock:
             return list(self._index)
 
     def touch(self, keys: Iterable[Hashable]) -> None:
         """As if they had just been used."""
-        with self._lock:
+        with self.lock:
             for key in keys:
                 if key in self._index:
                     self._index.move_to_end(key)
 
     def delete(self, key: Hashable) -> bool:
         """Forget a block, pinned or not; whether it was there."""
-        with self._lock:
+        with self.lock:
             if key not in self._index:
                 return False
             self._free.append(self._index.pop(key)[0])
@@ -311,7 +314,7 @@ class BlockStore(NotCopied):
     def delete_unpinned(self, key: Hashable) -> int | None:
         """Forget a block that nobody has pinned; its bytes, None where it stays or was not there.
         No pin comes between the look and the end."""
-        with self._lock:
+        with self.lock:
             if key not in self._index or key in self._pins:
                 return None
             size = self._index[key][1]
@@ -322,14 +325,14 @@ class BlockStore(NotCopied):
         """Keep a block until as many `unpin`s; whether it was there. Where it is lost or deleted
         before, its pins stay for the next block of that key: whose an `unpin` is nobody tells, so
         it must not let go of what another has pinned since."""
-        with self._lock:
+        with self.lock:
             if key in self._index:
                 self._pins[key] = self._pins.get(key, 0) + 1
             return key in self._index
 
     def unpin(self, key: Hashable) -> bool:
         """Take back one `pin`; whether there was one."""
-        with self._lock:
+        with self.lock:
             count = self._pins.get(key, 0)
             if count > 1:
                 self._pins[key] = count - 1
@@ -340,7 +343,7 @@ class BlockStore(NotCopied):
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
         c = self.device.config
-        with self._lock:
+        with self.lock:
             self.session._usable()
             wanted = [
                 self._addresses(*self._index[key])[:: c.page_lines]
@@ -353,7 +356,7 @@ class BlockStore(NotCopied):
     @property
     def used_bytes(self) -> int:
         """Bytes of all blocks."""
-        with self._lock:
+        with self.lock:
             return sum(size for _, size in self._index.values())
 
     def _make_room(self) -> bool:
@@ -385,12 +388,12 @@ class BlockStore(NotCopied):
 
     def size_of(self, key: Hashable) -> int:
         """Bytes of a block; 0 when it is not there."""
-        with self._lock:
+        with self.lock:
             return self._index[key][1] if key in self._index else 0
 
     def close(self) -> None:
         """Forget every block and close the session: nothing is put or found from then on."""
-        with self._lock:
+        with self.lock:
             self._index.clear()
             self.session.close()
 

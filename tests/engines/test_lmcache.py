@@ -388,6 +388,29 @@ def test_the_storage_plugin_keeps_chunks(plugin):
     assert plugin.get_blocking(engine_key(10)) is None and not plugin.contains(engine_key(10))
 
 
+def test_a_chunk_that_is_removed_while_it_is_put_anew_can_be_loaded_or_is_not_there(
+    plugin, monkeypatch
+):
+    key, others = engine_key(0), []
+    delete = plugin.store.delete
+
+    def put_meanwhile(gone):
+        found = delete(gone)
+        arguments = ([key], [object_of(7)])
+        others.append(threading.Thread(target=plugin.batched_submit_put_task, args=arguments))
+        others[0].start()
+        others[0].join(0.3)  # it waits, or is through
+        return found
+
+    plugin.batched_submit_put_task([key], [object_of(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin.store, "delete", put_meanwhile)
+        assert plugin.remove(key)
+    others[0].join()
+    assert plugin.contains(key)
+    assert torch.equal(plugin.get_blocking(key).tensor, object_of(7).tensor)
+
+
 def test_a_callback_that_fails_is_no_failed_put(plugin):
     """LMCache counts on it: an error of the put would leave its buffers held for ever."""
 
