@@ -175,7 +175,8 @@ class Waves:
 
 def chance(name: str, share: float, *, always: bool = False) -> int:
     """A share of cycles as the C++ takes it, in 65536ths; all of them only where `always` is
-    legal."""
+    legal. What is neither never nor always does not become so: at least one 65536th, and one
+    less than all of them."""
     if not (0 <= share < 1 or always and share == 1):
         raise ValueError(f"{name} = {share!r} is refused; legal: 0 … {'' if always else 'below '}1")
-    return round(share * 65536)
+    return min(max(round(share * 65536), int(share > 0)), 65536 - int(share < 1))

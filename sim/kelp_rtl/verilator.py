@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,8 +188,11 @@ def _link(model_dir: Path, cpp: Cpp, library: Path, opt: str, waves: bool) -> No
         *("libVtop.a", "libverilated.a", "-pthread", "-latomic"),
         *("-o", str(scratch)),
     ]
-    call(command, cwd=model_dir, log=model_dir / "build.log", append=True)
-    os.replace(scratch, library)
+    try:
+        call(command, cwd=model_dir, log=model_dir / "build.log", append=True)
+        os.replace(scratch, library)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) -> None:
@@ -270,8 +272,14 @@ def _shelf(kind: str, build: Callable[[], Iterable[Path]], *key: str) -> Path:
     shelf = tools.build_root() / f"verilator-{kind}" / tools.digest(_SHARED, *key)
     with tools.lock(shelf.with_suffix(".lock")):
         if not shelf.is_dir():
-            scratch = Path(tempfile.mkdtemp(dir=shelf.parent))
-            for path in build():
-                shutil.move(path, scratch / path.name)
-            os.rename(scratch, shelf)
+            scratch = shelf.with_suffix(".part")
+            shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+            scratch.mkdir()
+            try:
+                for path in build():
+                    shutil.move(path, scratch / path.name)
+                os.rename(scratch, shelf)
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
     return shelf

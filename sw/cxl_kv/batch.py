@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
-from .process import Home
+from .process import Home, NotCopied
 
 __all__ = ["Batch", "Completion", "State", "Worker"]
 
@@ -36,7 +37,7 @@ class State(Enum):
 
 
 @dataclass
-class Completion:
+class Completion(NotCopied):
     """What became of a submitted batch. Times are seconds of `time.monotonic`; None until they are
     known.
 
@@ -50,6 +51,11 @@ class Completion:
     error : BaseException or None
         Of the first call that failed; those after it were not begun.
     """
+
+    _uncopied: ClassVar[str] = (
+        "a completion is told of its batch's end alone, and is not copied or sent to another "
+        + "process; hand on what result() returns"
+    )
 
     state: State = State.PENDING
     calls: int = 0
@@ -85,9 +91,14 @@ class Completion:
         return self.results
 
 
-class Batch:
+class Batch(NotCopied):
     """Calls to be carried out together. The methods mirror those of Session and take the session
     first; arrays must not be changed until completion."""
+
+    _uncopied = (
+        "a batch is submitted once, by the process that made it, and is not copied or sent to "
+        + "another; make a new one"
+    )
 
     def __init__(self, device):
         self._device = device

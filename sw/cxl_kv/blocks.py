@@ -21,6 +21,7 @@ from .arguments import instance, integer
 from .device import Device
 from .errors import CxlKvError, PoisonError
 from .policy import Policy
+from .process import NotCopied
 from .shape import ModelShape
 
 __all__ = ["BlockStore"]
@@ -28,7 +29,7 @@ __all__ = ["BlockStore"]
 _TOGETHER = 1 << 22  #: bytes that one load or store of several blocks moves at most, or one block
 
 
-class BlockStore:
+class BlockStore(NotCopied):
     """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes
     its session.
 
@@ -49,12 +50,20 @@ class BlockStore:
     ----------
     capacity : int
         Blocks at most.
+    lock : RLock
+        Held during every call, and so while `on_drop` is told: for whoever keeps something beside
+        the blocks that is to come and go with them.
     evicted : int
         Blocks that were dropped for others (least recently used first; pinned ones stay).
     lost : int
         Blocks that were dropped because they could not be loaded: a line of theirs was poisoned,
         or the way to the device, or the session, is gone.
     """
+
+    _uncopied = (
+        "a store's index is of one process and is not copied or sent to another; open the device "
+        + "there by its URL, and a store on it"
+    )
 
     def __init__(
         self,
@@ -92,7 +101,7 @@ class BlockStore:
         self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
         self._pins: dict[Hashable, int] = {}  # also of keys whose block is gone
         self._free = list(range(self.capacity - 1, -1, -1))
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._dropping = False  # on_drop is told, by whoever has the lock
         self.evicted = self.lost = 0
 
@@ -131,7 +140,7 @@ class BlockStore:
         results: list[bool | Exception] = []
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
-        with self._lock:
+        with self.lock:
             if self._dropping:
                 raise RuntimeError(
                     "a put within on_drop is refused: the place is another block's; put it once "
@@ -222,7 +231,7 @@ class BlockStore:
             integer("size", size, 0)
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
-        with self._lock:
+        with self.lock:
             self.session._usable()
             for key in keys:
                 _check_key(key)
@@ -274,7 +283,7 @@ class BlockStore:
                 results[number] = error
 
     def contains(self, key: Hashable) -> bool:
-        with self._lock:
+        with self.lock:
             return key in self._index
 
     __contains__ = contains
@@ -284,19 +293,19 @@ class BlockStore:
 
     def keys(self) -> list:
         """Every key, least recently used first."""
-        with self._lock:
+        with self.lock:
             return list(self._index)
 
     def touch(self, keys: Iterable[Hashable]) -> None:
         """As if they had just been used."""
-        with self._lock:
+        with self.lock:
             for key in keys:
                 if key in self._index:
                     self._index.move_to_end(key)
 
     def delete(self, key: Hashable) -> bool:
         """Forget a block, pinned or not; whether it was there."""
-        with self._lock:
+        with self.lock:
             if key not in self._index:
                 return False
             self._free.append(self._index.pop(key)[0])
@@ -305,7 +314,7 @@ class BlockStore:
     def delete_unpinned(self, key: Hashable) -> int | None:
         """Forget a block that nobody has pinned; its bytes, None where it stays or was not there.
         No pin comes between the look and the end."""
-        with self._lock:
+        with self.lock:
             if key not in self._index or key in self._pins:
                 return None
             size = self._index[key][1]
@@ -316,14 +325,14 @@ class BlockStore:
         """Keep a block until as many `unpin`s; whether it was there. Where it is lost or deleted
         before, its pins stay for the next block of that key: whose an `unpin` is nobody tells, so
         it must not let go of what another has pinned since."""
-        with self._lock:
+        with self.lock:
             if key in self._index:
                 self._pins[key] = self._pins.get(key, 0) + 1
             return key in self._index
 
     def unpin(self, key: Hashable) -> bool:
         """Take back one `pin`; whether there was one."""
-        with self._lock:
+        with self.lock:
             count = self._pins.get(key, 0)
             if count > 1:
                 self._pins[key] = count - 1
@@ -334,7 +343,7 @@ class BlockStore:
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
         c = self.device.config
-        with self._lock:
+        with self.lock:
             self.session._usable()
             wanted = [
                 self._addresses(*self._index[key])[:: c.page_lines]
@@ -347,7 +356,7 @@ class BlockStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of all blocks."""
-        with self._lock:
+        with self.lock:
             return sum(size for _, size in self._index.values())
 
     def _make_room(self) -> bool:
@@ -379,12 +388,12 @@ class BlockStore:
 
     def size_of(self, key: Hashable) -> int:
         """Bytes of a block; 0 when it is not there."""
-        with self._lock:
+        with self.lock:
             return self._index[key][1] if key in self._index else 0
 
     def close(self) -> None:
         """Forget every block and close the session: nothing is put or found from then on."""
-        with self._lock:
+        with self.lock:
             self._index.clear()
             self.session.close()
 

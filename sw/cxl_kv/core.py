@@ -17,6 +17,8 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
 
+from .process import NotCopied
+
 __all__ = ["ALL_BYTES", "Core", "Loaded", "Status", "nameable"]
 
 ALL_BYTES = (1 << 64) - 1  #: byte enables of a whole line
@@ -44,9 +46,13 @@ class Loaded(NamedTuple):
     status: np.ndarray
 
 
-class Core(ABC):
+class Core(NotCopied, ABC):
     """A device in this process. Its methods may be called under `lock` only; the lock is
     reentrant."""
+
+    _uncopied = (
+        "a device is of one process and is not copied or sent to another; open another by its URL"
+    )
 
     config: Config
     hints: bool = True  #: whether hint lines and policies mean anything to it
@@ -74,7 +80,7 @@ class Core(ABC):
     ) -> None:
         """Stores; those to hints and registers in order. Done when it returns."""
 
-    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027
+    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
         """MemSpecRd of lines: prefetch candidates without an answer, so a core may ignore it."""
 
     def exclusive(self) -> AbstractContextManager:
@@ -88,5 +94,5 @@ class Core(ABC):
         never written is zeros from now on."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - not every core holds something
+    def close(self) -> None:
         """Let go of what the core holds."""

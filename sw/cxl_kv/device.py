@@ -23,6 +23,7 @@ from .control import overflow_record
 from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
 from .fetching import Fetching
 from .policy import Policy
+from .process import NotCopied
 from .registers import Registers
 from .session import Session
 from .shape import ModelShape
@@ -36,7 +37,7 @@ _POISONING = ("FETCH_FAILED", "STARVED", "UNCORRECTED", "POISON_RECEIVED")
 _SETTINGS = ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit")
 
 
-class Device:
+class Device(NotCopied):
     """An open KELP device; :func:`cxl_kv.open` makes one. Thread-safe; a context manager that
     closes it.
 
@@ -52,6 +53,10 @@ class Device:
     transport : Transport
     """
 
+    _uncopied = (
+        "a device is of one process and is not copied or sent to another; open it there by its URL"
+    )
+
     def __init__(self, transport: Transport):
         self.transport, self.config = transport, transport.config
         self.registers = Registers(
@@ -61,6 +66,8 @@ class Device:
         self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
         self._missed = False  # news had to go
         self.polled = 0  #: event records that were taken so far
+        # Of the worker. Never held beside the transport's, which is that of the event records:
+        # whoever is within `transport.exclusive()` has it first.
         self._lock = threading.RLock()
         self._fetching = Fetching(self.config, self.registers)
         self._worker: Worker | None = None
@@ -68,12 +75,6 @@ class Device:
         # number → the session that has it, so that none is mistaken for its successor
         self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self._abandoned: Completion | None = None  # the latest sessions that `worker` is to close
-
-    def __reduce__(self):
-        raise UnsupportedError(
-            "a device is of one process and is not copied or sent to another; open it there by "
-            + "its URL"
-        )
 
     @property
     def ld_id(self) -> int:
@@ -292,7 +293,7 @@ class Device:
         0, those hear whose calls it was), or some 1000 came since the last call.
         """
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             out, missed = list(self._news), self._missed
             self._news.clear()
             self._missed = False
@@ -301,10 +302,10 @@ class Device:
     def poll(self) -> None:
         """Take the device's new event records, and keep them for :meth:`events`, :meth:`since` and
         explanations."""
+        self.transport.home.check()  # a child's lock may be a lost thread's
         if not self.transport.hints:
             return
-        self.transport.home.check()
-        with self._lock:
+        with self.transport.lock:
             fresh = self.transport.events()
             self._events.extend(fresh)
             self._missed |= len(self._news) + len(fresh) > _EVENTS_KEPT
@@ -315,14 +316,14 @@ class Device:
         """Event records behind the first `polled` that were ever taken, whoever has taken them, as
         far as they are kept; and how many were taken by now."""
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             new = min(self.polled - polled, len(self._events))
             return [self._events[i] for i in range(-new, 0)], self.polled
 
     def explain(self, session: int, queue: int, page: int) -> str | None:
         """The latest event about a page that explains poison, or None."""
         self.poll()
-        with self._lock:
+        with self.transport.lock:
             for e in reversed(self._events):
                 if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e[
                     "code"

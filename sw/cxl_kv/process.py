@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import weakref
 
-from .errors import ForkedError
+from .errors import ForkedError, UnsupportedError
 
-__all__ = ["Home", "let_go_in_children"]
+__all__ = ["Home", "NotCopied", "let_go_in_children"]
 
 #: Counts the forks between the first process and this one: a child in a namespace of its own may
 #: have its parent's number.
@@ -53,3 +53,13 @@ class Home:
                 f"this handle was opened by process {self._pid} and is of no use in a child of it; "
                 + "open the device again by its URL"
             )
+
+
+class NotCopied:
+    """What a copy would share half of, and another process nothing: `copy.copy`, `copy.deepcopy`
+    and `pickle` are an UnsupportedError of one line, `_uncopied`."""
+
+    _uncopied: str  #: what it is, and what to do
+
+    def __reduce__(self):
+        raise UnsupportedError(self._uncopied)

@@ -32,6 +32,7 @@ from .errors import (
 from .hints import Hints
 from .layout import Layout, to_bits, to_float32
 from .policy import Policy
+from .process import NotCopied
 from .select import Chosen, gather, plan, select, summarise, table
 from .shape import ModelShape
 
@@ -57,7 +58,7 @@ def _while_open(method):
     return call
 
 
-class Session:
+class Session(NotCopied):
     """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context
     manager that closes it. Thread-safe: its calls are carried out one after the other.
 
@@ -90,6 +91,11 @@ class Session:
         By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
         Whoever fills the session with another sequence clears it.
     """
+
+    _uncopied = (
+        "a session is of one process and is not copied or sent to another; open the device there "
+        + "by its URL, and a session on it"
+    )
 
     def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
         self.device, self.number, self.shape, self.max_tokens, self.policy = (
@@ -170,11 +176,7 @@ class Session:
                     f"{name} of shape {list(x.shape[one:])} is refused; legal: "
                     + f"{list(expected[one:-2])} + [positions, {self.shape.head_dim}]"
                 )
-        if positions is not None and start is not None:
-            raise ValueError(
-                f"start = {short(start)} is refused beside positions; legal: one of the two"
-            )
-        positions = self._positions(positions, 0 if start is None else start, count)
+        positions = self._positions(positions, start, count)
         if not count:
             return
         addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
@@ -196,7 +198,7 @@ class Session:
         self,
         layer,
         *,
-        start: int = 0,
+        start: int | None = None,
         stop: int | None = None,
         positions: Iterable[int] | None = None,
         heads=None,
@@ -208,7 +210,8 @@ class Session:
         ----------
         layer : int or sequence of int
         start, stop, positions
-            Positions start … stop − 1, or those listed. What was never written reads as zeros.
+            Positions start … stop − 1, from 0 where start is left out, or those listed. What was
+            never written reads as zeros.
         heads : int or sequence of int, optional
         dtype : dtype, optional
             A two-byte type to view the elements as; float16 for fp16 sessions and uint16 for bf16
@@ -234,10 +237,11 @@ class Session:
                 ("stop is missing" if stop is None else "positions and stop exclude each other")
                 + ": read(layer, start=…, stop=…) or read(layer, positions=…)"
             )
+        first = 0 if start is None else start
         if positions is None:
-            integer("start", start, 0)
-            integer("stop", stop, start)
-        positions = self._positions(positions, start, 0 if stop is None else stop - start)
+            integer("start", first, 0)
+            integer("stop", stop, first)
+        positions = self._positions(positions, start, 0 if stop is None else stop - first)
         lines = None
         if not self.device.transport.hints and isinstance(positions, slice):
             lines = self._load_pages(layers, heads, positions)
@@ -743,12 +747,6 @@ class Session:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def __reduce__(self):
-        raise UnsupportedError(
-            "a session is of one process and is not copied or sent to another; open the device "
-            + "there by its URL, and a session on it"
-        )
-
     def __repr__(self):
         size = (
             f"{self.shape.layers} layers × {self.shape.kv_heads} heads × {self.max_tokens} tokens"
@@ -793,7 +791,12 @@ class Session:
 
     def _positions(self, positions, start, count) -> np.ndarray | slice:
         most = self.max_tokens
+        if positions is not None and start is not None:
+            raise ValueError(
+                f"start = {short(start)} is refused beside positions; legal: one of the two"
+            )
         if positions is None:
+            start = 0 if start is None else start
             start = start if type(start) is int else integer("start", start, 0, most)
             chosen = slice(start, start + max(0, count))
             fits = count <= 0 or 0 <= start <= most - count

@@ -10,6 +10,7 @@ region mapped would implement `load` and `store` as moves.
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from .arguments import short
 from .control import Control
 from .core import Core, Loaded
 from .errors import CxlKvError, TransportError
-from .process import Home
+from .process import Home, NotCopied
 
 __all__ = [
     "LocalTransport",
@@ -52,7 +53,7 @@ def as_lines(lines, count: int) -> np.ndarray:
     return array
 
 
-class Transport(ABC):
+class Transport(NotCopied, ABC):
     """One requester's loads and stores.
 
     Attributes
@@ -63,16 +64,24 @@ class Transport(ABC):
         Who asks. 0 reaches the control registers; any other reaches its own sessions alone.
     formats, hints, persistent
         As of :class:`Core`.
+    lock : RLock
+        Held during every call. A session's calls take it behind the session's own.
     home : Home
         The process that may use it; in a child every call is a ForkedError, and `close` lets go
         without a word to the device.
     """
+
+    _uncopied = (
+        "a transport is of one process and is not copied or sent to another; open the device there "
+        + "by its URL"
+    )
 
     config: Config
     ld_id: int
     formats: frozenset[Format]
     hints: bool
     persistent: bool = False
+    lock: threading.RLock
     home: Home
 
     @abstractmethod
@@ -109,7 +118,9 @@ class Transport(ABC):
         of its own sessions."""
 
     def exclusive(self) -> AbstractContextManager:
-        """A stretch of accesses that no other requester's control sequence interrupts."""
+        """A stretch of accesses that no other requester's control sequence interrupts. For calls of
+        this transport, and of `Device` and `Registers`: a call of a session that another thread
+        uses waits for that thread, which may wait for the end of this stretch."""
         raise NotImplementedError
 
     def view(self, offset: int, size: int, pages: np.ndarray | None = None) -> np.ndarray | None:
@@ -129,6 +140,7 @@ class LocalTransport(Transport):
         if not 0 <= ld_id <= 15:
             raise ValueError(f"ld_id = {short(ld_id)} is refused; legal: 0 … 15")
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
+        self.lock = core.lock
         self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
         self.home, self._control = Home(), Control.of(core)
         # session → first event record that is about it under this owner

@@ -174,6 +174,8 @@ def test_a_setting(device, wrong, named):
         (lambda s: s.read(0, start=10, stop=5), "stop = 5 is refused; legal: 10 and up"),
         (lambda s: s.read(0, start=-5, stop=3), "start = -5"),
         (lambda s: s.read(0, positions=[1], stop=1), "positions and stop"),
+        (lambda s: s.read(0, positions=[1], start=1), "start = 1 is refused beside positions"),
+        (lambda s: s.read(0, positions=[1], start=0), "start = 0 is refused beside positions"),
         (lambda s: s.read(0, positions=[1 << 63]), "positions|position "),
         (lambda s: s.read(0, stop=4, dtype=np.float32), "dtype = "),
         (lambda s: s.read(0, stop=4, dtype="foo"), "dtype = 'foo'"),

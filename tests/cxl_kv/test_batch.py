@@ -4,7 +4,9 @@
 what it was given."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import threading
 import time
 import weakref
@@ -143,3 +145,47 @@ def test_a_batch_that_is_submitted_while_the_device_closes_is_carried_out(monkey
     assert batch.submit().result(10) == [None]
     closing.join(30)
     assert device.closed and not closing.is_alive()
+
+
+def test_a_batch_is_not_copied_nor_is_what_tells_of_its_end():
+    """A copy could be submitted a second time; one of a completion would end without its error."""
+    with cxl_kv.open("golden:unit") as device:
+        batch = device.batch()
+        batch.advance(device.open_session(SHAPE))
+        done = batch.submit()
+        for thing, instead in ((batch, "make a new one"), (done, r"what result\(\) returns")):
+            for how in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(cxl_kv.UnsupportedError, match=instead):
+                    how(thing)
+        assert done.result(30) == [None]
+
+
+@pytest.mark.timeout(60)  # where both wait for each other, so does the device's end
+@pytest.mark.parametrize("way", ["golden:unit", "unix:{}/kelp.sock"])
+def test_events_within_a_stretch_do_not_wait_for_another_threads(way, tmp_path):
+    """Whoever asks for events takes one lock, and the stretch has it."""
+    with contextlib.ExitStack() as stack:
+        if way.startswith("unix"):
+            server = stack.enter_context(Server(make_core("golden:unit")))
+            server.listen(way.format(tmp_path))
+        device = stack.enter_context(cxl_kv.open(way.format(tmp_path)))
+        calls = [
+            device.poll,
+            device.events,
+            lambda: device.since(0),
+            lambda: device.explain(0, 0, 0),
+        ]
+        for call in calls:
+            beside = threading.Thread(target=call, daemon=True)
+
+            def within(call=call, beside=beside):
+                with device.transport.exclusive():
+                    beside.start()
+                    beside.join(0.2)  # it waits for the end of this
+                    call()
+
+            thread = threading.Thread(target=within, daemon=True)
+            thread.start()
+            thread.join(20)
+            beside.join(20)
+            assert not thread.is_alive() and not beside.is_alive()

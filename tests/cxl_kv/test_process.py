@@ -18,6 +18,7 @@ from processes import forked
 from serial_board import SerialBoard
 
 import cxl_kv
+from cxl_kv.blocks import BlockStore
 from cxl_kv.process import Home
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
@@ -88,7 +89,8 @@ def calls_of(device, session):
         "spec_read": lambda: device.transport.spec_read(address),
         "close_session": lambda: device.transport.close_session(session.number),
         "exclusive": lambda: device.transport.exclusive().__enter__(),
-    } | ({"events": device.events} if device.transport.hints else {})
+        "events": device.events,
+    }
 
 
 def test_a_childs_handle_is_refused(url):
@@ -220,8 +222,11 @@ def test_a_view_does_not_reach_into_a_child(tmp_path):
 
 def test_a_handle_is_neither_copied_nor_sent(url):
     with cxl_kv.open(url) as device:
-        session = device.open_session(SHAPE)
-        for thing in (device, session):
+        session, store = device.open_session(SHAPE), BlockStore(device, 64)
+        things = [device, session, device.transport, store]
+        if url.startswith(("golden", "dax")):
+            things.append(device.transport.core)
+        for thing in things:
             for how in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(cxl_kv.UnsupportedError, match="open .* by its URL"):
                     how(thing)

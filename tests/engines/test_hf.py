@@ -241,6 +241,20 @@ def test_through_the_rtl():
         )
 
 
+def test_the_report_says_what_hits_are_of(device):
+    """Accesses that allocate their page are neither hits nor misses, and there are such."""
+    model = model_of("llama")
+    cache = cache_of(device, model)
+    generate(model, cache, prompt())
+    tables = [session.telemetry(by="layer") for session in cache.rows]
+    for layer, line in enumerate(cache.report().splitlines()[1:]):
+        hits, misses, allocations = (
+            sum(int(t[name][layer]) for t in tables) for name in ("hits", "misses", "allocations")
+        )
+        assert allocations and f"% hits of {hits + misses:>6,} hits and misses, " in line
+        assert "accesses" not in line
+
+
 def test_what_cannot_be_stored_is_refused_by_name(device):
     model = model_of("llama", torch.float32)
     with pytest.raises(cxl_kv.UnsupportedError, match="torch.float32"):

@@ -27,6 +27,7 @@ from lmcache.v1.platform.event_notifier import consume_fd
 from lmcache.v1.storage_backend import storage_plugin_launcher
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
+from cxl_kv import blocks
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
@@ -253,6 +254,55 @@ def test_what_gives_way_within_one_task_is_not_counted():
         adapter.close()
 
 
+def test_what_was_stored_before_a_task_broke_off_is_told_of(monkeypatch):
+    """It is there, and found: LMCache's account has it, and may have it deleted."""
+    adapter = adapter_of()
+    try:
+        whole, calls = adapter.device.transport.store, []
+
+        def breaks_off(*arguments):
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise MemoryError
+            whole(*arguments)
+
+        keys, objects = [key_of(i) for i in range(5)], [object_of(i) for i in range(5)]
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "_TOGETHER", 4 * CHUNK)
+            patch.setattr(adapter.device.transport, "store", breaks_off)
+            assert not store(adapter, keys, objects).is_successful()
+        assert len(calls) == 2 and len(adapter.store) == 4
+        assert adapter.get_usage().total_bytes_used == 4 * CHUNK
+        adapter.delete(keys)
+        assert adapter.get_usage().total_bytes_used == 0
+    finally:
+        adapter.close()
+
+
+def test_what_is_deleted_within_its_task_is_not_told_of(adapter, monkeypatch):
+    """Of an object that LMCache was not told of it hears no end."""
+    put_many, told = adapter.store.put_many, []
+
+    def deleted_then(items):
+        results = put_many(items)
+        adapter.delete([key_of(1)])
+        return results
+
+    monkeypatch.setattr(adapter.store, "put_many", deleted_then)
+    monkeypatch.setattr(adapter, "_notify_keys_deleted", lambda *what: told.append(what))
+    store(adapter, [key_of(1), key_of(2)], [object_of(1), object_of(2)])
+    assert not told and adapter.get_usage().total_bytes_used == CHUNK
+
+
+def test_an_adapter_whose_thread_has_ended_is_closed_all_the_same():
+    adapter = adapter_of()
+    adapter._tasks.put(None)
+    adapter._thread.join()
+    adapter.close()
+    assert adapter.device.closed
+    adapter.close()
+
+
 def test_poison_is_a_failed_load_and_no_data():
     adapter = adapter_of("golden:trace?frames=16,16,16,16")
     try:
@@ -336,6 +386,29 @@ def test_the_storage_plugin_keeps_chunks(plugin):
     assert plugin.unpin(keys[1]) and plugin.remove(keys[1]) and plugin.get_blocking(keys[1]) is None
     plugin.device.transport.core.fail_fetches(20)
     assert plugin.get_blocking(engine_key(10)) is None and not plugin.contains(engine_key(10))
+
+
+def test_a_chunk_that_is_removed_while_it_is_put_anew_can_be_loaded_or_is_not_there(
+    plugin, monkeypatch
+):
+    key, others = engine_key(0), []
+    delete = plugin.store.delete
+
+    def put_meanwhile(gone):
+        found = delete(gone)
+        arguments = ([key], [object_of(7)])
+        others.append(threading.Thread(target=plugin.batched_submit_put_task, args=arguments))
+        others[0].start()
+        others[0].join(0.3)  # it waits, or is through
+        return found
+
+    plugin.batched_submit_put_task([key], [object_of(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin.store, "delete", put_meanwhile)
+        assert plugin.remove(key)
+    others[0].join()
+    assert plugin.contains(key)
+    assert torch.equal(plugin.get_blocking(key).tensor, object_of(7).tensor)
 
 
 def test_a_callback_that_fails_is_no_failed_put(plugin):

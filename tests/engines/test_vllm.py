@@ -155,6 +155,15 @@ def test_poison_is_a_failed_key_and_leaves_no_data(tier, region):
     )
 
 
+def test_a_tier_whose_thread_has_ended_is_shut_down_all_the_same(region):
+    tier = tier_of(region.create_kv_memoryview())
+    tier._jobs.put(None)
+    tier._thread.join()
+    tier.shutdown()
+    assert tier.device.closed
+    tier.shutdown()
+
+
 def test_nothing_blocks_the_scheduler(tier, region):
     """Submitting returns at once, and a chunk on its way says RETRY; what is asked of others
     meanwhile does not wait for it."""

@@ -85,8 +85,8 @@ class RemoteTransport(Transport):
         if token_file:
             hello["token"] = read_token(token_file)
         self.url, self.home = url, Home()
-        self._lock = threading.RLock()
-        self._number = self._locked = 0
+        self.lock = threading.RLock()
+        self._number = self.locked = 0
         self._broken: str | None = None
         # A server that answers does so soon; one that is stopped keeps the connection waiting.
         self._connection = connect(url, min(self._timeout, _HELLO_SECONDS))
@@ -115,7 +115,7 @@ class RemoteTransport(Transport):
 
     def _ask(self, op: Op, *parts) -> bytearray:
         self.home.check()
-        with self._lock:
+        with self.lock:
             if self._broken:
                 raise errors.ConnectionLostError(self._broken)
             self._number = self._number + 1 & 0xFFFFFFFF
@@ -219,20 +219,20 @@ class RemoteTransport(Transport):
     @contextlib.contextmanager
     def exclusive(self):
         self.home.check()
-        with self._lock:
-            self._locked += 1
+        with self.lock:
+            self.locked += 1
             try:
-                if self._locked == 1:
+                if self.locked == 1:
                     self._ask(Op.LOCK)
                 yield
             finally:
-                self._locked -= 1
-                if not self._locked and not self._broken:
+                self.locked -= 1
+                if not self.locked and not self._broken:
                     self._ask(Op.UNLOCK)
 
     def close(self) -> None:
         if self.home.left():
             return
-        with self._lock:
+        with self.lock:
             if not self._broken:
                 self._break("the device was closed; open it again")

@@ -611,7 +611,8 @@ class EndpointCache(Cache):
 
     # - people -------------------------------------------------------------------------------------
     def report(self) -> str:
-        """Where the keys and values are: one line per layer, over all rows."""
+        """Where the keys and values are: one line per layer, over all rows. Hits are of hits and
+        misses: an access that allocates its page is neither."""
         lines = [
             f"{len(self.rows)} sessions × {self.layers[0].length} tokens on "
             + f"{self.device.config.name!r}, step {self.rows[0].step if self.rows else 0}"
@@ -622,13 +623,17 @@ class EndpointCache(Cache):
                 name: sum(int(t[name][layer].sum()) for t in tables)
                 for name in ("resident_bytes", "hits", "misses", "evictions")
             }
-            accesses = sums["hits"] + sums["misses"]
-            rate = f"{100 * sums['hits'] / accesses:5.1f} % hits" if accesses else "no accesses"
+            counted = sums["hits"] + sums["misses"]
+            rate = (
+                f"{100 * sums['hits'] / counted:5.1f} % hits of {counted:>6,} hits and misses"
+                if counted
+                else "neither hits nor misses"
+            )
             where = (
                 f"{sums['resident_bytes']:>9,} bytes in DRAM, {sums['evictions']:,} pages "
                 + "sent to flash"
             )
-            lines.append(f"  layer {layer}: {accesses:>6,} accesses, {rate}, {where}")
+            lines.append(f"  layer {layer}: {rate}, {where}")
             if self.sparse is not None:
                 lines[-1] += f", {self.sparse.report(self.counts.get(layer))}"
         return "\n".join(lines)

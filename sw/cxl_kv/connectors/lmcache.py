@@ -158,16 +158,11 @@ class CxlL2Adapter(L2AdapterInterface):
         self._storing = frozenset(fresh)
         try:
             results = self.store.put_many(fresh.items())
-        finally:
-            self._storing = frozenset()
+        finally:  # also where it broke off: what was stored by then is there
+            self._tell_stored(fresh)
         for result in results:
             if isinstance(result, Exception):
                 _LOG.warning("an object was not stored: %s", result)
-        # What gave way to a later one of this very task was never there.
-        with self._telling:
-            done = [key for key in fresh if key in self.store]
-            if done:
-                self._notify_keys_stored(done, [len(fresh[key]) for key in done])
         size = sum(
             len(data)
             for data, result in zip(fresh.values(), results, strict=True)
@@ -175,6 +170,14 @@ class CxlL2Adapter(L2AdapterInterface):
         )
         ok = all(result is True for result in results)
         self._finish_store(task, L2StoreResult(ok, size))
+
+    def _tell_stored(self, fresh):
+        # What gave way to a later one of this very task, or was deleted amid it, was never there.
+        with self._telling:
+            self._storing = frozenset()
+            done = [key for key in fresh if key in self.store]
+            if done:
+                self._notify_keys_stored(done, [len(fresh[key]) for key in done])
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
         with self._lock:
@@ -239,7 +242,9 @@ class CxlL2Adapter(L2AdapterInterface):
         """Forget objects; those that are locked stay."""
         with self._telling:
             sizes = {key: self.store.delete_unpinned(key) for key in keys}
-            gone = [key for key, size in sizes.items() if size is not None]
+            gone = [
+                key for key, size in sizes.items() if size is not None and key not in self._storing
+            ]
             if gone:
                 self._notify_keys_deleted(gone, [sizes[key] for key in gone])
 
@@ -276,12 +281,12 @@ class CxlL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._tasks.put(None)
-            self._thread.join()
-            self.device.close()
-            for notifier in (self._store_done, self._lookup_done, self._load_done):
-                notifier.close()
+        """Once what was submitted is done. Harmless a second time."""
+        self._tasks.put(None)
+        self._thread.join()
+        self.device.close()
+        for notifier in (self._store_done, self._lookup_done, self._load_done):
+            notifier.close()
 
 
 class CxlStoragePlugin(StoragePluginInterface):
@@ -304,18 +309,14 @@ class CxlStoragePlugin(StoragePluginInterface):
             extra.get("cxlkv.url"),
             extra.get("cxlkv.block_bytes"),
             extra.get("cxlkv.blocks"),
-            lambda key, _: self._forget(key),
+            lambda key, _: self._about.pop(key, None),
         )
-        # shapes, dtypes, format, positions of what is stored
+        # Shapes, dtypes, format, positions of what is stored. Under the store's lock, so that it
+        # comes and goes with the key.
         self._about: dict[CacheEngineKey, tuple] = {}
-        self._lock = threading.Lock()
 
     def __str__(self):
         return "CxlStoragePlugin"
-
-    def _forget(self, key):
-        with self._lock:
-            self._about.pop(key, None)
 
     def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
         return self.store.pin(key) if pin else key in self.store
@@ -331,25 +332,29 @@ class CxlStoragePlugin(StoragePluginInterface):
         on_complete_callback=None,
     ) -> None:
         for key, obj in zip(keys, objs, strict=True):
-            if key in self.store:
-                continue
-            meta = obj.metadata
-            with self._lock:
-                # A model with several kinds of layers has a shape and a type for each.
-                shapes, dtypes = meta.shapes or meta.shape, meta.dtypes or meta.dtype
-                self._about[key] = (shapes, dtypes, meta.fmt, meta.cached_positions)
-            try:
-                stored = self.store.put(key, _bytes_of(obj))
-            except (cxl_kv.CxlKvError, ValueError) as error:
-                _LOG.warning("a chunk was not stored: %s", error)
-                stored = False
-            if not stored:
-                self._forget(key)
-            elif on_complete_callback is not None:
+            if self._put(key, obj) and on_complete_callback is not None:
                 try:
                     on_complete_callback(key)
                 except Exception as error:  # as LMCache has it: the others are stored all the same
                     _LOG.warning("a callback failed: %s: %s", type(error).__name__, error)
+
+    def _put(self, key, obj) -> bool:
+        """Whether it was stored just now."""
+        meta, stored = obj.metadata, False
+        # A model with several kinds of layers has a shape and a type for each.
+        shapes, dtypes = meta.shapes or meta.shape, meta.dtypes or meta.dtype
+        with self.store.lock:
+            if key in self.store:
+                return False
+            self._about[key] = (shapes, dtypes, meta.fmt, meta.cached_positions)
+            try:
+                stored = self.store.put(key, _bytes_of(obj))
+            except (cxl_kv.CxlKvError, ValueError) as error:
+                _LOG.warning("a chunk was not stored: %s", error)
+            finally:
+                if not stored:
+                    self._about.pop(key, None)
+        return stored
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
@@ -376,14 +381,14 @@ class CxlStoragePlugin(StoragePluginInterface):
         return self._get(key)
 
     def _get(self, key, **allocation) -> MemoryObj | None:
-        try:
-            data = self.store.get(key)
-        except cxl_kv.CxlKvError as error:
-            _LOG.warning("a chunk was not loaded: %s", error)
-            return None
-        with self._lock:
+        with self.store.lock:
+            try:
+                data = self.store.get(key)
+            except cxl_kv.CxlKvError as error:
+                _LOG.warning("a chunk was not loaded: %s", error)
+                return None
             about = self._about.get(key)
-        if data is None or about is None:
+        if data is None:
             return None
         shapes, dtypes, fmt, positions = about
         obj = self.local_cpu_backend.allocate(shapes, dtypes, fmt, **allocation)
@@ -400,12 +405,13 @@ class CxlStoragePlugin(StoragePluginInterface):
         return self.store.unpin(key)
 
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
-        if force:
-            gone = self.store.delete(key)
-        else:
-            gone = self.store.delete_unpinned(key) is not None
-        if gone:
-            self._forget(key)
+        with self.store.lock:
+            if force:
+                gone = self.store.delete(key)
+            else:
+                gone = self.store.delete_unpinned(key) is not None
+            if gone:
+                self._about.pop(key, None)
         return gone
 
     def get_allocator_backend(self):

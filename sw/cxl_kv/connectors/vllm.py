@@ -158,10 +158,10 @@ class CxlTier(SecondaryTierManager):
                 self._jobs.put(_FORGET)  # before every store to come
 
     def shutdown(self) -> None:
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join()
-            self.device.close()
+        """Once what was submitted is done. Harmless a second time."""
+        self._jobs.put(None)
+        self._thread.join()
+        self.device.close()
         self._primary = None
 
     # - the thread ---------------------------------------------------------------------------------

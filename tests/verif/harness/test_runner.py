@@ -4,6 +4,7 @@
 model."""
 
 import ctypes
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Assert, Module, Signal
@@ -178,3 +179,39 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
             name="increment",
             opt=verilator.QUICK_OPT,
         )
+
+
+def test_a_build_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    """Nor does one that was killed before it, once there is another."""
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+
+    def built():
+        (tmp_path / "half").write_text("", encoding="utf-8")
+        return [tmp_path / "half"]
+
+    def interrupted():
+        yield from built()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verilator._shelf("parts", interrupted, "key")
+    shelves = tmp_path / "verilator-parts"
+    assert [path.suffix for path in shelves.iterdir()] == [".lock"]
+    shelf = next(shelves.iterdir()).with_suffix("")
+    killed = shelf.with_suffix(".part")
+    killed.mkdir()
+    (killed / "other").touch()
+    assert verilator._shelf("parts", built, "key") == shelf
+    assert [path.name for path in shelf.iterdir()] == ["half"] and not killed.exists()
+
+
+def test_a_link_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(command, **_):
+        Path(command[-1]).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verilator, "call", interrupted)
+    cpp = verilator.Cpp(sources=[])
+    with pytest.raises(KeyboardInterrupt):
+        verilator._link(tmp_path, cpp, tmp_path / "model.so", "-O1", False)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
