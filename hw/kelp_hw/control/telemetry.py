@@ -200,8 +200,9 @@ class Telemetry(wiring.Component):
         }
         for name, pulse in simple.items():
             m.d.sync += pulses[names[name]].eq(pulse)
-        drops = [Signal(name="spec_dropped_before")]
-        m.d.sync += drops[0].eq(self.spec_dropped)
+        at_ingress = Signal(name="spec_dropped_before")
+        m.d.sync += at_ingress.eq(self.spec_dropped)
+        drops = [at_ingress]
         # All slots may be cancelled while others are dropped in each cycle.
         owed = range(2 * max(32, self.config.prefetch_slots))
         for source in PrefetchSource:
@@ -223,7 +224,7 @@ class Telemetry(wiring.Component):
                         sum(
                             (p.dropped[why][bit] for why in range(1, reasons)),
                             start=p.dropped[0][bit]
-                            + (drops[0] if source == PrefetchSource.SPEC_READ else 0),
+                            + (at_ingress if source == PrefetchSource.SPEC_READ else 0),
                         )
                     ),
                     pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),

@@ -139,7 +139,7 @@ def test_an_eviction_that_the_hosts_lines_have_ended_is_no_event():
     [
         ("since < EVICTED_SOON", "since <= EVICTED_SOON"),
         ("late.eq(served", "late.eq(missed"),  # met by a request that is no access
-        ("drops[0].eq(self.spec_dropped)", "drops[0].eq(0)"),
+        ("at_ingress.eq(self.spec_dropped)", "at_ingress.eq(0)"),
     ],
 )
 def test_the_bench_catches_a_planted_bug(old, new):
