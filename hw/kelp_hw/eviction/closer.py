@@ -182,7 +182,7 @@ class Closer(wiring.Component):
         r, due_squeue, due_page = self.i_result.p, Signal.like(squeue), Signal.like(page)
         scrubbed, started = Signal(), Signal()
         m.d.comb += scrubbed.eq(self.i_result.valid & (r.op.kind == Op.SCRUB))
-        with m.If(in_flight == 0):
+        with m.If(~in_flight.any()):
             m.d.sync += [due_squeue.eq(squeue), due_page.eq(page)]
         with m.Elif(scrubbed):
             m.d.sync += due_page.eq(due_page + 1)

@@ -335,7 +335,8 @@ class EvictionSlots(wiring.Component):
                 m.d.sync += one.eq(0)
         for comes, slot, ones in (
             (s.claimed, s.at, claimed),
-            (self.i_claim.valid, s.claim_slot, found),
+            # Of a CLAIM, in the first cycle too.
+            (self.i_claim.valid & claimed.bit_select(s.claim_slot, 1), s.claim_slot, found),
             (sent, write.p.token, writing),
             (left, op.p.slot, leaving),
         ):

@@ -161,8 +161,8 @@ RESETS = (
         name="throttle",
         make=partial(Throttle),
         bug=(
-            'issued = Signal(range(ISSUED_PERIOD), name=f"issued_{s}")',
-            'issued = Signal(range(ISSUED_PERIOD), name=f"issued_{s}", reset_less=True)',
+            'issued = Signal(range(period), name=f"issued_{s}")',
+            'issued = Signal(range(period), name=f"issued_{s}", reset_less=True)',
         ),
     ),
     Reset(
