@@ -175,6 +175,19 @@ def test_a_queue_that_goes_to_another_pool_leaves_the_first_ones_tree(policy):
     simulate(dut, bench)
 
 
+async def offer(ctx, dut, squeue, excess):
+    """What the queue offers, until it is taken."""
+    request = dut.view.offer.request
+    ctx.set(request.p, {"squeue": squeue, "excess": excess})
+    ctx.set(request.valid, 1)
+    while not ctx.get(request.ready):
+        await ctx.tick()
+    await ctx.tick()
+    ctx.set(request.valid, 0)
+    while not ctx.get(dut.view.offer.done):
+        await ctx.tick()
+
+
 @pytest.mark.parametrize("offered", [0, 1, 60_000])
 def test_an_offer_that_comes_behind_the_last_page_is_none(offered):
     """A session closes while the evictor is at a queue of it: what the rest of its list would offer
@@ -204,15 +217,7 @@ def test_an_offer_that_comes_behind_the_last_page_is_none(offered):
 
         async def offers():
             golden.offer(squeue, offered)
-            offer = dut.view.offer.request
-            ctx.set(offer.p, {"squeue": squeue, "excess": offered})
-            ctx.set(offer.valid, 1)
-            while not ctx.get(offer.ready):
-                await ctx.tick()
-            await ctx.tick()
-            ctx.set(offer.valid, 0)
-            while not ctx.get(dut.view.offer.done):
-                await ctx.tick()
+            await offer(ctx, dut, squeue, offered)
             excess = (await rest()).excess
             assert bool(excess) == (golden.root(0)[0] is not None)
             return bool(excess)
@@ -252,7 +257,7 @@ def test_an_offer_that_comes_after_the_policy_has_changed_is_none(offered):
 
         while not ctx.get(dut.initialised):
             await ctx.tick()
-        r, write, offer = dut.i_result.p, dut.config_write, dut.view.offer.request
+        r, write = dut.i_result.p, dut.config_write
         ctx.set(write.p.squeue, squeue)
         ctx.set(write.valid, 1)
         await ctx.tick()
@@ -265,14 +270,7 @@ def test_an_offer_that_comes_after_the_policy_has_changed_is_none(offered):
         ctx.set(dut.i_result.valid, 0)
         root = await rest()
         assert root.squeue == squeue and root.excess
-        ctx.set(offer.p, {"squeue": squeue, "excess": offered})
-        ctx.set(offer.valid, 1)
-        while not ctx.get(offer.ready):
-            await ctx.tick()
-        await ctx.tick()
-        ctx.set(offer.valid, 0)
-        while not ctx.get(dut.view.offer.done):
-            await ctx.tick()
+        await offer(ctx, dut, squeue, offered)
         after = await rest()
         assert (after.squeue, after.excess) == (squeue, root.excess)
 
