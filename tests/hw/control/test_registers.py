@@ -110,6 +110,16 @@ def test_a_deadline_is_no_longer_than_can_be_told(name):
     simulate(block, bench)
 
 
+def offer(ctx, block, register, value):
+    """A write of one register, offered from now on."""
+    at = register.offset
+    ctx.set(block.i.p.offset, at >> 6)
+    ctx.set(block.i.p.byte_enable, 0xFF << at % 64)
+    ctx.set(block.i.p.data, value << 8 * (at % 64))
+    ctx.set(block.i.p.write, 1)
+    ctx.set(block.i.valid, 1)
+
+
 def test_steps_of_sessions_take_turns():
     """A session whose accesses advance its step in every cycle keeps no other's step waiting, nor
     an ADVANCE."""
@@ -118,19 +128,11 @@ def test_steps_of_sessions_take_turns():
     registers, stepped = RegisterMap(config).by_name, []
 
     async def bench(ctx):
-        def offer(name, value):
-            at = registers[name].offset
-            ctx.set(block.i.p.offset, at >> 6)
-            ctx.set(block.i.p.byte_enable, 0xFF << at % 64)
-            ctx.set(block.i.p.data, value << 8 * (at % 64))
-            ctx.set(block.i.p.write, 1)
-            ctx.set(block.i.valid, 1)
-
         ctx.set(block.o.ready, 1)
         for s in range(3):
             ctx.set(block.sessions[s].open, 1)
         for s in (0, 2):
-            offer(f"s{s}_auto_step", 1)
+            offer(ctx, block, registers[f"s{s}_auto_step"], 1)
             while not ctx.get(block.i.ready):
                 await ctx.tick()
             await ctx.tick()
@@ -138,7 +140,7 @@ def test_steps_of_sessions_take_turns():
         ctx.set(block.i_result.p.first, 1)
         ctx.set(block.i_result.p.op.kind, Op.READ)
         ctx.set(block.i_result.valid, 1)
-        offer("s1_command", SessionCommand.ADVANCE)
+        offer(ctx, block, registers["s1_command"], SessionCommand.ADVANCE)
         for cycle in range(400):
             ctx.set(block.i.valid, cycle >= 200 and 1 not in stepped)
             ctx.set(block.i_result.p.op.session, 2 if cycle % 50 == 10 else 0)
@@ -162,12 +164,7 @@ def test_steps_that_fall_due_while_one_waits_are_not_lost(every):
 
     async def bench(ctx):
         async def write(name, value):
-            at = registers[name].offset
-            ctx.set(block.i.p.offset, at >> 6)
-            ctx.set(block.i.p.byte_enable, 0xFF << at % 64)
-            ctx.set(block.i.p.data, value << 8 * (at % 64))
-            ctx.set(block.i.p.write, 1)
-            ctx.set(block.i.valid, 1)
+            offer(ctx, block, registers[name], value)
             while not ctx.get(block.i.ready):
                 await cycle(ready=True)
             await cycle(ready=True)
