@@ -138,7 +138,6 @@ def _rung(session, layer, tokens, lines: dict, fields) -> list[_Answer]:
     c, shape, places = session.device.config, session.shape, _places(session)
     newest, last = divmod(tokens - 1, session.page_tokens)
     of_all = {
-        "sequence": session.next_sequence(),
         "layer": layer,
         "newest": newest,
         "tokens": last + 1,
@@ -148,7 +147,11 @@ def _rung(session, layer, tokens, lines: dict, fields) -> list[_Answer]:
     answers, rows = [], list(lines.values())
     for first in range(0, len(bells), c.select_groups):
         group = slice(first, first + c.select_groups)
-        answers += _ask(session, places, of_all["sequence"], bells[group], rows[group])
+        # One for each SELECT of a group: until it is answered, the group shows what the device told
+        # of the head before.
+        sequence = session.next_sequence()
+        rung = [bell | {"sequence": sequence} for bell in bells[group]]
+        answers += _ask(session, places, sequence, rung, rows[group])
     return answers
 
 
@@ -369,8 +372,7 @@ def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
         first = places.bell(session.number, group)
         told = base + LINE_BYTES * np.arange(first, first + places.answer_lines, dtype=np.uint64)
         while True:
-            data = transport.load(told).lines
-            header = record(ANSWER_FIELDS, data[0].tobytes())
+            header = record(ANSWER_FIELDS, transport.load(told[:1]).lines.tobytes())
             if header["sequence"] == sequence and header["status"] != SelectStatus.NONE:
                 break
             session.state()  # a session that the device has lost is an error there
@@ -378,7 +380,9 @@ def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
                 raise TransportError(f"no answer to a SELECT within {_PATIENCE_SECONDS:.0f} s")
         if header["status"] == SelectStatus.REFUSED:
             _refused(Refusal(header["refusal"]))
-        entries = data[1:].tobytes()
+        # Not with the header: lines of one load may be read in any order, and these before they are
+        # of this answer.
+        entries = transport.load(told[1:]).lines.tobytes()
         pages, wanted = (
             [record(CHOSEN_FIELDS, entries[8 * n : 8 * n + 8]) for n in each]
             for each in (

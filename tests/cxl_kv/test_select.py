@@ -3,6 +3,7 @@
 """session.select and session.gather: what the device chooses is what attention asks for, and comes
 back as it was written."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,7 @@ import cxl_kv
 from cxl_kv import select
 from cxl_kv.backends.cxl import CxlCore
 from cxl_kv.backends.golden import GoldenCore
-from cxl_kv.core import Status
+from cxl_kv.core import Loaded, Status
 from cxl_kv.device import Device
 from cxl_kv.plans import plan_of_keys, plan_of_sample, turned
 from cxl_kv.policy import Policy
@@ -30,6 +31,7 @@ from kelp_golden import select_region
 from kelp_spec.address import AddressMap
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
+from kelp_spec.select import SelectMap
 
 
 def exact(q, k, page_tokens):
@@ -470,6 +472,64 @@ def test_threads_share_a_session():
         for layer, found in zip((0, 1, 0, 1), pool.map(several, (0, 1, 0, 1)), strict=True):
             for pages in found:
                 assert [sorted(p) for p in pages] == [sorted(p) for p in alone[layer]]
+
+
+class LateCore(GoldenCore):
+    """Serves a doorbell when so many lines were read behind it, and reads the lines of a load last
+    one first: "across lines nothing is promised" (docs/interface.md)."""
+
+    def __init__(self, config, late):
+        super().__init__(config)
+        self._late, self._reads = late, 0
+        region, base = SelectMap(config), AddressMap(config).select_base
+        of_all = itertools.product(range(config.sessions), range(config.select_groups))
+        self._doorbells = [base + 64 * region.bell(*of) for of in of_all]
+        self._rung = []
+
+    def load(self, addresses, ld_id):
+        lines, status = np.zeros((len(addresses), 64), np.uint8), np.zeros(len(addresses), np.uint8)
+        for n in reversed(range(len(addresses))):
+            one = slice(n, n + 1)
+            lines[one], status[one] = super().load(addresses[one], ld_id)
+            self._reads += bool(self._rung)
+            if self._reads == self._late:
+                self._reads = 0
+                super().store(*self._rung.pop(0))
+        return Loaded(lines, status)
+
+    def store(self, addresses, lines, byte_enable, ld_id):
+        rings = np.isin(addresses, self._doorbells)
+        for n in np.flatnonzero(rings):
+            self._rung.append((addresses[n : n + 1], lines[n : n + 1], None, ld_id))
+        enable = None if byte_enable is None else byte_enable[~rings]
+        super().store(addresses[~rings], lines[~rings], enable, ld_id)
+
+
+@pytest.mark.parametrize("late", [1, 5])
+@pytest.mark.parametrize(("layers", "heads"), [(2, 2), (1, 4)])
+def test_an_answer_is_taken_when_it_is_there(layers, heads, late):
+    """Neither what a group told of the head before, where a layer has more heads than the device
+    groups, nor lines that were read before their answer's header."""
+    config = named("unit_select").with_(frames=(256, 256, 256, 256))
+    shape = cxl_kv.ModelShape(layers=layers, kv_heads=heads, head_dim=DIM)
+    rng = np.random.default_rng(14)
+    k, v = rng.standard_normal((2, layers, heads, TOKENS, DIM)).astype(np.float16)
+    rounds = [queries(rng, 2 * heads) for _ in range(3)]
+    found = []
+    for core in (GoldenCore(config), LateCore(config, late)):
+        with Device(LocalTransport(core)) as device:
+            session = device.open_session(shape, max_tokens=TOKENS)
+            session.write(range(layers), k, v)
+            session.plan(0, k[0], rounds[0][:, None])
+            found.append([])
+            for q in rounds:
+                chosen = session.select(0, q, tokens=TOKENS)
+                gathered, _, positions = session.gather(chosen)
+                for head in range(heads):
+                    there = positions[head] >= 0
+                    assert (gathered[head, there] == k[0, head, positions[head, there]]).all()
+                found[-1].append([pages.tolist() for pages in chosen.pages])
+    assert found[0] == found[1]
 
 
 def test_another_sessions_choice_is_not_gathered():
