@@ -33,7 +33,15 @@ __all__ = ["Device"]
 
 _EVENTS_KEPT = 1024
 _ABANDONED_SECONDS = 30  #: until sessions that nobody can reach are closed
-_POISONING = ("FETCH_FAILED", "STARVED", "UNCORRECTED", "POISON_RECEIVED")
+_POISONING = (
+    "FETCH_FAILED",
+    "STARVED",
+    "UNCORRECTED",
+    "POISON_RECEIVED",
+    "MEMORY_READ_FAILED",
+    "MEMORY_WRITE_FAILED",
+    "SNOOP_LOST",
+)
 _SETTINGS = ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit")
 
 
@@ -320,15 +328,15 @@ class Device(NotCopied):
             new = min(self.polled - polled, len(self._events))
             return [self._events[i] for i in range(-new, 0)], self.polled
 
-    def explain(self, session: int, queue: int, page: int) -> str | None:
-        """The latest event about a page that explains poison, or None."""
-        self.poll()
-        with self.transport.lock:
-            for e in reversed(self._events):
-                if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e[
-                    "code"
-                ] in _POISONING:
-                    return e["code"]
+    def explain(self, session: int, queue: int, page: int, *, polled: int = 0) -> str | None:
+        """The latest event about a page that explains poison, or None; of those behind the first
+        `polled` that were ever taken: what is told before a session is opened is of another one of
+        its number."""
+        events, _ = self.since(polled)
+        for e in reversed(events):
+            where = e["session"], e["queue"], e["page"]
+            if where == (session, queue, page) and e["code"] in _POISONING:
+                return e["code"]
         return None
 
     @property

@@ -120,7 +120,7 @@ class Session(NotCopied):
         self._calls = threading.RLock()
         # What is told up to here is of the sessions that had this number before.
         device.poll()
-        self._polled = device.polled
+        self._first = self._polled = device.polled
 
     # - data ---------------------------------------------------------------------------------------
     @_while_open
@@ -445,6 +445,8 @@ class Session(NotCopied):
             self._fail(addresses.reshape(-1), np.where(status == Status.NOT_MAPPED, status, 0))
         rows = lines.view(np.uint16).reshape(*addresses.shape[:2], -1)[..., : shape.head_dim]
         known = (status.reshape(addresses.shape) == Status.DATA).all(axis=-1)
+        if not known.all():
+            _, self._polled = self.device.since(self._polled)  # of a read, and no later store's
         return to_float32(rows, shape.dtype), known
 
     @_while_open
@@ -818,6 +820,9 @@ class Session(NotCopied):
         for event in events:
             if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
                 layer, head = divmod(event["queue"], self.shape.kv_heads)
+                place = {"layer": layer, "head": head, "page": event["page"]}
+                if event["code"] == "STARVED" and place not in self._pages_of(addresses):
+                    continue  # of somebody's read
                 if event["code"] == "CLOSED_SESSION":
                     raise SessionClosedError(
                         "the session is closed on the device; nothing was stored",
@@ -827,24 +832,27 @@ class Session(NotCopied):
                     "the device is full: the page found no frame, and what was written to "
                     + "it is lost; release pages or close a session"
                 )
-                raise DeviceFullError(
-                    lost, session=self.number, layer=layer, head=head, page=event["page"]
-                )
+                raise DeviceFullError(lost, session=self.number, **place)
         if any(event["code"] == "OVERFLOW" for event in events):
             self._look_for_lost_pages(addresses)
 
     def _look_for_lost_pages(self, addresses):
         """The device had no room for an event, which may have told of a page just written."""
-        page_bytes = LINE_BYTES << self.device.config.line_bits
-        for address in np.unique(addresses // np.uint64(page_bytes)) * np.uint64(page_bytes):
-            place = self.layout.place(address)
-            word = self.page_state(place["layer"], place["head"], place["page"])
+        for place in self._pages_of(addresses):
+            word = self.page_state(**place)
             if word["state"] is PageState.LOST:
                 raise PoisonError(
                     "the page is lost, and what was written to it; the event that says why found "
                     + "no room in the device's log: write the page anew or recompute it",
+                    session=self.number,
                     **place,
                 )
+
+    def _pages_of(self, addresses) -> list[dict[str, int]]:
+        """`layer`, `head` and `page` of each page that these lines are of."""
+        page_bytes = np.uint64(LINE_BYTES << self.device.config.line_bits)
+        places = map(self.layout.place, np.unique(addresses // page_bytes) * page_bytes)
+        return [{name: place[name] for name in ("layer", "head", "page")} for place in places]
 
     def _fail(self, addresses, status):
         first = int(np.flatnonzero(status)[0])
@@ -860,9 +868,9 @@ class Session(NotCopied):
                 "the memory behind this line is gone (SIGBUS); nothing is known about what it held",
                 **place,
             )
-        why = self.device.explain(
-            self.number, place["layer"] * self.shape.kv_heads + place["head"], place["page"]
-        )
+        queue = place["layer"] * self.shape.kv_heads + place["head"]
+        why = self.device.explain(self.number, queue, place["page"], polled=self._first)
+        self._polled = self.device.polled  # of a read, and no later store's
         if why == "FETCH_FAILED":
             raise FlashError(
                 "the page could not be read from the cold tier; write it anew or recompute it",

@@ -98,11 +98,15 @@ def test_a_page_that_flash_lost_is_named(device):
     assert (first.read([0, 1], stop=32)[1] == v).all()
 
 
-def pinned_full(device):
-    """A session whose pinned pages are all of the pool: the next page finds no frame."""
+def pinned_full(device, *, cold=False):
+    """A session whose pinned pages are all of the pool: the next page finds no frame. `cold`: its
+    page (1, 0, 0) is on the cold tier."""
     device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
     session = device.open_session(SHAPE)
     k, v = tensors()
+    if cold:
+        session.write(1, k[1, :1, :4], v[1, :1, :4], heads=0)
+        quiet(device)
     # 2 heads × 4 pages, and eight frames, of which eviction keeps one free
     session.write(0, k[0, :, :16], v[0, :, :16])
     for head in (0, 1):
@@ -152,6 +156,58 @@ def test_a_lost_write_is_told_whoever_takes_the_event(device):
     device.configure(starve_limit=1 << 24)
     successor = device.open_session(SHAPE)
     successor.write(0, k[0], v[0])  # which lost nothing
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("how", ["read", "sample", "another"])
+def test_a_read_that_found_no_frame_is_no_later_writes_loss(device, how, same):
+    """Neither of another page nor, when there is room again, of the same one, which of somebody
+    else's reads nobody can tell."""
+    session, (k, v) = pinned_full(device, cold=True), tensors()
+    where = dict(positions=np.arange(4), heads=0)
+    if how == "read":
+        with pytest.raises(cxl_kv.DeviceFullError, match="layer 1, head 0, page 0"):
+            session.read(1, **where)
+    elif how == "sample":
+        assert not session.sample(1, **where)[1].any()
+    else:
+        first = session.layout.addresses(slice(1, 2), slice(0, 1), np.zeros(1, np.int64))
+        assert device.transport.load(first[0, 0, 0]).status.all()
+    if not same:
+        session.write(0, k[0, 1:, :4], v[0, 1:, :4], heads=1)
+    device.configure(starve_limit=1 << 24)
+    session.hints.release(0, 0, [0])
+    quiet(device)
+    if how != "another":
+        session.write(1, k[1, :1, :4], v[1, :1, :4], heads=0)
+    assert "STARVED" in {e["code"] for e in device.events()}
+
+
+def test_what_befell_the_session_before_explains_nothing():
+    """Its pages have the same numbers; nor does what befell a page before memory failed."""
+    with cxl_kv.open("golden:unit") as device:
+        core, (k, v) = device.transport.core, tensors()
+        where = cold = None
+        for _ in range(2):
+            session = device.open_session(SHAPE)
+            session.write([0, 1], k, v)
+            if cold is None:
+                cold = layer, head, page = cold_page(session)
+                where = dict(start=4 * page, stop=4 * page + 4, heads=head)
+                core.fail_fetches()
+                with pytest.raises(cxl_kv.FlashError):
+                    session.read(layer, **where)
+                session.close()
+        session.read(layer, **where)
+        core.engine.settled_frame(2 * layer + head, page).poison = 1
+        with pytest.raises(cxl_kv.PoisonError) as caught:
+            session.read(layer, **where)
+        assert caught.type is cxl_kv.PoisonError
+        for code in (Event.FETCH_FAILED, Event.MEMORY_READ_FAILED):
+            core.window.events.log(code, squeue=2 * layer + head, page=page)
+        with pytest.raises(cxl_kv.PoisonError) as caught:
+            session.read(layer, **where)
+        assert caught.type is cxl_kv.PoisonError
 
 
 def test_a_lost_write_is_told_whose_event_found_no_room(device):
