@@ -101,7 +101,7 @@ def test_a_page_that_flash_lost_is_named(device):
 def pinned_full(device, *, cold=False):
     """A session whose pinned pages are all of the pool: the next page finds no frame. `cold`: its
     page (1, 0, 0) is on the cold tier."""
-    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
+    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=1 << 24)
     session = device.open_session(SHAPE)
     k, v = tensors()
     if cold:
@@ -113,6 +113,7 @@ def pinned_full(device, *, cold=False):
         session.hints.pin(0, head, range(4))
     session.read(0, stop=16)  # so the last one comes back and stays
     quiet(device)
+    device.configure(starve_limit=3000)
     return session
 
 
