@@ -182,6 +182,10 @@ class Control:
     def close_session(self, session: int) -> None:
         """Close and wait until it may be opened again."""
         self.begin_close(session)
+        self.end_close(session)
+
+    def end_close(self, session: int) -> None:
+        """Wait until a session that was told to close may be opened again."""
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         while not self.is_closed(session):
             if time.monotonic() > deadline:

@@ -145,6 +145,7 @@ class LocalTransport(Transport):
         self.home, self._control = Home(), Control.of(core)
         # session → first event record that is about it under this owner
         self._owned: dict[int, int] = {}
+        self._ending: set[int] = set()  # of these: told to close
         with core.lock:
             self._control.attach(self, self._owned)
         self._closed = False
@@ -234,8 +235,20 @@ class LocalTransport(Transport):
 
     def close_session(self, session: int) -> None:
         with self.exclusive():
-            self._control.close_session(session)
-            self._owned.pop(session, None)
+            self._begin_close(session)
+            self._control.end_close(session)
+            self._has_ended(session)
+
+    def _begin_close(self, session: int) -> None:
+        """Tell a session to close, unless that was broken off behind it: by now it may be closed,
+        and its number another requester's."""
+        if session not in self._ending:
+            self._control.begin_close(session)
+            self._ending.update(self._owned.keys() & {session})
+
+    def _has_ended(self, session: int) -> None:
+        self._owned.pop(session, None)
+        self._ending.discard(session)
 
     @property
     def owned(self) -> frozenset[int]:
@@ -243,13 +256,14 @@ class LocalTransport(Transport):
         return frozenset(self._owned)
 
     def closing(self, session: int) -> Iterator[None]:
-        """Close it bit by bit: a generator that yields until it is closed."""
+        """Close it bit by bit: a generator that yields until it is closed. Where one is left
+        half-way, the next goes on from there."""
         with self.exclusive():
-            self._control.begin_close(session)
+            self._begin_close(session)
         while True:
             with self.exclusive():
                 if self._control.is_closed(session):
-                    self._owned.pop(session, None)
+                    self._has_ended(session)
                     return
             yield
 

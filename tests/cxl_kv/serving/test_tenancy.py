@@ -10,11 +10,15 @@ from simulated_window import SimulatedWindow
 from tenants import tenants
 
 import cxl_kv
+from cxl_kv import control
 from cxl_kv.backends.cxl import CxlCore
+from cxl_kv.backends.golden import GoldenCore
+from cxl_kv.device import Device
 from cxl_kv.serving.server import Server
-from cxl_kv.serving.tenancy import Kept
+from cxl_kv.serving.tenancy import Kept, TenantTransport
 from cxl_kv.url import make_core
 from kelp_spec.address import AddressMap
+from kelp_spec.config import named
 from kelp_spec.metadata import Event, Protected
 from kelp_spec.registers import SessionCommand
 from kelp_spec.select import BELL_FIELDS, record_bytes
@@ -306,3 +310,52 @@ def test_a_session_cannot_name_another_ones_queue(url):
                 )
         with device.open_session(small) as again:
             assert again.number == mine.number and registers.read(me + "page_word") == 0
+
+
+class ScrubbingCore(GoldenCore):
+    """A session that was told to close is busy while it `scrubs`."""
+
+    scrubs, closing = True, None
+
+    def _command(self, session, code, argument, ld_id):
+        if code == SessionCommand.CLOSE:
+            self.closing = session
+        return super()._command(session, code, argument, ld_id)
+
+    def _read_register(self, name, session):
+        value = super()._read_register(name, session)
+        busy = self.scrubs and session == self.closing and name.endswith("_state")
+        return value | 2 * busy
+
+
+@pytest.mark.parametrize("how", ["left", "failed"])
+def test_a_close_that_was_broken_off_does_not_close_the_next_owners_session(how, monkeypatch):
+    """Of a client that went while its session was scrubbed, and of one whose first try was given
+    up: the number is another's by the time it is closed again."""
+    core = ScrubbingCore(named("unit").with_(sessions=1))
+    first, second = (TenantTransport(core, n, kept=None) for n in (1, 2))
+    number = Device(first).open_session(SHAPE).number
+    if how == "left":
+        closing = first.closing(number)
+        next(closing)
+        closing.close()
+    else:
+        monkeypatch.setattr(control, "_CLOSE_TIMEOUT", 0)
+        with pytest.raises(cxl_kv.TransportError, match="still closing"):
+            first.close_session(number)
+    with pytest.raises(cxl_kv.DeviceFullError):
+        Device(second).open_session(SHAPE)
+    core.scrubs = False
+    session = Device(second).open_session(SHAPE)
+    k, v = tensors(1)
+    session.write([0, 1], k, v)
+    assert session.number == number and first.owned == {number}
+    for _ in first.closing(number):
+        raise AssertionError("it is closed")
+    assert not first.owned
+    first.close()
+    assert session.state()["open"] and (session.read([0, 1], stop=32)[0] == k).all()
+    for tenant in (second, second, TenantTransport(core, 3, kept=None)):
+        session.close()
+        session = Device(tenant).open_session(SHAPE)
+        assert session.number == number
