@@ -64,6 +64,7 @@ class Sanitizer(wiring.Component):
     requests : In stream of request_layout, o_requests : Out
         Those of another kind pass.
     answers : Out stream of answer_layout, i_answers : In, always taken
+        One that comes amid a sanitize is too late for the mailbox, and is dropped.
     rest : in
         The endpoint is quiescent, owes no answer, and the tier has no command of its.
     erase : out, erased, erase_failed : in
@@ -198,15 +199,17 @@ class Sanitizer(wiring.Component):
         return m
 
     def _mailbox(self, m, mine, idle, answer, told):
-        """Requests of another kind, and their answers, pass."""
+        """Requests of another kind, and their answers, pass. The mailbox has one request under way:
+        amid a sanitize an answer of `MediaPort` is to one that was given up, and 16 requests later
+        its tag is the sanitize's."""
+        amid = ~idle | (self.requests.valid & mine)
         m.d.comb += [
             self.o_requests.valid.eq(self.requests.valid & ~mine),
             self.o_requests.p.eq(self.requests.p),
             self.requests.ready.eq(Mux(mine, idle, self.o_requests.ready)),
-            self.answers.valid.eq(self.i_answers.valid | answer),
+            self.answers.valid.eq((self.i_answers.valid & ~amid) | answer),
             self.answers.p.eq(self.i_answers.p),
         ]
-        # An answer of `MediaPort` beside it is one that comes too late for the mailbox.
         with m.If(answer):
             m.d.comb += [self.answers.p.tag.eq(told[0]), self.answers.p.code.eq(told[1])]
 

@@ -428,6 +428,32 @@ def test_an_endpoint_that_does_not_come_to_rest_is_left_alone(coherent):
     assert 0 <= cycle - (PATIENCE + 1) <= coherent * dut.BREAK
 
 
+def test_an_answer_to_a_request_that_was_given_up_is_none_to_a_sanitize():
+    """The mailbox has had 16 requests since, so that the two have one tag; before and after the
+    sanitize answers pass."""
+    dut, seen = Sanitizer(config=UNIT), []
+    late, told = {"tag": 5, "code": 0, "value": 7}, {"tag": 5, "code": 2}
+
+    async def bench(ctx):
+        ctx.set(dut.i_answers.p, late)
+        ctx.set(dut.i_answers.valid, 1)
+        for cycle in range(PATIENCE + 20):
+            ctx.set(dut.requests.p, {"kind": SANITIZE, "tag": 5})
+            ctx.set(dut.requests.valid, cycle == 3)
+            await ctx.delay(1e-9)
+            if ctx.get(dut.answers.valid):
+                seen.append(
+                    (cycle, _same(ctx, dut.answers.p, late), _same(ctx, dut.answers.p, told))
+                )
+            await ctx.tick()
+
+    simulate(dut, bench)
+    own = [cycle for cycle, _, is_told in seen if is_told]
+    assert len(own) == 1 and own[0] > PATIENCE
+    passed = [cycle for cycle, is_late, _ in seen if is_late]
+    assert passed == [0, 1, 2, *range(own[0] + 1, PATIENCE + 20)] and len(passed) + 1 == len(seen)
+
+
 def test_nothing_is_erased_before_the_endpoint_rests():
     """It may have work of its own after the last session has ended."""
     dut, asked, erases = Sanitizer(config=UNIT), [], []
