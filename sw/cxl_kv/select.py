@@ -25,7 +25,7 @@ from kelp_spec.select import (
 )
 
 from .arguments import instance, integer, real
-from .errors import TransportError, UnsupportedError
+from .errors import NotMappedError, TransportError, UnsupportedError
 from .layout import to_bits, to_float32
 from .plans import plan_of_keys, plan_of_sample
 
@@ -48,6 +48,8 @@ class Chosen:
     ----------
     session : int
         Whose choice it is: `Session.serial`. Another session does not gather it.
+    number : int
+        Of the session's choices: a later one gives its slots back.
     layer, tokens : int
     pages : list of int64 arrays
         Of each KV head, in the order of choice: the first page, the newest, then the best.
@@ -75,6 +77,7 @@ class Chosen:
     """
 
     session: int
+    number: int
     layer: int
     tokens: int
     pages: list[np.ndarray]
@@ -145,6 +148,7 @@ def _rung(session, layer, tokens, lines: dict, fields) -> list[_Answer]:
     }
     bells = [of_all | {"queue": layer * shape.kv_heads + head} | fields for head in lines]
     answers, rows = [], list(lines.values())
+    session.choices += not fields.get("speculative")
     for first in range(0, len(bells), c.select_groups):
         group = slice(first, first + c.select_groups)
         # One for each SELECT of a group: until it is answered, the group shows what the device told
@@ -310,6 +314,7 @@ def _by_the_host(session, layer, queries, tokens, most, mass, factor) -> Chosen:
     nothing, none = [0] * len(pages), [np.zeros(len(chosen), bool) for chosen in pages]
     return Chosen(
         session=session.serial,
+        number=session.choices,
         layer=layer,
         tokens=tokens,
         pages=pages,
@@ -414,6 +419,7 @@ def _chosen(session, layer, tokens, answers) -> Chosen:
     states = column("state", chosen)
     return Chosen(
         session=session.serial,
+        number=session.choices,
         layer=layer,
         tokens=tokens,
         pages=column("page", chosen),
@@ -442,8 +448,17 @@ def gather(session, chosen: Chosen) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     """(first lines, the pages' own first lines, positions) of what was chosen: addresses, uint64
     [kv_heads, halves, pages], by the GATHER window where a page is held, and int64 [kv_heads,
     tokens]. A page's other lines are behind its first. Heads with fewer pages have position −1 at
-    the end, and page 0's addresses there."""
+    the end, and page 0's addresses there. NotMappedError where its slots were given back."""
     c, size, pages = session.device.config, session.page_tokens, table(session, chosen)
+    if chosen.number != session.choices and any(held.any() for held in chosen.held):
+        # The device would say so of most; but its generations wrap, and some addresses are those
+        # of other pages by now.
+        raise NotMappedError(
+            "the device maps no such line any more: a later choice has given its slot back; select "
+            + "again",
+            session=session.number,
+            layer=chosen.layer,
+        )
     queues = session.layout.addresses(
         slice(chosen.layer, chosen.layer + 1), slice(None), np.zeros(1, np.int64)
     )[0, ..., 0]

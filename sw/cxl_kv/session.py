@@ -87,6 +87,9 @@ class Session(NotCopied):
         the attention are, in a device that estimates what absent pages have; the others are not
         worth what they would take the place of (docs/select.md, "Policy 2"). What an answer waits
         for is fetched in any case.
+    choices : int
+        How many :meth:`select` and :meth:`summarise` have made: each gives back what the device
+        holds for the one before.
     plans : dict of int → uint8 [kv_heads, lines of a token, 64]
         By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
         Whoever fills the session with another sequence clears it.
@@ -116,6 +119,7 @@ class Session(NotCopied):
         self.serial = next(_SERIALS)
         self.closed = False
         self._sequence = 0
+        self.choices = 0
         # Of the call under way: close waits for it, and the device has one place for queries.
         self._calls = threading.RLock()
         # What is told up to here is of the sessions that had this number before.

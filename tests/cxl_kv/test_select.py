@@ -123,6 +123,27 @@ def test_slots_are_given_back():
             session.gather(first)
 
 
+@pytest.mark.parametrize("between", ["selects", "summaries"])
+def test_an_old_choice_is_not_gathered_when_generations_have_come_round(between):
+    """Its addresses are those of other pages' slots then."""
+    device, session, k, _ = filled()
+    with device:
+        rng = np.random.default_rng(6)
+        first = session.select(0, queries(rng), tokens=TOKENS)
+        for _ in range(1 << device.config.generation_bits):
+            if between == "selects":
+                last = session.select(0, queries(rng), tokens=TOKENS)
+            else:
+                session.summarise(0, tokens=TOKENS)
+            with pytest.raises(cxl_kv.NotMappedError, match=r"layer 0: .*no such line.*again"):
+                session.gather(first)
+        if between == "selects":
+            assert last.generations == first.generations
+            keys, _, positions = session.gather(last)
+            there = positions[0] >= 0
+            assert (keys[0, there] == k[0, 0, positions[0, there]]).all()
+
+
 def test_a_slot_shows_nowhere_in_a_page_word():
     """`pinned` is the host's; what the word has of slots is beside it, where a register has
     `place`."""
