@@ -117,8 +117,8 @@ def figures_markdown(rows: Iterable[dict], groups: Iterable[str]) -> str:
     for group, measured in of.items():
         lines += _group(group, measured)
     lines += ["", "## Not measured", ""]
-    lines += ["Bars of what `kelp bench` does not run. [select.md](select.md) has measured all by"]
-    lines += ["hand but the gaps of the real model.", ""]
+    lines += ["Bars of what `kelp bench` does not run. [select_study.md](select_study.md) has"]
+    lines += ["measured all by hand but the gaps of the real model.", ""]
     lines += ["| row | unit | bar |", "|---|---|---|"]
     lines += [f"| `{name}` | {unit} | {goal} |" for name, unit, goal in NOT_MEASURED]
     return "\n".join(lines) + "\n"
