@@ -59,7 +59,8 @@ _TITLES = {
     ),
     "select": (
         "Choice near memory",
-        "attn_3, a text that the small model decodes by chosen pages ([select.md](select.md)). "
+        "attn_3, a text that the small model decodes by chosen pages "
+        + "([select_study.md](select_study.md)). "
         + "Configuration `trace_select`: 200 steps on the RTL, everything resident; "
         + "`timing_error` is the timing model's, of all cycles. `gathered_lines_per_cycle`: while "
         + "the next KV head's SELECT runs; `hit_lines_per_cycle`: plain ones of a session amid a "
