@@ -143,22 +143,44 @@ def _pair(values) -> str:
     return " · ".join(str(int(value)) for value in values)
 
 
-def _hex(data: bytes) -> str:
-    """Words of eight bytes, up to the last that is not zero."""
-    data = data.rstrip(b"\0")
-    data = data.ljust(-(-len(data) // 8) * 8, b"\0")
-    return " ".join(data[at : at + 8].hex() for at in range(0, len(data), 8))
+def _bytes(name: str, data: bytes) -> list[str]:
+    """Rows of four words of eight bytes, lowest address first, but for rows of zeros."""
+    rows = ((at, data[at : at + 32]) for at in range(0, len(data), 32))
+    return [
+        f"{name:8} +{at:3}  " + " ".join(row[word : word + 8].hex() for word in range(0, 32, 8))
+        for at, row in rows
+        if any(row)
+    ]
 
 
 def example_markdown() -> str:
     """The example as docs/select.md has it."""
-    return "\n".join((*_stage_one(example()), *_stage_two(example()))).rstrip() + "\n"
+    x = example()
+    text = "\n".join((*_setting(), *_stage_one(x), *_stage_two(x))).rstrip()
+    return text.replace(" -", " −").replace("-0.", "−0.") + "\n"
+
+
+def _setting() -> list[str]:
+    """What the example is of."""
+    newest, least = len(_KEYS) - 1, _BELL["tokens"]
+    return [
+        f"- Two query heads, keys of one line (head_dim {ELEMENTS}), fp16, pages of "
+        + f"{_TOKENS} tokens.",
+        f"- Pages 0 to {newest}; of page {newest}, the newest, {least} token counts.",
+        f"- Each head names {_CONFIG.select_quota} pages. k is {_BELL['most']}. The target is "
+        + f"{_BELL['target']}, 0.9 for each head.",
+        f"- m = {_BELL['m']} and sh = {_BELL['sh']}, which is log2(e)/√{ELEMENTS}.",
+        "- Elements other than 0 and 1 are 0. The plan has exponent 0; elements 0 and 1 have "
+        + "mean 0, step 6 and count 4.",
+        f"- Pages were summarised while all were resident. Then page {_ABSENT} went.",
+        "",
+    ]
 
 
 def _stage_one(x: SimpleNamespace) -> list[str]:
     newest = len(_KEYS) - 1
     lines = [
-        "**Queries, plan, codes, estimates.** Two numbers in a cell are of head 0 and head 1.",
+        "**Queries, codes, estimates.** Two numbers in a cell are of head 0 and head 1.",
         "",
     ]
     lines += _table(
@@ -215,18 +237,15 @@ def _stage_two(x: SimpleNamespace) -> list[str]:
         + " and ".join(f"{int(z)} · 2^({int(e)} − 15)" for e, z in zip(*x.every, strict=True))
         + ".",
         "",
-        f"**Choice.** The target is {_BELL['target']}, 0.9 for each of two heads, and k is "
-        + f"{_BELL['most']}. Chosen: pages {', '.join(map(str, choice.pages))}. Missing: "
+        f"**Choice.** Chosen: pages {', '.join(map(str, choice.pages))}. Missing: "
         + f"{choice.missing}. Wanted: page {', '.join(map(str, choice.wanted))}.",
         "",
-        "**Bytes**, lowest address first, without the zeros behind:",
+        "**Bytes**, lowest address first; rows of zeros are left out:",
         "",
         "```text",
-        f"plan      {_hex(x.plan_line[:32]) or '0' * 16}… means, all 0",
-        f"  +32     {_hex(x.plan_line[32:])}",
-        f"doorbell  {_hex(x.bell)}",
-        f"answer    {_hex(x.answer[:64])}",
-        f"  +64     {_hex(x.answer[64:])}",
+        *_bytes("plan", x.plan_line),
+        *_bytes("doorbell", x.bell),
+        *_bytes("answer", x.answer),
         "```",
     ]
     return lines
