@@ -28,6 +28,7 @@ from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import QUEUE_COUNTERS, SessionCommand
 from kelp_spec.render import c_header, registers_markdown
+from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, CHOSEN_FIELDS, PLAN_FIELDS, Refusal
 from kelp_verif.formal.proofs import PROOFS
 
 BENCH = ROOT / "data" / "bench" / "bench.json"
@@ -45,6 +46,7 @@ TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp
         "ports.md",
         "kelp_regs.h",
         "figures.md",
+        "select.md",
         "verification.md",
         "architecture.svg",
     ],
@@ -147,6 +149,22 @@ def test_every_event_is_explained_to_a_host():
     said = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in pages)
     silent = [event.name for event in Event if event and not re.search(rf"\b{event.name}\b", said)]
     assert not silent, f"no page says when these come: {', '.join(silent)}"
+
+
+def test_the_fields_of_a_select_are_where_the_page_says():
+    page = prose(Path("docs/select.md"))
+    told = re.findall(r"^\| (\d+) \| (\d+) \| ([a-z_]+) \|", page, re.M)
+    laid = []
+    for fields in (BELL_FIELDS, ANSWER_FIELDS, CHOSEN_FIELDS):
+        ends = itertools.accumulate(bits for _, bits in fields)
+        laid += [(end - bits, bits, name) for end, (name, bits) in zip(ends, fields, strict=True)]
+    assert [(int(bit), int(bits), name) for bit, bits, name in told] == laid
+    assert "| 32 × 8 | mean |" in page and "| 9 | exponent |" in page
+    assert sum(bits for _, bits in PLAN_FIELDS) == 32 * (8 + 3 + 3) + 9 + 1
+    refusals = re.findall(r"^\| (\d) ([A-Z_]+) \|", page, re.M)
+    assert {name: int(code) for code, name in refusals} == {
+        reason.name: reason.value for reason in Refusal if reason
+    }
 
 
 def prose(path: Path) -> str:

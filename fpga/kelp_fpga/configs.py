@@ -10,7 +10,7 @@ __all__ = ["BOARD_CONFIGS", "FIRST_LIGHT", "board_config"]
 FIRST_LIGHT = "first_light"
 
 #: `board_small`: the engines of `unit` with pages as the recordings have them; quick to simulate.
-#: `ulx3s_select` chooses pages near memory, for two query heads a KV head and keys of one line
+#: `ulx3s_select` chooses pages near memory, for one query head a KV head and keys of one line
 #: (head_dim 32), in raw16 alone: 12 queues of 64 pages, each with a frame.
 #: `ulx3s_block` is `ulx3s` with as many frames as block RAM holds, for an 85F without our memory
 #: chip; `unit` the smallest of the named ones, `small` that with every slot at its least, `versa`

@@ -634,7 +634,7 @@ class Layouts:
 
 
 class PageValues(wiring.Signature):
-    """Eviction engine → tables of choices (docs/select.md, "Policy 2"). `value` of `page` of
+    """Eviction engine → tables of choices (docs/select_tables.md). `value` of `page` of
     `squeue`, in the cycle after; it is `known` where a turn or a guess of the queue has been over
     since its session was opened."""
 

@@ -93,8 +93,8 @@ class Config:
     select_looks: int = 64
     #: a page that is scored and absent has the mass that its summary says
     select_estimates: bool = False
-    #: what policy 2 learns from choices and guesses, for the device's own pages (docs/select.md,
-    #: "Policy 2"); needs `select_estimates`
+    #: what policy 2 learns from choices and guesses, for the device's own pages
+    #: (docs/select_tables.md); needs `select_estimates`
     select_tables: bool = False
     #: summaries are in memory, behind a port of their own (docs/select.md, "Summaries"); False: on
     #: the chip

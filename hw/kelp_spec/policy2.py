@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Constants of policy 2, the table policy (docs/select.md, "Policy 2"): how likely a page is read
+"""Constants of policy 2, the table policy (docs/select_tables.md): how likely a page is read
 in its queue's next turn, learnt from what choices took and from guessed queries."""
 
 from __future__ import annotations

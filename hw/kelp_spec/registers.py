@@ -573,7 +573,7 @@ class RegisterMap:
     def _tables(self) -> tuple[Field, ...]:
         if not self.config.select_tables:
             return ()
-        of = "with `policy` 1: pages are worth what the tables of choices say (docs/select.md)"
+        of = "with `policy` 1: pages are worth what tables of choices say (docs/select_tables.md)"
         return (Field("tables", 33, 1, of),)
 
     def _session_counters(self, p: str, base: int) -> tuple[Register, ...]:

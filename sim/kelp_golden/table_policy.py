@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policy 2, the table policy, the executable specification (docs/select.md, "Policy 2"): who would
+"""Policy 2, the table policy, the executable specification (docs/select_tables.md): who would
 be wanted in a queue's next turn, what gives way, what is fetched. Integers; one session.
 
 Frames and flights are in it, since what is decided depends on them; a flight is a page and the

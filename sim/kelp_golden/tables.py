@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What policy 2 learns in a device, the executable specification of `TableScores` (docs/select.md,
-"Policy 2"): how likely each page is wanted in its queue's next turn. Integers; no clock, no frames.
+"""What policy 2 learns in a device, the executable specification of `TableScores`
+(docs/select_tables.md): how likely each page is wanted in its queue's next turn. Integers; no
+clock, no frames.
 
 A queue is a squeue, session · queues + queue.
 """

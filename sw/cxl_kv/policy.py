@@ -37,7 +37,7 @@ class Policy:
         `Device.configure`).
     switches : int
         Policy: 0 the plain formula, 1 `kelp` (docs/policy.md), 2 what choices near memory have
-        taught, in a configuration with `select_tables` (docs/select.md).
+        taught, in a configuration with `select_tables` (docs/select_tables.md).
     budget_bytes : int
         DRAM that one queue may keep before it becomes the first to give frames back. 0: the queue
         with most frames gives.

@@ -85,7 +85,7 @@ class Session(NotCopied):
     fetch_from : float
         Of the pages that :meth:`select` would have fetched, those that have at least this share of
         the attention are, in a device that estimates what absent pages have; the others are not
-        worth what they would take the place of (docs/select.md, "Policy 2"). What an answer waits
+        worth what they would take the place of (docs/select_tables.md). What an answer waits
         for is fetched in any case.
     choices : int
         How many :meth:`select` and :meth:`summarise` have made: each gives back what the device

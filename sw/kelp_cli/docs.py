@@ -31,6 +31,9 @@ _BESIDE = {
 }
 _MUTANTS = "<!-- mutants: written by `kelp docs` from data/bench/mutate.json -->\n"
 _COVERAGE = "<!-- coverage: written by `kelp docs` from data/bench/coverage.json -->\n"
+_EXAMPLE = "<!-- example: written by `kelp docs` from the golden model -->\n"
+#: Pages of which parts are written.
+_PARTS = ("verification.md", "select.md")
 
 
 def generated(bench: Path, directory: Path) -> dict[str, str]:
@@ -44,8 +47,10 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     from kelp_verif.coverage.record import markdown as coverage_markdown
     from kelp_verif.mutation.hunt import markdown
 
+    from .select_example import example_markdown
+
     config = named(DOCUMENTED)
-    verification = directory / "verification.md"
+    verification, choice = (directory / name for name in _PARTS)
     page = read_text(verification)
     for mark, name, render in (
         (_RUNS, "nightly.json", runs_markdown),
@@ -53,10 +58,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
         (_MUTANTS, "mutate.json", lambda record: markdown(record["blocks"])),
     ):
         rows = _rendered(bench.with_name(name), _BESIDE[name], render)
-        parts = page.split(mark)
-        if len(parts) != 3:
-            raise UserError(f"{verification} has no two lines {mark.rstrip()}; see git diff")
-        page = mark.join((parts[0], f"\n{rows}\n", parts[2]))
+        page = _between(page, mark, rows, verification)
     return {
         "registers.md": registers_markdown(config),
         "cxl_registers.md": cxl_registers_markdown(named_cxlio("joined")),
@@ -66,8 +68,17 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
         "figures.md": _rendered(
             bench, f"kelp bench -o {bench}", lambda rows: figures_markdown(rows, GROUPS)
         ),
-        "verification.md": page,
+        verification.name: page,
+        choice.name: _between(read_text(choice), _EXAMPLE, example_markdown(), choice),
     }
+
+
+def _between(page: str, mark: str, text: str, path: Path) -> str:
+    """The page with `text` between its two lines `mark`; a UserError where it has no two."""
+    parts = page.split(mark)
+    if len(parts) != 3:
+        raise UserError(f"{path} has no two lines {mark.rstrip()}; see git diff")
+    return mark.join((parts[0], f"\n{text}\n", parts[2]))
 
 
 def _rendered(path: Path, maker: str, render: Callable) -> str:
@@ -94,12 +105,13 @@ def register(app: typer.Typer) -> None:
         ),
     ) -> None:
         """Write the register table, the port table, the C header, the page of figures, the picture
-        of the architecture and the last runs in verification.md from their sources."""
+        of the architecture, the last runs in verification.md and the example in select.md from
+        their sources."""
         if bench.exists() and not bench.is_file():
             raise UserError(f"{bench} is no file; --bench wants one that kelp bench has written")
         if not bench.exists():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
-        for needed in (*map(bench.with_name, _BESIDE), directory / "verification.md"):
+        for needed in (*map(bench.with_name, _BESIDE), *(directory / name for name in _PARTS)):
             if not needed.is_file():
                 raise UserError(f"{needed}: no such file; call it in a checkout")
         for name, text in generated(bench, directory).items():

@@ -149,7 +149,7 @@ def select(
     whether the device chooses so, and in as many cycles.
 
     The choice is the golden model's, bit for bit; the model runs in NumPy. docs/select.md
-    defines it.
+    defines it, docs/select_study.md has what was measured.
     """
     chosen = _numbers("quotas", quotas)
     for name in _OF_NO_TRACE if traces else _OF_TRACE:

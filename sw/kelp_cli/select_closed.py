@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """``kelp select TRACE… --rtl --residency R``: a text decoded by what the RTL chooses with little
-memory, beside the model with a clock (docs/select.md, "In a closed loop")."""
+memory, beside the model with a clock (docs/select_study.md, "In a closed loop")."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """``kelp select TRACE… --rtl``: the clock that token times are of, and every answer, held to RTL
-(docs/select.md, "Held to the RTL")."""
+(docs/select_study.md, "Held to the RTL")."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

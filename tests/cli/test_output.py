@@ -218,7 +218,8 @@ def test_rows_that_are_cut_are_named(tmp_path):
     "rows", ['{"rows": 1}', '{"blocks": 7}', "[[1]]", "3", '[{"part": "bench"}]']
 )
 def test_rows_of_another_shape_are_named(tmp_path, name, rows):
-    for path in (*(ROOT / "data" / "bench").glob("*.json"), ROOT / "docs" / "verification.md"):
+    pages = (ROOT / "docs" / page for page in ("verification.md", "select.md"))
+    for path in (*(ROOT / "data" / "bench").glob("*.json"), *pages):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / f"{name}.json").write_text(rows)
     options = ["docs", "--bench", f"{tmp_path}/bench.json", "-o", str(tmp_path)]
@@ -227,13 +228,16 @@ def test_rows_of_another_shape_are_named(tmp_path, name, rows):
     assert str(found.exception).startswith(f"{tmp_path}/{name}.json holds other rows than `")
 
 
-def test_a_page_without_its_marks_is_named(tmp_path):
-    (tmp_path / "verification.md").write_text("# Verification\n")
+@pytest.mark.parametrize(("page", "mark"), [("verification", "runs"), ("select", "example")])
+def test_a_page_without_its_marks_is_named(tmp_path, page, mark):
+    for name in ("verification.md", "select.md"):
+        (tmp_path / name).write_bytes((ROOT / "docs" / name).read_bytes())
+    (tmp_path / f"{page}.md").write_text("# A page\n")
     options = ["docs", "--bench", str(ROOT / "data/bench/bench.json"), "-o", str(tmp_path)]
     found = CliRunner().invoke(build_app(), options)
     assert isinstance(found.exception, UserError), found.exception
-    assert str(found.exception).startswith(f"{tmp_path}/verification.md has no two lines <!-- runs")
-    assert [path.name for path in tmp_path.iterdir()] == ["verification.md"]
+    assert str(found.exception).startswith(f"{tmp_path}/{page}.md has no two lines <!-- {mark}")
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 @pytest.mark.parametrize("columns", [24, 40, 80])

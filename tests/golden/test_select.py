@@ -133,6 +133,34 @@ def test_raw16_and_fp8_are_seen_as_int8_would_store_them(fmt):
     assert all((a == b).all() for a, b in zip(blocks, again, strict=True))
 
 
+@pytest.mark.parametrize("host_type", list(HostType))
+def test_what_a_host_reads_has_the_block_that_is_stored(host_type):
+    """Of int8 the same one; of int4 the same values, but for those of fp16 below its least number,
+    in a block that may be one binary place finer."""
+    size = 2.0 ** np.random.default_rng(3).integers(-30, 14, (4000, 1))
+    values = (np.random.default_rng(4).normal(size=(4000, ELEMENTS)) * size).clip(-6e4, 6e4)
+    if host_type is HostType.FP16:
+        codes = values.astype(np.float16).view(np.uint16)
+    else:
+        codes = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    for fmt in (Format.INT8, Format.INT4):
+        payload, scale = codec.encode(codes, host_type, fmt)
+        stored = select.of_stored(payload, scale, host_type, fmt)
+        read = select.of_host(codec.decode(payload, scale, host_type, fmt), host_type)
+        same = (value(stored) == value(read)).all(axis=-1)
+        some = (stored.x != 0).any(axis=-1)
+        if fmt is Format.INT8:
+            assert same.all() and (stored.e == read.e).all()
+        elif host_type is HostType.BF16:
+            assert same.all() and set((stored.e - read.e)[some]) == {0, 1}
+        else:
+            small = (scale & 255) < 106
+            assert same[~small].all() and not same[small].all()
+            assert set((stored.e - read.e)[some & ~small]) == {0, 1}
+            rounded = np.rint(value(stored) * 2.0**24) / 2.0**24
+            assert (value(read) == rounded)[small].all()
+
+
 @pytest.mark.parametrize("fmt", list(Format))
 def test_a_line_with_a_nan_is_zeros(fmt):
     values = np.ones((2, ELEMENTS))

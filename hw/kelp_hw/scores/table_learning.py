@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The tables V and T of every queue: what a turn teaches them, and what they say (docs/select.md,
-"Policy 2"). A page of a turn in 2 cycles, its value 5 cycles after it came; a page of a guess a
-cycle, answered after 4."""
+"""The tables V and T of every queue: what a turn teaches them, and what they say
+(docs/select_tables.md). A page of a turn in 2 cycles, its value 5 cycles after it came; a page of
+a guess a cycle, answered after 4."""
 
 from __future__ import annotations
 

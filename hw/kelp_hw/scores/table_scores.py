@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Policy 2's tables in the device: how likely each page is wanted in its queue's next turn, learnt
-from choices and guesses (docs/select.md, "Policy 2"). A page of a turn in 2 cycles, a page of a
+from choices and guesses (docs/select_tables.md). A page of a turn in 2 cycles, a page of a
 guess in 1 cycle; a value is read in 1 cycle."""
 
 from __future__ import annotations

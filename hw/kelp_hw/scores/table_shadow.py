@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """LRU's shadow of every session, in cohorts of pages that were last wanted in the same step, and
-the credit that its reads earn (docs/select.md, "Policy 2"). A page in 2 cycles, answered after 2;
+the credit that its reads earn (docs/select_tables.md). A page in 2 cycles, answered after 2;
 4 cycles for each cohort that leaves."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Arithmetic of policy 2's tables: what a turn makes of a page's frequencies and which entry of V
-it is in then; its entry of T and its value under a guess (docs/select.md, "Policy 2"). A page a
+it is in then; its entry of T and its value under a guess (docs/select_tables.md). A page a
 cycle: 4 cycles to the entry, 3 to a guess's value."""
 
 from __future__ import annotations

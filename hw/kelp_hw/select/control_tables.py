@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a choice teaches the tables of its queue, beside SelectControl's states (docs/select.md,
-"Policy 2"): pages that it takes or wants are marked as they come, then the queue's turn is over; of
-a guess their masses, then the tables say what is fetched."""
+"""What a choice teaches the tables of its queue, beside SelectControl's states
+(docs/select_tables.md): pages that it takes or wants are marked as they come, then the queue's
+turn is over; of a guess their masses, then the tables say what is fetched."""
 
 from __future__ import annotations
 

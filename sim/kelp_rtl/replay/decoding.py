@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A text decoded by a host whose device is RTL, with fewer frames than pages: what the device
-answers is attended to, and that decides the next queries (docs/select.md, "In a closed loop")."""
+answers is attended to, and that decides the next queries (docs/select_study.md,
+"In a closed loop")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One pool of frames with a clock, behind a device that chooses: what is resident, what the tier is
-bringing, what gives way, and policy 2 (docs/select.md, "Policy 2").
+bringing, what gives way, and policy 2 (docs/select_tables.md).
 
 Integers throughout; a key is queue · pages + page. Times are cycles of 1 ns.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Cycles of a layer, 1 ns each: by choice and gather near memory, and by plain reads.
 
-Each constant says which figure of the RTL it is; docs/select.md, "What it is worth with little
-memory", has the model.
+Each constant says which figure of the RTL it is; docs/select_study.md, "The clock",
+has the model.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Timing:
     #: one line in so many is a LOOK's while gathered lines of its session want every cycle
     #: (docs/design.md §1)
     share: int = 2
-    #: latencies beside docs/select.md's formulas, of the RTL's phases ("Held to the RTL"): from a
-    #: doorbell to stage one, beside queries and their way to block form
+    #: latencies beside docs/select.md's formulas, of the RTL's phases (docs/select_study.md, "Held
+    #: to the RTL"): from a doorbell to stage one, beside queries and their way to block form
     prepare: int = 7
     #: of a query's line into block form
     load: int = 14

@@ -114,8 +114,8 @@ def _turned(rows: torch.Tensor, first: int, theta: float) -> torch.Tensor:
 def _prefilled(cache: EndpointCache, layer: int, query, key, theta: float | None) -> None:
     """A prompt, or a part of one, has been attended to: where the layer will choose its pages are
     planned, and summarised while they are there if they may go before it does (`presses`). That
-    fixes the plan. A part's plan chooses no worse than the whole prompt's (docs/select.md), and
-    summaries that another plan made would."""
+    fixes the plan. A part's plan chooses no worse than the whole prompt's
+    (docs/select_study.md), and summaries that another plan made would."""
     endpoint, sparse = cache.layers[layer], cache.sparse
     if sparse is None or endpoint.is_sliding or layer in sparse.dense:
         return

@@ -59,7 +59,8 @@ _TITLES = {
     ),
     "select": (
         "Choice near memory",
-        "attn_3, a text that the small model decodes by chosen pages ([select.md](select.md)). "
+        "attn_3, a text that the small model decodes by chosen pages "
+        + "([select_study.md](select_study.md)). "
         + "Configuration `trace_select`: 200 steps on the RTL, everything resident; "
         + "`timing_error` is the timing model's, of all cycles. `gathered_lines_per_cycle`: while "
         + "the next KV head's SELECT runs; `hit_lines_per_cycle`: plain ones of a session amid a "
@@ -117,8 +118,8 @@ def figures_markdown(rows: Iterable[dict], groups: Iterable[str]) -> str:
     for group, measured in of.items():
         lines += _group(group, measured)
     lines += ["", "## Not measured", ""]
-    lines += ["Bars of what `kelp bench` does not run. [select.md](select.md) has measured all by"]
-    lines += ["hand but the gaps of the real model.", ""]
+    lines += ["Bars of what `kelp bench` does not run. [select_study.md](select_study.md) has"]
+    lines += ["measured all by hand but the gaps of the real model.", ""]
     lines += ["| row | unit | bar |", "|---|---|---|"]
     lines += [f"| `{name}` | {unit} | {goal} |" for name, unit, goal in NOT_MEASURED]
     return "\n".join(lines) + "\n"
