@@ -29,12 +29,12 @@ from .session import Session
 from .shape import ModelShape
 from .transport import Transport
 
-__all__ = ["Device"]
+__all__ = ["POISONING", "Device"]
 
 _EVENTS_KEPT = 1024
 _ABANDONED_SECONDS = 30  #: until sessions that nobody can reach are closed
 #: What poisons lines of the page that it names.
-_POISONING = (
+POISONING = (
     "FETCH_FAILED",
     "STARVED",
     "UNCORRECTED",
@@ -338,7 +338,7 @@ class Device(NotCopied):
             for e in reversed(self._events):
                 if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e[
                     "code"
-                ] in _POISONING:
+                ] in POISONING:
                     return e["code"]
         return None
 
