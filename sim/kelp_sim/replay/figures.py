@@ -128,7 +128,7 @@ def summarise(
         engine=engine,
         command=command,
         config=done.setup.config.name,
-        config_hash=done.setup.config.digest,
+        digest=done.setup.config.digest,
         policy=done.policy,
         seed=done.seed,
         residency=done.residency,
@@ -150,9 +150,11 @@ def summarise(
         resident_step_cycles=measured.resident_step_cycles,
         hit_rate=1 - counters["misses"] / counters["accesses"],
         demand_misses=counters["misses"],
-        victims=counters["evictions"],
+        evictions=counters["evictions"],
         write_backs=counters["write_backs"],
-        prefetches=sum(counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s),
+        prefetch_issued=sum(
+            counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s
+        ),
         flash_reads=counters["fetches"],
         flash_read_bytes=measured.flash_bytes[0],
         flash_write_bytes=measured.flash_bytes[1],

@@ -145,13 +145,13 @@ def _flash(result: ReplayResult) -> Section:
         "Flash",
         [
             Row("demand misses", f"{misses:,}", f"{misses / result.accesses:.4f} per access"),
-            Row("prefetches", f"{result.prefetches:,}"),
+            Row("prefetch_issued", f"{result.prefetch_issued:,}"),
             Row(
                 "page reads",
                 f"{result.flash_reads:,}",
                 f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step",
             ),
-            Row("victims", f"{result.victims:,}"),
+            Row("evictions", f"{result.evictions:,}"),
             Row("write-backs", f"{result.write_backs:,}"),
             Row("bytes read", _bytes(result.flash_read_bytes)),
             Row("bytes written", _bytes(result.flash_write_bytes)),
@@ -177,7 +177,7 @@ def _what_ran(result: ReplayResult) -> Section:
         "What ran",
         [
             Row("recording", "", result.trace),
-            Row("configuration", result.config, result.config_hash),
+            Row("configuration", result.config, result.digest),
             Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
             Row(
                 "stored formats",
@@ -197,7 +197,7 @@ def as_json(result: ReplayResult) -> dict:
         "schema_version": 1,
         "trace": result.trace,
         "config": result.config,
-        "config_hash": result.config_hash,
+        "digest": result.digest,
         "policy": result.policy,
         "seed": int(result.seed),
         "residency": float(result.residency),
@@ -238,9 +238,9 @@ def as_json(result: ReplayResult) -> dict:
             for name, one in result.references.items()
         },
         "demand_misses": int(result.demand_misses),
-        "victims": int(result.victims),
+        "evictions": int(result.evictions),
         "write_backs": int(result.write_backs),
-        "prefetches": int(result.prefetches),
+        "prefetch_issued": int(result.prefetch_issued),
         "flash_reads": int(result.flash_reads),
         "flash_reads_per_access": float(result.flash_reads_per_access),
         "flash_bytes": int(result.flash_bytes),

@@ -88,9 +88,9 @@ def lockstep_part(chosen, replay):
     issued = sum(count for name, count in c.items() if name.startswith("prefetch_issued_"))
     met = {
         "misses": c["misses"],
-        "victims": c["evictions"],
+        "evictions": c["evictions"],
         "write_backs": c["write_backs"],
-        "prefetches": issued,
+        "prefetch_issued": issued,
     }
     return LockStepPart(accesses=len(chosen.sequence), counts=met)
 
