@@ -31,7 +31,7 @@ RESIDENCY = 0.125
 #: One pool for pages in three stored formats, whichever part is replayed.
 FORMATS = ("0-2:int8,int4", "3-13:fp8_e4m3,int4", "14-:int8,int4")
 #: What the lock-step part must have met, or it has shown little.
-LOCKSTEP_NEEDS = {"misses": 200, "evictions": 200, "write_backs": 50}
+LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50}
 
 
 def register(app: typer.Typer) -> None:

@@ -88,9 +88,7 @@ def _rendered(path: Path, maker: str, render: Callable) -> str:
 def register(app: typer.Typer) -> None:
     @app.command()
     def docs(
-        directory: Annotated[Path, typer.Option("--output", "-o", help="Where docs/ is.")] = Path(
-            "docs"
-        ),
+        directory: Annotated[Path, typer.Option("-o", help="Where docs/ is.")] = Path("docs"),
         bench: Annotated[Path, typer.Option(help="Rows of kelp bench.")] = Path(
             "data/bench/bench.json"
         ),

@@ -105,9 +105,9 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(help=f"Of {', '.join(PARTS)}; all when left out."),
         ] = None,
-        output: Annotated[
-            Path, typer.Option("--output", "-o", help="Where the results go, as JSON.")
-        ] = Path("build/nightly.json"),
+        output: Annotated[Path, typer.Option("-o", help="Where the results go, as JSON.")] = Path(
+            "build/nightly.json"
+        ),
     ) -> None:
         """Run every part to its end whatever the others did, record date, commit and result, and
         exit 1 if one failed. Parts that are not run keep what is recorded of them."""

@@ -23,7 +23,7 @@ _OF_TRACE = (
     *("lists", "rtl", "config"),
 )
 _OF_NO_TRACE = ("texts", "page_tokens", "code_bits")
-_NOT_OF_RTL = ("policy", "told", "lists", "report")
+_NOT_OF_RTL = ("policy", "told", "lists", "page")
 #: With `--rtl`, with little resident alone.
 _OF_LITTLE = ("wait_above", "guess")
 
@@ -58,7 +58,7 @@ def select(
             show_default=False,
         ),
     ] = None,
-    prefill: Annotated[
+    first: Annotated[
         int | None,
         typer.Option(
             min=32,
@@ -128,9 +128,9 @@ def select(
         Path | None,
         typer.Option(help="Of TRACE: write the pages that each reader chose to this .npz."),
     ] = None,
-    report: Annotated[
+    page: Annotated[
         Path | None,
-        typer.Option(help="Also write a page and its plots into this directory."),
+        typer.Option(help="Write a page and its plots into this folder."),
     ] = None,
     rtl: Annotated[
         bool,
@@ -166,27 +166,27 @@ def select(
             raise UserError(f"--{name.replace('_', '-')} with --rtl goes with --residency")
     if not 0 <= wait_above <= 1:
         raise UserError(f"--wait-above {wait_above} is refused; legal: 0 to 1")
-    writable(lists, json=json, folder=report)
-    drawable(report)
+    writable(lists, json=json, folder=page)
+    drawable(page)
     if traces:
         from . import select_worth
 
         asked = select_worth.Asked(
-            model, traces, tokens, prefill, None if rtl and not little else residency,
+            model, traces, tokens, first, None if rtl and not little else residency,
             wait_above, policy, guess, told, warm,
         )  # fmt: skip
         quota = chosen[0]
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None
-        select_worth.worth(asked, quota, most, json, lists, report, config if rtl else None)
+        select_worth.worth(asked, quota, most, json, lists, page, config if rtl else None)
         return
     from .select_study import Asked, study
 
     asked = Asked(
-        model, texts, tokens or 2048, 1792 if prefill is None else prefill, chosen, most,
+        model, texts, tokens or 2048, 1792 if first is None else first, chosen, most,
         _numbers("page-tokens", page_tokens), _numbers("code-bits", code_bits, 32),
     )  # fmt: skip
-    study(asked, json, report)
+    study(asked, json, page)
 
 
 def _numbers(option: str, text: str, most: int = _MOST) -> list[int]:

@@ -35,7 +35,7 @@ class Asked:
         )
 
 
-def study(asked: Asked, json: Path | None, report: Path | None) -> None:
+def study(asked: Asked, json: Path | None, page: Path | None) -> None:
     """Measures, writes and shows it. UserError where it cannot be begun."""
     from kelp_sim.quality import llama
     from kelp_sim.quality.tokens import TokenizerError
@@ -43,7 +43,7 @@ def study(asked: Asked, json: Path | None, report: Path | None) -> None:
 
     if not asked.first < asked.tokens - 1:
         raise UserError(
-            f"--prefill {asked.first} of {asked.tokens} tokens leaves none to judge by; legal: to "
+            f"--first {asked.first} of {asked.tokens} tokens leaves none to judge by; legal: to "
             + f"{asked.tokens - 2}"
         )
     try:
@@ -67,18 +67,18 @@ def study(asked: Asked, json: Path | None, report: Path | None) -> None:
             _show(curve, len(documents), asked.tokens - 1 - asked.first)
 
     with anyway(tell):
-        if report is not None:
+        if page is not None:
             from kelp_sim.select import study_page
 
             pictures = study_page.plots(curve)
             for name, image in pictures.items():
-                write_whole(report / name, image)
-            write_whole(report / "select.html", study_page.page(curve, pictures, asked.what))
+                write_whole(page / name, image)
+            write_whole(page / "select.html", study_page.page(curve, pictures, asked.what))
         if json is not None:
             found = {"what": asked.what, "rows": [asdict(row) for row in rows], "curve": curve}
             write_json(json, "select", found | {"quotas": _first(curve)})
-    if report is not None and str(json) != "-":
-        console.print(f"{report / 'select.html'} written", soft_wrap=True)
+    if page is not None and str(json) != "-":
+        console.print(f"{page / 'select.html'} written", soft_wrap=True)
 
 
 def _first(curve: list[dict]) -> dict[int, dict]:

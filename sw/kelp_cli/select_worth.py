@@ -51,7 +51,7 @@ def worth(
     most: int,
     json,
     lists,
-    report,
+    page,
     config: str | None,
 ) -> None:
     """Measure, and show or write what was asked for; with a `config` on its RTL, whose `quota` it
@@ -122,13 +122,13 @@ def worth(
     with anyway(tell):
         if lists is not None:
             _lists(lists, found.lists)
-        if report is not None:
+        if page is not None:
             from kelp_sim.select import worth_page
 
             pictures = worth_page.plots(found)
             for name, image in pictures.items():
-                write_whole(report / name, image)
-            write_whole(report / "select.html", worth_page.page(found, pictures, what))
+                write_whole(page / name, image)
+            write_whole(page / "select.html", worth_page.page(found, pictures, what))
         if json is not None:
             write_json(
                 json,
@@ -143,8 +143,8 @@ def worth(
                     "missing": found.missing,
                 },
             )
-    if report is not None and str(json) != "-":
-        console.print(f"{report / 'select.html'} written", soft_wrap=True)
+    if page is not None and str(json) != "-":
+        console.print(f"{page / 'select.html'} written", soft_wrap=True)
 
 
 def _residencies(text: str) -> list[float]:
@@ -197,8 +197,8 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['residency']:.1%}",
             f"{row['token_time_0']:.2f}",
             f"{row['token_time_100us']:.3f}",
-            f"{row['waiting_layers']:.0%}",
-            f"{row['waiting_tokens']:.0%}",
+            f"{row['layers_wait']:.0%}",
+            f"{row['tokens_wait']:.0%}",
             f"{row['choice_loss']:+.1%}",
             f"{row['residency_loss']:+.1%}",
             f"{row['worst_residency_loss']:+.1%}",

@@ -72,8 +72,7 @@ def import_(
         Path, typer.Argument(help="The trace as that tool wrote it.", show_default=False)
     ],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The block trace to write, .npz.", show_default=False),
+        Path, typer.Option("-o", help="The block trace to write, .npz.", show_default=False)
     ],
 ) -> None:
     """Turn another tool's trace into a block trace (kelp-blocks-1, docs/lab.md)."""
@@ -106,8 +105,7 @@ def record(
     ],
     text: Annotated[Path, typer.Option(help="The text to decode.", show_default=False)],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The recording to write, .npz.", show_default=False),
+        Path, typer.Option("-o", help="The recording to write, .npz.", show_default=False)
     ],
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of the text, prefill included.")

@@ -12,7 +12,7 @@ from trace_files import contents, save
 
 from kelp_cli.demo import LOCKSTEP_NEEDS
 
-KEYS = """trace config digest policy seed residency accesses lockstep_accesses line_requests
+KEYS = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests
 mismatches token_time token_time_modelled waiting_layers waiting_tokens hit_rate lru_hit_rate
 lru_pooled_hit_rate belady_hit_rate demand_misses flash_reads_per_access cycles lines_per_cycle
 lines_per_second""".split()

@@ -20,7 +20,7 @@ MODEL = str(ROOT / "data" / "model")
 
 def test_a_short_study():
     done = kelp(
-        *("select", "--model", MODEL, "--texts", "1", "--tokens", "200", "--prefill", "180"),
+        *("select", "--model", MODEL, "--texts", "1", "--tokens", "200", "--first", "180"),
         *("--quotas", "3", "--most", "4", "--json", "-"),
     )
     found = json.loads(done.stdout)
@@ -30,9 +30,9 @@ def test_a_short_study():
 
 def test_curves_over_bytes_and_page_size(tmp_path):
     done = kelp(
-        *("select", "--model", MODEL, "--texts", "1", "--tokens", "200", "--prefill", "180"),
+        *("select", "--model", MODEL, "--texts", "1", "--tokens", "200", "--first", "180"),
         *("--quotas", "3", "--most", "4", "--page-tokens", "16,8", "--code-bits", "32,8"),
-        *("--json", str(tmp_path / "curve.json"), "--report", str(tmp_path / "page")),
+        *("--json", str(tmp_path / "curve.json"), "--page", str(tmp_path / "page")),
     )
     assert not done.returncode, done.stderr
     found = json.loads((tmp_path / "curve.json").read_text())
@@ -55,7 +55,7 @@ def test_bad_options_are_one_line():
             "--code-bits '8,33' is not whole numbers from 1 to 32, each once",
         ),
         (("--code-bits", "8", str(ROOT / "LICENSE")), "--code-bits goes without TRACE"),
-        (("--tokens", "100", "--prefill", "99"), "--prefill 99 of 100 tokens leaves none"),
+        (("--tokens", "100", "--first", "99"), "--first 99 of 100 tokens leaves none"),
         (("--model", "nowhere"), "nowhere"),
         (("--residency", "0.5"), "--residency goes with TRACE"),
         (("--no-guess",), "--guess goes with TRACE"),
@@ -68,9 +68,9 @@ def test_worth_with_little_memory(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
     done = kelp(
-        *("select", str(text), "--model", MODEL, "--tokens", "150", "--prefill", "112", "--warm"),
+        *("select", str(text), "--model", MODEL, "--tokens", "150", "--first", "112", "--warm"),
         *("4", "--quotas", "3", "--most", "4", "--residency", "0.5", "--json", "-"),
-        *("--lists", str(tmp_path / "lists.npz"), "--report", str(tmp_path / "page")),
+        *("--lists", str(tmp_path / "lists.npz"), "--page", str(tmp_path / "page")),
     )
     found = json.loads(done.stdout)
     assert [row["reader"] for row in found["rows"]][-1] == "kelp"
@@ -134,7 +134,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--policy", "fifo"), "--policy 'fifo' is unknown"),
         ((small, "--page-tokens", "8"), "--page-tokens goes without TRACE"),
         ((small, "--lists", str(tmp_path)), f"{tmp_path} is a directory"),
-        ((small, "--report", str(text)), f"{text} is a file; the name of a directory"),
+        ((small, "--page", str(text)), f"{text} is a file; the name of a directory"),
         ((small, "--tokens", "600", "--warm", "900"), "--warm 900 of"),
         ((small, "--rtl", "--policy", "lru"), "--policy goes without --rtl"),
         ((small, "--rtl", "--wait-above", "0.2"), "--wait-above with --rtl goes with --residency"),

@@ -128,7 +128,7 @@ def summarise(
         engine=engine,
         command=command,
         config=done.setup.config.name,
-        digest=done.setup.config.digest,
+        config_hash=done.setup.config.digest,
         policy=done.policy,
         seed=done.seed,
         residency=done.residency,
@@ -150,11 +150,9 @@ def summarise(
         resident_step_cycles=measured.resident_step_cycles,
         hit_rate=1 - counters["misses"] / counters["accesses"],
         demand_misses=counters["misses"],
-        evictions=counters["evictions"],
+        victims=counters["evictions"],
         write_backs=counters["write_backs"],
-        prefetch_issued=sum(
-            counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s
-        ),
+        prefetches=sum(counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s),
         flash_reads=counters["fetches"],
         flash_read_bytes=measured.flash_bytes[0],
         flash_write_bytes=measured.flash_bytes[1],

@@ -39,7 +39,7 @@ class ReplayResult:
     engine: str  #: "rtl" or "golden"
     command: str  #: what to type to get this result again
     config: str
-    digest: str
+    config_hash: str
     policy: str
     seed: int
     residency: float  #: asked for
@@ -55,7 +55,7 @@ class ReplayResult:
     #: unequal lines + decisions + counters, free-running and lock-step together
     mismatches: int
     mismatch_examples: tuple[str, ...] = ()
-    #: counts of the lock-step part: "misses", "evictions", "write_backs", …
+    #: counts of the lock-step part: "misses", "victims", "write_backs", …
     lockstep: Mapping[str, int] = field(default_factory=dict)
 
     # Who waits (docs/replay.md).
@@ -69,9 +69,9 @@ class ReplayResult:
     # What the policy did, from the engine's own counters.
     hit_rate: float  #: 1 − misses / accesses
     demand_misses: int
-    evictions: int
+    victims: int
     write_backs: int
-    prefetch_issued: int
+    prefetches: int
     flash_reads: int  #: pages read from flash, demand and prefetch
     flash_read_bytes: int
     flash_write_bytes: int

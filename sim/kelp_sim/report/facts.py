@@ -145,13 +145,13 @@ def _flash(result: ReplayResult) -> Section:
         "Flash",
         [
             Row("demand misses", f"{misses:,}", f"{misses / result.accesses:.4f} per access"),
-            Row("prefetch_issued", f"{result.prefetch_issued:,}"),
+            Row("prefetches", f"{result.prefetches:,}"),
             Row(
                 "page reads",
                 f"{result.flash_reads:,}",
                 f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step",
             ),
-            Row("evictions", f"{result.evictions:,}"),
+            Row("victims", f"{result.victims:,}"),
             Row("write-backs", f"{result.write_backs:,}"),
             Row("bytes read", _bytes(result.flash_read_bytes)),
             Row("bytes written", _bytes(result.flash_write_bytes)),
@@ -177,7 +177,7 @@ def _what_ran(result: ReplayResult) -> Section:
         "What ran",
         [
             Row("recording", "", result.trace),
-            Row("configuration", result.config, result.digest),
+            Row("configuration", result.config, result.config_hash),
             Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
             Row(
                 "stored formats",
@@ -191,13 +191,14 @@ def _what_ran(result: ReplayResult) -> Section:
 
 
 def as_json(result: ReplayResult) -> dict:
-    """The content of report.json: fractions 0 … 1, counts as integers, plain types only."""
+    """The content of report.json: fractions 0 … 1, counts as integers, plain types only. Its names
+    are read by others and stay: what is added is a name more, never another name for a thing."""
     return {
         "schema": "kelp.report",
         "schema_version": 1,
         "trace": result.trace,
         "config": result.config,
-        "digest": result.digest,
+        "config_hash": result.config_hash,
         "policy": result.policy,
         "seed": int(result.seed),
         "residency": float(result.residency),
@@ -238,9 +239,9 @@ def as_json(result: ReplayResult) -> dict:
             for name, one in result.references.items()
         },
         "demand_misses": int(result.demand_misses),
-        "evictions": int(result.evictions),
+        "victims": int(result.victims),
         "write_backs": int(result.write_backs),
-        "prefetch_issued": int(result.prefetch_issued),
+        "prefetches": int(result.prefetches),
         "flash_reads": int(result.flash_reads),
         "flash_reads_per_access": float(result.flash_reads_per_access),
         "flash_bytes": int(result.flash_bytes),

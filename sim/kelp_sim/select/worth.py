@@ -23,10 +23,10 @@ from .timing import RTL, Shape, Timing
 
 __all__ = ["HOST", "KEYS", "Found", "enough", "given", "summary", "worth"]
 
-#: What a row has, in this order.
+#: What a row has, in this order. Others recompute from them: a name that changes breaks what they have.
 KEYS = (
-    *("reader", "document", "residency", "token_time_0", "token_time_100us", "waiting_layers"),
-    *("waiting_tokens", "nll", "nll_ideal", "nll_all_resident", "flash_per_layer"),
+    *("reader", "document", "residency", "token_time_0", "token_time_100us", "layers_wait"),
+    *("tokens_wait", "nll", "nll_ideal", "nll_all_resident", "flash_per_layer"),
     *("lru_flash_per_layer", "link_bytes_per_token", "chosen_bytes_per_token"),
 )
 HOST = 100_000  #: cycles of a host that computes, a layer
@@ -98,7 +98,7 @@ def given(
         if not 0 < start < len(ids) - 1:
             raise ValueError(
                 f"{one} has {len(ids)} tokens: decoding from token {start} on leaves none to "
-                + f"judge by; legal: --prefill 1 to {len(ids) - 2}"
+                + f"judge by; legal: --first 1 to {len(ids) - 2}"
             )
         found.append((one.stem, ids, start))
     return model, found
@@ -302,8 +302,8 @@ def summary(rows: list[dict]) -> list[dict]:
                 "documents": len(mine),
                 "token_time_0": ratio("token_time_0"),
                 "token_time_100us": ratio("token_time_100us"),
-                "waiting_layers": mean("waiting_layers"),
-                "waiting_tokens": mean("waiting_tokens"),
+                "layers_wait": mean("layers_wait"),
+                "tokens_wait": mean("tokens_wait"),
                 "choice_loss": float(np.expm1(choice.mean())),
                 "residency_loss": float(np.expm1(loss.mean())),
                 "residency_loss_interval": np.expm1(np.quantile(draws, [0.025, 0.975])).tolist(),

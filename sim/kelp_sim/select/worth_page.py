@@ -34,8 +34,8 @@ COLUMNS = (
     ("residency", "{:.1%}"),
     ("token_time_0", "{:.2f}"),
     ("token_time_100us", "{:.3f}"),
-    ("waiting_layers", "{:.1%}"),
-    ("waiting_tokens", "{:.1%}"),
+    ("layers_wait", "{:.1%}"),
+    ("tokens_wait", "{:.1%}"),
     ("choice_loss", "{:+.2%}"),
     ("residency_loss", "{:+.2%}"),
     ("worst_residency_loss", "{:+.2%}"),
@@ -167,8 +167,8 @@ def _token_time(entries):
 def _who_waits(entries):
     figure, panels = plt.subplots(2, 1, figsize=(11, 8), layout="constrained")
     for panel, key, title in (
-        (panels[0], "waiting_layers", "share of layers that wait, no host compute"),
-        (panels[1], "waiting_tokens", "share of tokens that wait, no host compute"),
+        (panels[0], "layers_wait", "share of layers that wait, no host compute"),
+        (panels[1], "tokens_wait", "share of tokens that wait, no host compute"),
     ):
         _bars(panel, entries, key, "{:.0%}")
         panel.set_ylim(0, 1.15)

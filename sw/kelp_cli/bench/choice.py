@@ -72,7 +72,7 @@ def select_rows(
     for title, value, unit, goal in (
         (f"{at}.without_host_compute", mine["token_time_0"], "ratio", "≤ 2"),
         (f"{at}.100us_a_layer", mine["token_time_100us"], "ratio", "≤ 1.03"),
-        (f"{at}.waiting_layers", mine["waiting_layers"], "fraction", "≤ 0.01"),
+        (f"{at}.waiting_layers", mine["layers_wait"], "fraction", "≤ 0.01"),
         ("select.residency_loss", mine["residency_loss"], "fraction of the perplexity", "≤ 0.002"),
         ("select.choice_loss", mine["choice_loss"], "fraction of the perplexity", "≤ 0.005"),
     ):

@@ -51,9 +51,9 @@ def register(app: typer.Typer) -> None:
                 + ".venv.hf alone."
             ),
         ] = None,
-        output: Annotated[
-            Path, typer.Option("--output", "-o", help="Where the rows go, as JSON.")
-        ] = Path("build/bench.json"),
+        output: Annotated[Path, typer.Option("-o", help="Where the rows go, as JSON.")] = Path(
+            "build/bench.json"
+        ),
     ) -> None:
         """Measure cycles, rates and ratios; write build/bench.json and print the table. Exit 1
         where one misses its bar; wall-clock rates only warn, since they are of the machine too."""

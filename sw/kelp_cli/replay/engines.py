@@ -88,9 +88,9 @@ def lockstep_part(chosen, replay):
     issued = sum(count for name, count in c.items() if name.startswith("prefetch_issued_"))
     met = {
         "misses": c["misses"],
-        "evictions": c["evictions"],
+        "victims": c["evictions"],
         "write_backs": c["write_backs"],
-        "prefetch_issued": issued,
+        "prefetches": issued,
     }
     return LockStepPart(accesses=len(chosen.sequence), counts=met)
 

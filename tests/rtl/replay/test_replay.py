@@ -582,10 +582,10 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode, config):
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (found["engine"], found["mismatches"], found["mismatch_examples"]) == ("rtl", 0, [])
     assert (
-        found["evictions"] > 50
+        found["victims"] > 50
         and found["write_backs"] > 20
         # in `trace` 6 of this recording's are issued
-        and found["prefetch_issued"] > (10 if config == "unit_select" else 4)
+        and found["prefetches"] > (10 if config == "unit_select" else 4)
         and found["cycles"] > found["line_requests"] / 2
     )
     assert (found["lockstep_accesses"] == found["accesses"]) == (mode == "--lockstep")
@@ -652,11 +652,11 @@ def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
     wanted = {
         "accesses": lab["accesses"],
         "demand_misses": lab["demand_misses"],
-        "prefetch_issued": lab["prefetch_issued"],
+        "prefetches": lab["prefetch_issued"],
         "hit_rate": lab["hit_rate"],
         "flash_reads": lab["flash_reads"],
     }
-    assert wanted["demand_misses"] > 200 and not wanted["prefetch_issued"]
+    assert wanted["demand_misses"] > 200 and not wanted["prefetches"]
     for found in (golden, kelp_unit(tmp_path, "--lockstep")[1]):
         assert {name: found[name] for name in wanted} == wanted, found["engine"]
 

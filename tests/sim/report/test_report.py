@@ -79,9 +79,9 @@ class Page(HTMLParser):
 
 
 # The names that build/demo/report.json must have, whatever else it holds.
-NAMES = """trace config digest policy seed residency accesses lockstep_accesses line_requests
+NAMES = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests
 mismatches hit_rate lru_hit_rate lru_pooled_hit_rate belady_hit_rate demand_misses
-flash_reads_per_access evictions prefetch_issued cycles lines_per_cycle lines_per_second""".split()
+flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()
 
 
 def test_json_has_every_name_and_fractions(result, tmp_path):
@@ -153,7 +153,7 @@ def test_page_stands_alone_and_holds_everything(result, tmp_path):
         f"{result.lru_hit_rate:.2%}",
         f"{result.belady_hit_rate:.2%}",
         result.command,
-        result.digest,
+        result.config_hash,
         f"{result.line_requests:,}",
         "agree: 0 mismatches",
     ):

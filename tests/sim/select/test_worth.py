@@ -75,7 +75,7 @@ def test_rows_of_all_readers(small):
     assert by["dense"]["chosen_bytes_per_token"] > by["ideal"]["chosen_bytes_per_token"]
     assert by["quest"]["link_bytes_per_token"] > by["quest"]["chosen_bytes_per_token"]
     assert by["ideal"]["flash_per_layer"] == by["kelp"]["lru_flash_per_layer"]
-    assert by["kelp"]["waiting_layers"] == 0
+    assert by["kelp"]["layers_wait"] == 0
     whole = {f"{r}|text|1.0" for r in [*rivals.NAMES, "kelp"]}
     assert set(found.lists) == whole | {"kelp|text|0.5", "kelp|text|0.5|100us"}
     # Whoever has the lists finds the bytes that were chosen.
