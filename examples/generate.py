@@ -126,7 +126,7 @@ def compare(device, model, tokenizer, inputs, formats, options) -> None:
     """Generate with DynamicCache and on the device, and print what came of it."""
     how = dict(max_new_tokens=options.tokens, do_sample=False)
     plain = not device.transport.hints  # memory that takes none and counts nothing
-    policy = cxl_kv.Policy() if plain else cxl_kv.Policy(score="pushed", mass_gain=4)
+    policy = cxl_kv.Policy() if plain else cxl_kv.Policy(score="pushed", mass_shift=4)
     if not plain:
         use_probe(model)
     prompt = inputs["input_ids"].shape[1]

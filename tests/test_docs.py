@@ -17,16 +17,19 @@ from amaranth.lib import wiring
 from paths import DOCS, ROOT
 from source_tree import ALLOWED, ALSO, tracked
 
+import cxl_kv
+from cxl_kv.device import POISONING
 from kelp_cli.docs import DOCUMENTED, generated
 from kelp_cli.main import build_app
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
 from kelp_spec.cxlio.config import CXLIO, named_cxlio
+from kelp_spec.cxlio.events import CORRECTABLE, RECORDS, UNCORRECTABLE, Kind, Log
 from kelp_spec.cxlio.render import cxl_registers_markdown
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
-from kelp_spec.registers import QUEUE_COUNTERS, SessionCommand
+from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, SessionCommand
 from kelp_spec.render import c_header, registers_markdown
 from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, CHOSEN_FIELDS, PLAN_FIELDS, Refusal
 from kelp_verif.formal.proofs import PROOFS
@@ -143,14 +146,6 @@ def test_every_register_of_cxl_io_is_described(name):
     assert len(rows) > 50 and not silent, f"nothing is said of {', '.join(silent)}"
 
 
-def test_every_event_is_explained_to_a_host():
-    """The register table has its number alone."""
-    pages = ("interface", "hints", "protection", "coherence", "select")
-    said = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in pages)
-    silent = [event.name for event in Event if event and not re.search(rf"\b{event.name}\b", said)]
-    assert not silent, f"no page says when these come: {', '.join(silent)}"
-
-
 def test_the_fields_of_a_select_are_where_the_page_says():
     page = prose(Path("docs/select.md"))
     told = re.findall(r"^\| (\d+) \| (\d+) \| ([a-z_]+) \|", page, re.M)
@@ -214,6 +209,76 @@ def test_the_import_table_is_that_of_the_layout_test():
     packages = {row[0].strip("`"): names(row[2]) for row in table(page, "package")}
     assert packages == ALLOWED
     assert {row[0].strip("`"): names(row[1]) for row in table(page, "place")} == ALSO
+
+
+ERRORS = Path("docs/errors.md")
+
+
+def wrong_events(rows: list[list[str]]) -> list[str]:
+    """What the rows of the events' table say otherwise than the source."""
+    codes = [event.name for event in Event if event]
+    wrong = [] if [row[0] for row in rows] == codes else [f"events are {', '.join(codes)}"]
+    for row in rows:
+        event, counters, record, bit, raised = Event[row[0]], *row[4:]
+        told = ", ".join(e.name for e in RECORDS.get(event, (Log.INFO, Kind.VENDOR))).lower()
+        uncorrectable, correctable = UNCORRECTABLE.get(event), CORRECTABLE.get(event)
+        is_bit = "" if uncorrectable is None else uncorrectable.name
+        if correctable is not None:
+            is_bit = f"{correctable.name}, correctable"
+        is_bit = is_bit.replace("_", " ").lower()
+        wrong += [
+            f"{event.name}: {what}"
+            for what, right in (
+                (f"record is {told}", record == told),
+                (f"RAS bit is {is_bit}", bit.lower() == is_bit),
+                ("no such counter", names(counters) <= dict(COUNTERS).keys()),
+                ("no such exception", names(raised) <= set(cxl_kv.errors.__all__)),
+                ("poison is raised", event.name not in POISONING or "Error" in raised),
+                ("empty cell", all(row[1:4])),
+            )
+            if not right
+        ]
+    return wrong
+
+
+def test_every_event_is_told_as_the_source_has_it():
+    rows = table(ERRORS, "event")
+    assert not (wrong := wrong_events(rows)), "\n".join(wrong)
+    for column, false in ((4, "`hit`"), (5, "info, dram"), (6, "internal"), (7, "`NoError`")):
+        planted = [[*row] for row in rows]
+        planted[6][column] = false
+        assert wrong_events(planted), false
+    assert wrong_events(rows[:-1])
+
+
+def test_every_exception_of_the_library_is_told():
+    told = set().union(*(names(row[0]) for row in table(Path("docs/cxl_kv.md"), "error")))
+    silent = sorted(set(cxl_kv.errors.__all__) - {"CxlKvError"} - told)
+    assert not silent, f"docs/cxl_kv.md says nothing of {', '.join(silent)}"
+
+
+def exit_codes(tree) -> set[int]:
+    """Numbers that calls of `sys.exit` and `typer.Exit` name, and what `_INTERRUPTED` is."""
+    found = set()
+    for node in ast.walk(tree):
+        ends = isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "typer.Exit"}
+        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_INTERRUPTED"
+        if ends or named:
+            values = node.args if ends else [node.value]
+            found |= {
+                each.value
+                for value in values
+                for each in ast.walk(value)
+                if isinstance(each, ast.Constant) and type(each.value) is int
+            }
+    return found
+
+
+def test_every_exit_code_is_told():
+    files = (ROOT / "sw" / "kelp_cli").rglob("*.py")
+    codes = set().union(*(exit_codes(ast.parse(path.read_text("utf-8"))) for path in files))
+    told = {int(row[0]) for row in table(ERRORS, "exit code")}
+    assert told == codes | {2}  # which is Typer's own
 
 
 _SECTIONS = r"(§\d+(?:(?:, | and )§\d+)*)"

@@ -370,7 +370,7 @@ class RegisterMap:
                         "argument",
                         44,
                         EVENT_ARGUMENT_BITS,
-                        "docs/interface.md; the lowest bits of a wider one",
+                        "docs/errors.md; the lowest bits of a wider one",
                     ),
                 ),
                 "event record, oldest first",

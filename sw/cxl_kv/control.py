@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from numbers import Integral
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Event
+from kelp_spec.metadata import Event, Protected
 from kelp_spec.registers import EVENT_RECORDS, SessionCommand
 
 from .core import Core
@@ -23,8 +23,14 @@ from .registers import Registers, unpack
 __all__ = ["Control", "overflow_record"]
 
 _KEPT = 1000  #: event records kept for a requester that has not asked yet; a frame holds them
-#: What a requester did that concerns no open session, though the record names session 0.
-_OF_NO_SESSION = (Event.REGISTER_REFUSED.name, Event.HINT_MALFORMED.name, Event.OPEN_REFUSED.name)
+#: What concerns no open session, though the record names session 0: for whoever did it, if that is
+#: known, and LD-ID 0.
+_OF_NO_SESSION = (
+    Event.REGISTER_REFUSED.name,
+    Event.HINT_MALFORMED.name,
+    Event.OPEN_REFUSED.name,
+    Event.BIRSP_UNASKED.name,
+)
 _CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
 
 
@@ -277,7 +283,7 @@ class _Unseen:
         if self.ld_id == 0 or record["code"] == Event.FATAL.name:  # which ends all sessions
             return True
         own = record["ld_id"] == self.ld_id
-        if record["code"] in _OF_NO_SESSION:
+        if record["code"] in _OF_NO_SESSION or _of_no_page(record):
             return own
         first = self._owned.get(record["session"])
         if first is not None and record["number"] >= first:
@@ -296,6 +302,11 @@ class _Unseen:
         out += self._records
         self._records.clear()
         return out
+
+
+def _of_no_page(record: dict) -> bool:
+    """Whether it tells of a memory's word that names no page."""
+    return record["code"] == Event.WORD_LOST.name and record["argument"] != Protected.SCORES
 
 
 def overflow_record(number: int, time: int) -> dict:

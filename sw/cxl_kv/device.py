@@ -29,11 +29,12 @@ from .session import Session
 from .shape import ModelShape
 from .transport import Transport
 
-__all__ = ["Device"]
+__all__ = ["POISONING", "Device"]
 
 _EVENTS_KEPT = 1024
 _ABANDONED_SECONDS = 30  #: until sessions that nobody can reach are closed
-_POISONING = (
+#: What poisons lines of the page that it names.
+POISONING = (
     "FETCH_FAILED",
     "STARVED",
     "UNCORRECTED",
@@ -74,6 +75,7 @@ class Device(NotCopied):
         self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
         self._missed = False  # news had to go
         self.polled = 0  #: event records that were taken so far
+        self._in_doubt = True  # FATAL may have been told: before this was opened, to begin with
         # Of the worker. Never held beside the transport's, which is that of the event records:
         # whoever is within `transport.exclusive()` has it first.
         self._lock = threading.RLock()
@@ -319,6 +321,7 @@ class Device(NotCopied):
             self._missed |= len(self._news) + len(fresh) > _EVENTS_KEPT
             self._news.extend(fresh)
             self.polled += len(fresh)
+            self._in_doubt |= any(e["code"] in ("FATAL", "OVERFLOW") for e in fresh)
 
     def since(self, polled: int) -> tuple[list[dict], int]:
         """Event records behind the first `polled` that were ever taken, whoever has taken them, as
@@ -335,9 +338,19 @@ class Device(NotCopied):
         events, _ = self.since(polled)
         for e in reversed(events):
             where = e["session"], e["queue"], e["page"]
-            if where == (session, queue, page) and e["code"] in _POISONING:
+            if where == (session, queue, page) and e["code"] in POISONING:
                 return e["code"]
         return None
+
+    def has_failed(self) -> bool:
+        """Whether a memory of the device lost what cannot be rebuilt (event FATAL): until a reset
+        every line reads as poison, and nothing that is written is kept."""
+        if not self.transport.hints:
+            return False
+        with self.transport.lock:
+            if self._in_doubt:
+                self._in_doubt = bool(self.registers.fields("status")["fatal"])
+            return self._in_doubt
 
     @property
     def formats(self) -> frozenset[Format]:

@@ -12,6 +12,7 @@ __all__ = [
     "BusError",
     "ConnectionLostError",
     "CxlKvError",
+    "DeviceFailedError",
     "DeviceFullError",
     "FlashError",
     "ForkedError",
@@ -90,6 +91,11 @@ class BusError(PoisonError):
         return self
 
 
+class DeviceFailedError(PoisonError):
+    """A memory of the device lost what cannot be rebuilt (event FATAL): until it is reset each line
+    is answered with poison, and nothing that is written is kept."""
+
+
 class DeviceFullError(PoisonError):
     """A page found no frame within `starve_limit` (event STARVED), or there is no room for another
     session. Writes to that page are lost."""
@@ -118,8 +124,9 @@ class HintRefusedError(CxlKvError, ValueError):
 
 
 class SelectRefusedError(CxlKvError, ValueError):
-    """A choice was refused before the device saw it, since it may hold more pages than a server's
-    budget does; the message says how many are legal."""
+    """A choice was refused: before the device saw it, since it may hold more pages than a server's
+    budget does, and the message says how many are legal; or by the device, and the message names
+    the reason (`kelp_spec.select.Refusal`)."""
 
 
 class UnsupportedError(CxlKvError):

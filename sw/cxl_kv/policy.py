@@ -29,8 +29,8 @@ class Policy:
         Weight of the newest mass in the moving average, 1/256 … 1; rounded to 1/256.
     tau : float
         Recency time constant in steps, 1 … 65536.
-    mass_gain : int
-        Pushed masses are multiplied by 2^mass_gain, saturating; 0 … 15. With masses spread over n
+    mass_shift : int
+        Pushed masses are multiplied by 2^mass_shift, saturating; 0 … 15. With masses spread over n
         pages, log2(n) keeps them well above rounding.
     window : int
         Pages prefetched on either side of an access, 0 … 63 (source ``window`` must be on:
@@ -48,7 +48,7 @@ class Policy:
     score: ScoreSource | str = ScoreSource.OBSERVED
     alpha: float = 26 / 256
     tau: float = 1000.0
-    mass_gain: int = 0
+    mass_shift: int = 0
     window: int = 0
     switches: int = 0
     budget_bytes: int = 0
@@ -71,7 +71,7 @@ class Policy:
         real("alpha", self.alpha, 1 / 256, 1)
         real("tau", self.tau, 1, 65536)
         for name, low, high in (
-            ("mass_gain", 0, 15),
+            ("mass_shift", 0, 15),
             ("window", 0, 63),
             ("switches", 0, 2),
             ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES),
@@ -92,7 +92,7 @@ class Policy:
             )
         return dict(
             alpha=round(self.alpha * 256),
-            mass_shift=self.mass_gain,
+            mass_shift=self.mass_shift,
             score_source=int(self.score),
             window=self.window,
             policy=int(self.switches > 0),

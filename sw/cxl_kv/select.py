@@ -25,7 +25,7 @@ from kelp_spec.select import (
 )
 
 from .arguments import instance, integer, real
-from .errors import NotMappedError, TransportError, UnsupportedError
+from .errors import NotMappedError, SelectRefusedError, TransportError, UnsupportedError
 from .layout import to_bits, to_float32
 from .plans import plan_of_keys, plan_of_sample
 
@@ -406,7 +406,9 @@ def _refused(refusal: Refusal):
             f"the device refused the SELECT: its {what} did not arrive as it was written "
             + f"({refusal.name}); select again"
         )
-    raise ValueError(f"the device refused the SELECT: {refusal.name}")
+    raise SelectRefusedError(
+        f"the device refused the SELECT: {refusal.name}; docs/select.md says what is legal"
+    )
 
 
 def _chosen(session, layer, tokens, answers) -> Chosen:

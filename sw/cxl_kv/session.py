@@ -21,6 +21,7 @@ from .core import Status
 from .errors import (
     BusError,
     ConnectionLostError,
+    DeviceFailedError,
     DeviceFullError,
     FlashError,
     NotMappedError,
@@ -39,6 +40,10 @@ from .shape import ModelShape
 __all__ = ["Session"]
 
 _SERIALS = itertools.count(1)
+_FAILED = (
+    "a memory of the device lost what cannot be rebuilt (event FATAL); nothing is read or kept "
+    + "until the device is reset"
+)
 
 #: axes of [layers, kv_heads] that telemetry sums over
 _SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
@@ -160,7 +165,9 @@ class Session(NotCopied):
             A page got no frame; what was written to it is lost. It names the page.
         PoisonError
             The same, where the device's log had no room for the event that says so.
-        SessionClosedError, SessionLostError, TransportError
+        DeviceFailedError
+            Nothing is kept any more.
+        NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
         layers, one = self._layers(layer)
         heads = self._heads(heads)
@@ -229,7 +236,7 @@ class Session(NotCopied):
 
         Raises
         ------
-        PoisonError, FlashError, DeviceFullError
+        PoisonError, FlashError, DeviceFailedError, DeviceFullError
             A line's content is lost; it names the page. Nothing is returned.
         NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
@@ -367,6 +374,8 @@ class Session(NotCopied):
             The device has no `select`, or does not choose among keys of this head_dim.
         ValueError
             An argument does not fit, or a query has a NaN.
+        SelectRefusedError
+            A server's budget has not so many pages, or the device refused.
         TransportError
             The doorbell or the plan did not arrive as it was written.
         """
@@ -821,27 +830,53 @@ class Session(NotCopied):
     def _check_written(self, addresses):
         """An error where lines that were just stored are not there."""
         events, self._polled = self.device.since(self._polled)
+        if self.device.has_failed():
+            raise DeviceFailedError(_FAILED, **self.layout.place(addresses[0]))
         for event in events:
-            if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
-                layer, head = divmod(event["queue"], self.shape.kv_heads)
-                place = {"layer": layer, "head": head, "page": event["page"]}
-                if event["code"] == "STARVED" and place not in self._pages_of(addresses):
-                    continue  # of somebody's read
-                if event["code"] == "CLOSED_SESSION":
-                    raise SessionClosedError(
-                        "the session is closed on the device; nothing was stored",
-                        session=self.number,
-                    )
-                lost = (
-                    "the device is full: the page found no frame, and what was written to "
-                    + "it is lost; release pages or close a session"
+            if event["session"] != self.number:
+                continue
+            layer, head = divmod(event["queue"], self.shape.kv_heads)
+            place = {"layer": layer, "head": head, "page": event["page"]}
+            if event["code"] == "CLOSED_SESSION":
+                raise SessionClosedError(
+                    "the session is closed on the device; nothing was stored", session=self.number
                 )
-                raise DeviceFullError(lost, session=self.number, **place)
+            if event["code"] == "STARVED" and place in self._pages_of(addresses):
+                raise DeviceFullError(  # of another page: somebody's read
+                    "the device is full: the page found no frame, and what was written to it is "
+                    + "lost; release pages or close a session",
+                    session=self.number,
+                    **place,
+                )
+            if event["ld_id"] != self.device.ld_id:
+                continue  # LD-ID 0 is also told what others were refused here
+            if event["code"] == "FOREIGN_LD":
+                raise SessionClosedError(
+                    "the session is another owner's on the device; nothing was stored",
+                    session=self.number,
+                )
+            if event["code"] == "OUT_OF_MAP" and self._is_of(event, addresses):
+                raise NotMappedError(
+                    "the device maps no such line for this session; it was not stored",
+                    session=self.number,
+                    **place,
+                )
         if any(event["code"] == "OVERFLOW" for event in events):
             self._look_for_lost_pages(addresses)
 
+    def _is_of(self, event: dict, addresses) -> bool:
+        """Whether the event's page is one of those of `addresses`."""
+        c = self.device.config
+        page = (event["session"] << c.queue_bits | event["queue"]) << c.page_bits | event["page"]
+        return bool((addresses >> np.uint64(6 + c.line_bits) == page).any())
+
     def _look_for_lost_pages(self, addresses):
         """The device had no room for an event, which may have told of a page just written."""
+        if not self.state()["open"]:
+            raise SessionClosedError(
+                "the session is closed on the device, or another owner's; nothing was stored",
+                session=self.number,
+            )
         for place in self._pages_of(addresses):
             word = self.page_state(**place)
             if word["state"] is PageState.LOST:
@@ -872,6 +907,8 @@ class Session(NotCopied):
                 "the memory behind this line is gone (SIGBUS); nothing is known about what it held",
                 **place,
             )
+        if self.device.has_failed():
+            raise DeviceFailedError(_FAILED, **place)
         queue = place["layer"] * self.shape.kv_heads + place["head"]
         why = self.device.explain(self.number, queue, place["page"], polled=self._first)
         self._polled = self.device.polled  # of a read, and no later store's
@@ -883,6 +920,12 @@ class Session(NotCopied):
         if why == "STARVED":
             raise DeviceFullError(
                 "the device is full: the page found no frame, and its content is lost", **place
+            )
+        if why in ("MEMORY_READ_FAILED", "MEMORY_WRITE_FAILED"):
+            raise PoisonError(
+                "the device's memory has answered with an error; write the page anew or "
+                + "recompute it",
+                **place,
             )
         raise PoisonError(
             "the device answered with poison; write the page anew or recompute it", **place

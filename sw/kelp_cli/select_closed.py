@@ -52,7 +52,7 @@ def closed(
                     rows.append(_row(name, residency, compute, runs, rtl.host, warm))
     with anyway(lambda: None if str(json) == "-" else _show(rows)):
         if json is not None:
-            write_json(json, "select_closed", {"config": config.name, "rows": rows})
+            write_json(json, "select-closed", {"config": config.name, "rows": rows})
     if wrong := sum(row["wrong"] for row in rows):
         raise UserError(f"{wrong} gathered lines are not what was written")
 

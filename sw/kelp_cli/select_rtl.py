@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kelp_rtl.device import DriverError
 from kelp_rtl.replay.choices import PHASES, Asked, Chosen, choices
 from kelp_sim.select.decode import ONE, Device, Run, decode
 from kelp_sim.select.readers import scale_of
@@ -192,12 +193,12 @@ def rtl(model, documents: Sequence, sizes: Config, most: int, warm: int, json) -
                         progress=lambda n, task=task: bar.update(task, completed=n),
                     )  # fmt: skip
                 )
-            except ValueError as error:
+            except (ValueError, DriverError) as error:
                 raise UserError(f"{name}: {error}") from None
     rows = [one.row() for one in held]
     with anyway(lambda: None if str(json) == "-" else _show(rows, config)):
         if json is not None:
-            write_json(json, "select_rtl", {"config": config, "bar": BAR, "rows": rows})
+            write_json(json, "select-rtl", {"config": config, "bar": BAR, "rows": rows})
     wrong = [example for one in held for example in one.found.examples]
     if wrong:
         raise UserError("answers are not the golden model's\n" + "\n".join(wrong))

@@ -132,7 +132,7 @@ def worth(
         if json is not None:
             write_json(
                 json,
-                "select_worth",
+                "select-worth",
                 {
                     "what": what,
                     "rows": found.rows,

@@ -10,7 +10,10 @@ from command import kelp
 from paths import ROOT
 from rich.console import Console
 
-from kelp_cli import select_worth
+from kelp_cli import select_rtl, select_worth
+from kelp_cli.output import UserError
+from kelp_rtl.device import DriverError
+from kelp_spec.config import named
 
 MODEL = str(ROOT / "data" / "model")
 
@@ -145,3 +148,13 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         done = kelp("select", *options, "--model", MODEL)
         assert done.returncode and "Traceback" not in done.stderr
         assert said in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_simulation_that_stops_is_one_line(monkeypatch):
+    def stops(*_, **__):
+        raise DriverError("no answer within 4096 cycles", 7)
+
+    monkeypatch.setattr(select_rtl, "decode", lambda *_, **__: [None])
+    monkeypatch.setattr(select_rtl, "hold", stops)
+    with pytest.raises(UserError, match="a.npz: .*no answer within 4096 cycles"):
+        select_rtl.rtl(None, [("a.npz", range(40), 32)], named("trace_select"), 4, 0, None)

@@ -105,7 +105,7 @@ def test_every_field_of_the_configuration_is_an_option(field):
         (Policy, {"tau": None}),
         (Policy, {"tau": float("nan")}),
         (Policy, {"alpha": 10**400}),
-        (Policy, {"mass_gain": 1.5}),
+        (Policy, {"mass_shift": 1.5}),
         (Policy, {"switches": 0.5}),
         (Policy, {"score": 9}),
         (Policy, {"score": None}),

@@ -12,14 +12,26 @@ from narrow_unit import RTL
 from serial_board import SerialBoard
 
 import cxl_kv
+from cxl_kv.backends import golden
 from cxl_kv.control import Control
-from kelp_spec.address import AddressMap
-from kelp_spec.metadata import Event, PageState
-from kelp_spec.registers import EVENT_RECORDS, SESSION_BASE
+from cxl_kv.core import ALL_BYTES, Loaded
+from cxl_kv.device import Device
+from cxl_kv.transport import LocalTransport
+from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, KvAddress
+from kelp_spec.config import named
+from kelp_spec.hints import HintKind, HintLine, pack
+from kelp_spec.metadata import Event, PageState, Protected
+from kelp_spec.registers import (
+    EVENT_RECORDS,
+    SESSION_BASE,
+    SESSION_STRIDE,
+    SessionCommand,
+)
 
 pytestmark = pytest.mark.timeout(1800)  # the first RTL test builds the model
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+UNIT = named("unit")
 
 
 @pytest.fixture(params=["golden:unit", RTL])
@@ -242,6 +254,35 @@ def test_a_session_closed_behind_ones_back(device):
     assert not again.read([0, 1], stop=32)[0].any()
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_write_into_what_has_become_anothers_session(device, overflows):
+    """Reopened for another LD-ID behind its owner's back, who would believe it stored; also where
+    the event that tells of it finds no room."""
+    core = device.transport.core
+    owner, stranger = (Device(LocalTransport(core, ld_id, shared=True)) for ld_id in (5, 6))
+    session, (k, v) = owner.open_session(SHAPE), tensors()
+    session.write(0, k[0], v[0])
+    device.transport.close_session(session.number)
+    other = stranger.open_session(SHAPE)
+    assert other.number == session.number
+    if overflows:
+        for _ in range(EVENT_RECORDS):
+            refused(device, 7)
+    with pytest.raises(cxl_kv.SessionClosedError, match="another owner's.*nothing was stored"):
+        session.write(0, k[0], v[0])
+    assert not other.read(0, stop=32)[0].any()
+    other.write(0, k[0], v[0])  # which was refused nothing
+
+
+def test_what_a_stranger_was_refused_is_no_error_of_a_write(device):
+    """LD-ID 0 is told of it, and its own line is stored."""
+    session, (k, v) = device.open_session(SHAPE), tensors()
+    session.write(0, k[0], v[0])
+    device.transport.core.load(session.layout.addresses([0], [0], [0]).reshape(-1)[:1], 7)
+    session.write(0, k[0], v[0])
+    assert "FOREIGN_LD" in [e["code"] for e in device.events()]
+
+
 def test_a_line_beyond_the_sessions_shape(device):
     """An address of the session that its descriptor does not have: told apart from a closed
     session."""
@@ -253,6 +294,209 @@ def test_a_line_beyond_the_sessions_shape(device):
         match="session 0, layer 0, head 0, page 2: the device maps no such line",
     ):
         session.read(0, start=8, stop=12)
+    with pytest.raises(
+        cxl_kv.NotMappedError, match="layer 0, head 0, page 2: .* no such line .* not stored"
+    ):
+        session.write(0, tensors(4)[0][0], tensors(4)[1][0], start=8)
+    with pytest.raises(cxl_kv.NotMappedError):
+        session.read(0, start=8, stop=12)
+    session.write(0, tensors(4)[0][0], tensors(4)[1][0], start=0)  # no fault of this one's
+
+
+def test_poison_is_explained_by_what_came_last(monkeypatch):
+    """Not by a fetch that had failed long before."""
+    with cxl_kv.open("golden:unit") as device:
+        session, (k, v) = device.open_session(SHAPE), tensors()
+        session.write([0, 1], k, v)
+        layer, head, page = cold_page(session)
+        where = dict(start=4 * page, stop=4 * page + 4, heads=head)
+        log, squeue = device.transport.core.window.events.log, 2 * layer + head
+        device.transport.core.fail_fetches()
+        with pytest.raises(cxl_kv.FlashError):
+            session.read(layer, **where)
+        load = device.transport.load
+
+        def spoiled(addresses):
+            """Poison, of which `log` says why."""
+            lines, status = load(addresses)
+            return Loaded(lines, np.full_like(status, cxl_kv.Status.POISON))
+
+        monkeypatch.setattr(device.transport, "load", spoiled)
+        for code in (Event.MEMORY_READ_FAILED, Event.MEMORY_WRITE_FAILED):
+            log(code, squeue=squeue, page=page)
+            with pytest.raises(cxl_kv.PoisonError, match="memory has answered") as caught:
+                session.read(layer, **where)
+            assert type(caught.value) is cxl_kv.PoisonError
+
+
+@pytest.mark.parametrize("told", ["event", "overflow", "before"])
+def test_a_device_that_has_failed_says_so(told, monkeypatch):
+    """A fatal error of a memory: a write that is confirmed is lost, and no page can be mended."""
+    with cxl_kv.open("golden:unit") as device:
+        core = device.transport.core
+        session, (k, v) = device.open_session(SHAPE), tensors()
+        session.write([0, 1], k, v)
+
+        def fails():
+            read, load = core._read_register, core._read_page
+            monkeypatch.setattr(core.window, "_read", lambda *a: read(*a) | (a[0] == "status") << 4)
+
+            def poisoned(session, squeue, page, lines, ld_id, versions):
+                load(session, squeue, page, lines, ld_id, versions)
+                versions[:] = golden._POISONED
+
+            monkeypatch.setattr(core, "_read_page", poisoned)
+
+        fails()
+        if told == "before":
+            device = Device(LocalTransport(core, shared=True))
+            session = device.open_session(SHAPE)
+        if told == "overflow":
+            for _ in range(EVENT_RECORDS):
+                refused(device, 7)
+        if told != "before":
+            core.window.events.log(Event.FATAL, argument=Protected.MISS_BUFFER)
+        for _ in range(2):  # the event is taken by the first call
+            with pytest.raises(cxl_kv.DeviceFailedError, match=r"layer 1, .*until .* reset"):
+                session.write(1, k[1], v[1])
+        with pytest.raises(cxl_kv.DeviceFailedError, match=r"layer 1, .*until .* reset"):
+            session.read(1, stop=1)
+        monkeypatch.undo()  # it is reset
+        session.write(1, k[1], v[1])
+        assert (session.read(1, stop=32)[0] == k[1]).all()
+
+
+def test_a_word_that_names_no_page_is_not_told_to_the_owner_of_session_0():
+    """Its record has zeros where others name a page."""
+    with cxl_kv.open("golden:unit") as device:
+        core = device.transport.core
+        owner = Device(LocalTransport(core, 5, shared=True))
+        session = owner.open_session(SHAPE)
+        assert session.number == 0
+        log = core.window.events.log
+        log(Event.WORD_LOST, argument=Protected.HOST)
+        log(Event.BIRSP_UNASKED)
+        log(Event.WORD_LOST, argument=Protected.SCORES, page=1)
+        log(Event.FATAL, argument=Protected.HOST)
+        codes = ["WORD_LOST", "BIRSP_UNASKED", "WORD_LOST", "FATAL"]
+        assert [e["code"] for e in device.events()] == codes
+        told = [(e["code"], e["argument"], e["page"]) for e in owner.events()]
+        assert told == [("WORD_LOST", Protected.SCORES, 1), ("FATAL", Protected.HOST, 0)]
+
+
+class Accesses:
+    """Accesses that are refused, each by the owner of session 1, a stranger and LD-ID 0; and what
+    each was answered, told and counted."""
+
+    def __init__(self, url):
+        self.told = []
+        with cxl_kv.open(url) as device:
+            self.device, self.core, self.map = device, device.transport.core, AddressMap(UNIT)
+            owner = Device(LocalTransport(self.core, 5, shared=True))
+            k, v = tensors()
+            device.open_session(SHAPE).write([0, 1], k, v)
+            owner.open_session(SHAPE)
+            quiet(device)
+            device.events()
+            for ld_id in (0, 5, 7):
+                for name, address in self.places():
+                    self.at(f"{name} of LD-ID {ld_id}", address, ld_id)
+                self.commands(ld_id)
+            self.hints()
+
+    def places(self):
+        """Places that are nobody's, or not everybody's, in each region."""
+        c, top = UNIT, 1 << UNIT.aperture_bits
+        last = KvAddress(1, c.queues - 1, c.pages - 1, 1, c.half_lines - 1)
+        yield "own or foreign", self.map.encode(KvAddress(0, 0, 0, 0, 0))
+        yield "the last line", self.map.encode(last)
+        yield "behind the hints", top + HINT_BYTES
+        yield "behind the registers", 2 * top + REGISTER_BYTES
+        yield "in no region", 3 * top + self.map.encode(last)
+        yield "far away", 1 << 50
+        for offset in (0x40, 0x400, 0x600, 0x800, SESSION_BASE + SESSION_STRIDE):
+            yield f"register {offset:#x}", 2 * top + offset
+
+    def at(self, name, address, ld_id):
+        at = np.array([address], np.uint64)
+        self.note(f"load {name}", lambda: self.core.load(at, ld_id))
+        self.note(f"spec_read {name}", lambda: self.core.spec_read(at, ld_id))
+        if ld_id != 0:  # who would set registers
+            for enabled in (0, 0xFF00, ALL_BYTES):
+                self.note(f"store {enabled:#x} {name}", lambda e=enabled: self.store(at, e, ld_id))
+
+    def store(self, at, enabled, ld_id, line=None):
+        line = np.zeros((1, 64), np.uint8) if line is None else line
+        self.core.store(at, line, np.full(1, enabled, np.uint64), ld_id)
+
+    def commands(self, ld_id):
+        for session in (0, 1):
+            at = self.map.register_base + SESSION_BASE + SESSION_STRIDE * session
+            for command in (0, SessionCommand.OPEN, SessionCommand.PEEK, 15):
+                line = np.zeros((1, 64), np.uint8)
+                line[0, 16] = command
+                self.note(
+                    f"command {command} of session {session} by LD-ID {ld_id}",
+                    lambda line=line, at=at: self.store(
+                        np.array([at], np.uint64), 0xFF << 16, ld_id, line
+                    ),
+                )
+
+    def hints(self):
+        pins, numbers = tuple(range(UNIT.pages)), itertools.count()
+        good = dict(kind=HintKind.MASS, session=0, queue=0, first_page=0, entries=(1, 2))
+        for changed, ld_id in (
+            (dict(session=9), 0),
+            ({}, 5),
+            (dict(session=1), 7),
+            ({}, 0),
+            (dict(queue=9), 0),
+            (dict(first_page=UNIT.pages - 1), 0),
+            (dict(kind=HintKind.PIN, entries=(0, 6000, 6100)), 0),
+            (dict(kind=HintKind.PIN, entries=pins), 0),
+            (dict(kind=HintKind.PIN, queue=1, entries=pins), 0),
+            (dict(kind=HintKind.PIN, queue=2, entries=pins), 0),
+        ):
+            line = HintLine(sequence=2 * next(numbers), advance=False, **{**good, **changed})
+            line = np.frombuffer(pack(line), np.uint8)[None]
+            for enabled in (0xFF, ALL_BYTES):
+                at = np.array([self.map.hint_base], np.uint64)
+                self.note(f"hint {changed}", lambda a=(at, enabled, ld_id, line): self.store(*a))
+
+    def note(self, name, access):
+        before = self.device.counters()["refused"]
+        answer = access()
+        quiet(self.device)
+        events = [
+            tuple(e[f] for f in ("code", "ld_id", "session", "queue", "page", "argument"))
+            for e in self.device.events()
+        ]
+        if not name.startswith("hint"):  # there is no tag in a golden device
+            events = [
+                e[:-1] if e[0] in ("OUT_OF_MAP", "CLOSED_SESSION", "FOREIGN_LD") else e
+                for e in events
+            ]
+        status = None if answer is None else answer.status.tolist()
+        self.told.append((name, status, events, self.device.counters()["refused"] - before))
+
+
+def test_what_is_refused_is_told_alike():
+    """The golden device and the RTL: answer, event, LD-ID, page, argument, counter."""
+    golden_told, rtl_told = (Accesses(url).told for url in ("golden:unit", f"{RTL}&lockstep=1"))
+    for mine, other in zip(golden_told, rtl_told, strict=True):
+        assert mine == other
+    codes = {event[0] for _, _, events, _ in golden_told for event in events}
+    assert codes >= {
+        "OUT_OF_MAP",
+        "FOREIGN_LD",
+        "REGISTER_REFUSED",
+        "OPEN_REFUSED",
+        "PIN_REFUSED",
+        "HINT_MALFORMED",
+        "HINT_BAD_PAGE",
+        "HINT_BAD_QUEUE",
+        "HINT_GAP",
+    }
 
 
 def test_refused_pins_are_events(device):

@@ -31,7 +31,7 @@ from kelp_golden import select_region
 from kelp_spec.address import AddressMap
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
-from kelp_spec.select import SelectMap
+from kelp_spec.select import Refusal, SelectMap
 
 
 def exact(q, k, page_tokens):
@@ -866,6 +866,15 @@ def test_two_hosts_of_one_session_with_plans_of_their_own():
             for head in range(HEADS):
                 real = positions[head] >= 0
                 assert (keys[head][real] == k[1, head][positions[head][real]]).all()
+
+
+def test_a_choice_that_the_device_refuses_names_the_reason(monkeypatch):
+    device, session, _, _ = filled()
+    with device:
+        rng = np.random.default_rng(1)
+        monkeypatch.setattr(device.transport.core.region, "_refusal", lambda *_: Refusal.COUNT)
+        with pytest.raises(cxl_kv.SelectRefusedError, match="the device refused .* COUNT"):
+            session.select(0, queries(rng), tokens=TOKENS)
 
 
 def test_plans_that_are_refused():

@@ -213,7 +213,7 @@ def test_two_sessions_do_not_meet(device):
 @pytest.mark.timeout(1800)
 def test_hints_reach_their_pages(device):
     device.configure(prefetch=["hint"])
-    session = device.open_session(small(), policy=cxl_kv.Policy(score="pushed", mass_gain=2))
+    session = device.open_session(small(), policy=cxl_kv.Policy(score="pushed", mass_shift=2))
     k, v = tensors(small(), session.max_tokens)
     session.write([0, 1], k, v)
     session.hints.push_mass(1, 0, [0.5, 0.25, 0.125], first_page=2, advance=True)

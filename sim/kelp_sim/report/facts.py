@@ -191,7 +191,8 @@ def _what_ran(result: ReplayResult) -> Section:
 
 
 def as_json(result: ReplayResult) -> dict:
-    """The content of report.json: fractions 0 … 1, counts as integers, plain types only."""
+    """The content of report.json: fractions 0 … 1, counts as integers, plain types only. Its names
+    are read by others and stay: what is added is a name more, never another name for a thing."""
     return {
         "schema": "kelp.report",
         "schema_version": 1,

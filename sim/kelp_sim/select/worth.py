@@ -23,7 +23,7 @@ from .timing import RTL, Shape, Timing
 
 __all__ = ["HOST", "KEYS", "Found", "enough", "given", "summary", "worth"]
 
-#: What a row has, in this order.
+#: What a row has, in this order. Others recompute from them, so names stay.
 KEYS = (
     *("reader", "document", "residency", "token_time_0", "token_time_100us", "layers_wait"),
     *("tokens_wait", "nll", "nll_ideal", "nll_all_resident", "flash_per_layer"),

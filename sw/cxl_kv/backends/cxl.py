@@ -35,7 +35,7 @@ from kelp_spec.registers import IDENTITY, SESSION_BASE, Access, RegisterMap
 from .. import native
 from ..control import Control
 from ..core import ALL_BYTES, Core, Loaded, Status
-from ..errors import DeviceFullError, TransportError, UnsupportedError
+from ..errors import TransportError, UnsupportedError
 from ..process import let_go_in_children
 from ..registers import unpack
 from .cxl_owners import Owners
@@ -95,7 +95,10 @@ class MappedWindow:
         let_go_in_children(self)
         try:
             if not try_take(self._file, 0):
-                raise DeviceFullError(f"cxl:{path} is in use by another process")
+                raise TransportError(
+                    f"cxl:{path} is in use by another process; close it there, or share it by "
+                    + "kelp serve"
+                )
             self.size = size_of(self._file) // ALIGNMENT * ALIGNMENT
             if not self.size:
                 raise TransportError(

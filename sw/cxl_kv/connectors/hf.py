@@ -192,7 +192,7 @@ class EndpointCache(Cache):
         *,
         formats="raw16",
         max_tokens: int | None = None,
-        policy: Policy = Policy(score="pushed", mass_gain=4),
+        policy: Policy = Policy(score="pushed", mass_shift=4),
         page_tokens: int | None = None,
         sparse=None,
     ):
