@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What one tenant's traffic leaves of another's reads of resident lines (docs/design.md, "Between
-tenants"), and the program that has the whole table."""
+"""What one tenant's traffic leaves of another's reads of resident lines (docs/design.md, "How
+slow"), and the program that has the whole table."""
 
 import json
 

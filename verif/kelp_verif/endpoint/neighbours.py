@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What a tenant's legal but nasty traffic costs a neighbour that only reads resident lines:
-`python -m kelp_verif.endpoint.neighbours` (docs/design.md, "Between tenants").
+`python -m kelp_verif.endpoint.neighbours` (docs/design.md, "How slow").
 
 Each kind of traffic runs alone beside the neighbour, on a device of its own reset. Both have always
 another message for the host's port; there they take turns on Req, and have a channel each where
