@@ -339,6 +339,8 @@ class Endpoint(wiring.Component):
         broadcast(m, s.tracker.o_result, select.i_result)
         broadcast(m, s.tracker.o_hot, select.i_hot)
         m.d.comb += select.sessions.eq(s.tracker.sessions)
+        if not self.config.coherence:
+            m.d.comb += select.stuck.eq(s.ingress.stuck)
         if self.config.select_estimates:
             connect(m, s.prefetcher.dropped, select.dropped)
         if self.config.select_tables:

@@ -99,8 +99,8 @@ def accepted(device, opcodes, addresses, byte_enable=0):
 )
 def test_register_accesses_go_one_by_one(device, access, opcode, name, least, most):
     """Hits behind the first access wait for nothing. A second one stands at the head of its channel
-    until the first is answered, and what is behind it too: of both channels, where `select` has
-    them take turns before it."""
+    until the first is answered, and what is behind it too: where a `select` has taken a read before
+    it, on RwD as well."""
     driver, line = device
     offset = driver.registers[name].offset
     register = driver.addresses.register_base + offset // 64 * 64
@@ -123,7 +123,8 @@ def test_register_accesses_go_one_by_one(device, access, opcode, name, least, mo
     alone, at = answered(same, 2)
     assert alone <= at[2] <= alone + 1 and (np.diff(at[2:]) == 1).all()
     alone, at = answered(other, 2)
-    assert at.max() >= alone if driver.config.select else np.sort(at)[:8].max() < 10
+    stops = driver.config.select and other == WRITE
+    assert at.max() >= alone if stops else np.sort(at)[:8].max() < 12
     took = " or ".join(str(cycles) for cycles in sorted(took))
     print(f"{driver.config.name}: {access} takes {took} cycles, and so long wait those behind it")
 

@@ -50,7 +50,7 @@ class Registers(wiring.Component):
     cycles, and until the queue's lines are counted or `RESIDENT_WAIT` cycles are over: then it
     reads 0. `WRITE_LATENCY` for a write of one register that is no session command, and one cycle
     for each further one. Interval: `INTERVAL` cycles between reads of registers, while the answer
-    is taken at once.
+    is taken at once. Counters that the reader may not see are not waited for.
 
     Parameters
     ----------
@@ -434,7 +434,7 @@ class Registers(wiring.Component):
         ]
         record = events.read_data
         resident_line = RegisterMap(c).by_name["s0_resident"].offset % SESSION_STRIDE // 64
-        # `file.known`, `squeue` and `counted` are of this line two cycles after its index came.
+        # `file.allowed`, `squeue` and `counted` are of this line two cycles after its index came.
         settled, counted, come = Signal(), Signal(), Signal(init=1)
         m.d.comb += settled.eq(waited >= 2)
         m.d.sync += counted.eq(self.resident.known)
@@ -447,14 +447,17 @@ class Registers(wiring.Component):
                 m.d.comb += file.external_data.eq(
                     Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[word], 0)
                 )
-                m.d.comb += [queues.read.eq(settled), come.eq(settled & queues.read_grant)]
+                m.d.comb += [
+                    queues.read.eq(settled & file.allowed),
+                    come.eq(settled & (queues.read_grant | ~file.allowed)),
+                ]
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):
             m.d.comb += file.external_data.eq(totals.read_data)
             # In step with the pointer: it is at the line's first row a cycle before `index` is. No
-            # row is waited for that does not come.
-            m.d.comb += come.eq((totals.pointer == line << 3) | (settled & ~file.known))
+            # row is waited for that does not come, or that the reader may not see.
+            m.d.comb += come.eq((totals.pointer == line << 3) | (settled & ~file.allowed))
         with m.Elif(~word[0]):
             with m.If(number < events.count):
                 m.d.comb += file.external_data.eq(

@@ -65,6 +65,9 @@ class Ingress(wiring.Component):
     o_spec : stream of spec_read
     spec_dropped : out
         Pulse: a MemSpecRd was dropped.
+    stuck : out, with `Config.select` and without `Config.coherence`
+        What stands on `m2s_rwd`, offered or not, waits for a place at the side, or for a write
+        slot.
     idle : out
         No message is offered and none waits for an output.
     """
@@ -106,6 +109,7 @@ class Ingress(wiring.Component):
                 "o_window": Out(stream.Signature(layouts.window_access)),
                 "o_spec": Out(stream.Signature(layouts.spec_read)),
                 "spec_dropped": Out(1),
+                **({"stuck": Out(1)} if config.select and not config.coherence else {}),
                 "idle": Out(1),
             }
         )
@@ -225,6 +229,9 @@ class Ingress(wiring.Component):
             )
         )
         m.d.comb += take_rwd.eq(self.m2s_rwd.valid & can_rwd)
+        if self.config.select and not self.config.coherence:
+            no_place = Mux(rwd_side, ~side_free, rwd_kv & ~self.i_write_slot.valid)
+            m.d.comb += self.stuck.eq(opcode_write & no_place)
 
         req_side = self._is_side(req_above)
         can_req = Signal()

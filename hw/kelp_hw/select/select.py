@@ -5,10 +5,11 @@ passes in the same cycle; what comes on M2S Req is a cycle later, and no M2S RwD
 
 from __future__ import annotations
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
+from kelp_spec.address import Region
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 
@@ -48,9 +49,11 @@ class Select(wiring.Component):
         From the host to ingress.
     i_write, o_write : streams of M2SRwD
         The same. A message waits while a request that was taken before it is inside, and while
-        one waits no other request is taken; with `Config.select_port` also while a summary that
-        memory lost waits for a cycle in which no key beside it is written, which it has done for
-        `SummaryStore.PATIENCE` cycles then.
+        one waits that is not `stuck` no other request is taken; with `Config.select_port` also
+        while a summary that memory lost waits for a cycle in which no key beside it is written,
+        which it has done for `SummaryStore.PATIENCE` cycles then.
+    stuck : in, without `Config.coherence`
+        Ingress has no place for what stands on `o_write`, whatever comes on Req.
     i_access, o_access : streams of register_access
         From the router: those of the SELECT region stay, the others go on to the registers.
     i_served, o_served : streams of window_answer
@@ -111,6 +114,7 @@ class Select(wiring.Component):
                 "idle": Out(1),
                 "fault": Out(BlockFault),
             }
+            | ({} if c.coherence else {"stuck": In(1)})
             | summary_ports(c)
             | ({"dropped": In(DroppedPages(c))} if c.select_estimates else {})
             | self._table_ports(c)
@@ -182,13 +186,19 @@ class Select(wiring.Component):
 
     def _order(self, m, gather, starves):
         """Messages reach ingress in the order in which they were taken; of two taken in one cycle
-        the RwD first. While an RwD waits, no other request is taken, so it waits for one at
-        most. Before a coherent front none waits: there a Req may wait for a recall, which a RwD
-        must not (docs/coherence.md). While a summary `starves`, no RwD goes on; what is offered
-        stays."""
-        held, hold = gather.o.valid, self.i_write.valid & ~self.i_write.ready
+        the RwD first. While an RwD waits, no other request is taken, so it waits for one at most.
+        Past one that is `stuck`, and is not offered, requests go until one has taken the place that
+        it may be waiting for. Before a coherent front none waits: there a Req may wait for a
+        recall, which a RwD must not (docs/coherence.md). While a summary `starves`, no RwD goes on;
+        what is offered stays."""
         if self.config.coherence:
             held, hold = Const(0), Const(0)
+        else:
+            waits, passed = Signal(), Signal()
+            m.d.comb += waits.eq(self.i_write.valid & ~self.i_write.ready)
+            takes = gather.o.valid & gather.o.ready & self._is_side(gather.o.p.address)
+            m.d.sync += passed.eq(waits & (passed | takes))
+            held, hold = gather.o.valid | self.stuck, waits & (~self.stuck | passed)
         if self.config.select_port:
             stops = Signal()
             stands = self.o_write.valid & ~self.o_write.ready
@@ -200,6 +210,11 @@ class Select(wiring.Component):
             self.i_write.ready.eq(self.o_write.ready & ~held),
             gather.hold.eq(hold),
         ]
+
+    def _is_side(self, address):
+        """Whether what is there is no KV line's, but a window's."""
+        region = address[self.config.aperture_bits - 6 :]
+        return Cat(region == side for side in (Region.HINT, Region.REGISTER, Region.SELECT)).any()
 
     def _accesses(self, m, window):
         """The region's accesses, and the registers'."""

@@ -111,6 +111,12 @@ def test_with_a_choice_and_a_host_that_caches():
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 20} == {}
 
 
+def test_a_choice_is_told_of_writes_that_have_no_place():
+    seen = run("random_messages", base="unit_select", cycles=3_000)["seen"]
+    wanted = ("gathered", "select write", "stuck at the side", "stuck without a slot")
+    assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 20} == {}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -122,6 +128,12 @@ def test_with_a_choice_and_a_host_that_caches():
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         run("random_messages", mutant(Ingress, old, new), cycles=4_000)
+
+
+def test_the_bench_sees_a_write_that_is_said_to_have_a_place():
+    told = mutant(Ingress, "rwd_kv & ~self.i_write_slot.valid)", "0)")
+    with pytest.raises(AssertionError, match="failed with seed"):
+        run("random_messages", told, base="unit_select", cycles=1_000)
 
 
 def test_bad_parameters_are_refused():

@@ -28,6 +28,7 @@ from kelp_verif.harness import runner
 from kelp_verif.harness.compiled import simulate
 
 ORDERED = ("op", "page", "answer", "write", "request")
+SIDES = Region.HINT, Region.REGISTER, Region.SELECT
 
 
 #: What the parts of it are joined by, in the cycle: `part.port`, or a port of its own.
@@ -299,24 +300,32 @@ def test_ops_take_turns(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_wait_for_requests_and_for_summaries_that_starve(monkeypatch, kind):
     """A RwD goes on where no Req stands before it, or a coherent front takes both in any order; one
-    that is offered stays, also where a summary has begun to starve meanwhile."""
+    that is offered stays, also where a summary has begun to starve meanwhile. While one waits no
+    Req is taken, but past one that has no place, until one that may have had it has gone."""
     room = Wires(monkeypatch, KINDS[kind])
     dut, made, rng, config = room.dut, room.made, room.rng, room.config
     seen = Counter()
 
     async def bench(ctx):
-        stops = stands = False
-        for _ in range(400):
-            if not stands:
+        gather, region = made["gather"], config.aperture_bits - 6
+        stops = stands = passed = stuck = remains = False
+        for _ in range(800):
+            if not remains:
                 room.any(ctx, dut.i_write.valid, dut.i_write.payload)
-            room.any(ctx, dut.o_write.ready)
-            ctx.set(made["gather"].o.valid, rng.random() < 0.3 and not stands)
+            room.any(ctx, dut.o_write.ready, dut.o_request.ready)
+            before = rng.random() < 0.3 and not stands
+            ctx.set(gather.o.valid, before)
+            above = rng.choice(list(Region))
+            ctx.set(gather.o.payload.address, above << region | rng.getrandbits(region))
+            if not config.coherence:
+                stuck = rng.random() < 0.5 and not stands
+                ctx.set(dut.stuck, stuck)
             starves = 0
             if config.select_port:
                 starves = int(rng.random() < 0.5)
                 ctx.set(made["store"].starves, starves)
             await ctx.delay(1e-9)
-            held = ctx.get(made["gather"].o.valid) and not config.coherence
+            held = (before and not config.coherence) or stuck
             valid, ready = ctx.get(dut.i_write.valid), ctx.get(dut.o_write.ready)
             goes = valid and not held and not stops
             assert ctx.get(dut.o_write.valid) == goes
@@ -324,7 +333,11 @@ def test_writes_wait_for_requests_and_for_summaries_that_starve(monkeypatch, kin
             taken = ready and not held and not stops
             assert not valid or ctx.get(dut.i_write.ready) == taken
             waits = valid and not taken and not config.coherence
-            assert ctx.get(made["gather"].hold) == waits
+            assert ctx.get(gather.hold) == (waits and (not stuck or passed))
+            seen["stuck", passed] += bool(waits and stuck)
+            remains = bool(valid and not taken)
+            takes = before and ctx.get(dut.o_request.ready) and above in SIDES
+            passed = bool(waits and (passed or takes))
             stands = bool(goes and not ready)
             seen[bool(goes), bool(stops)] += 1
             stops = starves and (stops or not stands)
@@ -332,6 +345,7 @@ def test_writes_wait_for_requests_and_for_summaries_that_starve(monkeypatch, kin
 
     room.simulate(bench)
     assert seen[True, False] > 30 and (seen[False, True] > 30) == config.select_port, seen
+    assert config.coherence or min(seen["stuck", False], seen["stuck", True]) > 10, seen
 
 
 def drawn(rng, stream, **values):

@@ -297,6 +297,7 @@ class TB:
             name: len(self.held[name]) < PLACES[name] or (name != "request" and taking[name])
             for name in OUTPUTS
         }
+        self.look_stuck(rwd, slot, free)
         self.seen["window waits for a request"] += self.behind and ready["window"]
         for name in OUTPUTS:
             if taking[name]:
@@ -341,6 +342,18 @@ class TB:
             self.offered_rwd = None
         if takes_req:
             self.offered_req = None
+
+    def look_stuck(self, rwd, slot, free):
+        """Whether the RwD that stands has no place, which `Select` is told of."""
+        if rwd is None or not self.config.select or self.config.coherence:
+            return
+        moves, above = rwd["opcode"] in WRITES, rwd["address"] << 6 >> self.config.aperture_bits
+        no_place = moves and (
+            not free["window"] if self._for_side(rwd) else above == Region.KV and slot is None
+        )
+        assert self.dut.stuck.value == no_place, f"cycle {self.cycles}: {rwd}, a place: {free}"
+        self.seen["stuck at the side"] += bool(no_place and self._for_side(rwd))
+        self.seen["stuck without a slot"] += bool(no_place and above == Region.KV)
 
     def look_ahead(self, shown, taken):
         """`o_ahead` said of the request that is shown now what it is, but for one that stood; and
