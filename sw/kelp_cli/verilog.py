@@ -27,6 +27,7 @@ def module_text(component, name: str) -> str:
         distinct_instances,
         drop_empty_wires,
         drop_true_asserts,
+        guarded_asserts,
         initial_constants,
         reduce_not,
     )
@@ -37,12 +38,8 @@ def module_text(component, name: str) -> str:
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     text = explicit_widths(to_rtlil(component, name=name))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
-    return distinct_instances(
-        drop_true_asserts(
-            initial_constants(reduce_not(constant_tables(default_cases(drop_empty_wires(text)))))
-        ),
-        name,
-    )
+    text = reduce_not(constant_tables(default_cases(drop_empty_wires(text))))
+    return distinct_instances(guarded_asserts(drop_true_asserts(initial_constants(text))), name)
 
 
 def write_verilog(config: Config, directory: Path, *, external_macros: bool = False) -> list[Path]:

@@ -8,6 +8,9 @@ import re
 import subprocess
 
 import pytest
+from amaranth.hdl import Assert, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
 
 from kelp_cli.verilog import module_text, write_verilog
 from kelp_hw.export import tools
@@ -143,6 +146,32 @@ def test_a_table_that_nothing_writes_is_a_function(tmp_path):
 def test_a_memory_that_is_written_stays_one():
     text = module_text(Sram(depth=4, shape=3), "sram")
     assert "function" not in text and "reg [2:0] memory [3:0];" in text
+
+
+class Asserting(wiring.Component):
+    """Adds one, and asserts in each of the two ways that blocks do."""
+
+    i: In(2)
+    o: Out(2)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.sync += [self.o.eq(self.i + 1), Assert(self.i != 2, "a two was given")]
+        m.d.comb += Assert(self.i != 3)
+        return m
+
+
+def test_asserts_are_for_who_asks_for_them(tmp_path):
+    """`assert` is no word of Verilog-2005, as which the core file names what is written."""
+    text = module_text(Asserting(), "asserting")
+    assert len(re.findall(r"(?m)^ +assert \(", text)) == 2
+    (tmp_path / "asserting.v").write_text(text, encoding="utf-8")
+    lint = ("--lint-only", "-Wall", *WAIVED, "asserting.v")
+    for how in (("--language", "1364-2005"), ("-DKELP_ASSERTS",)):
+        done = verilator(tmp_path, *how, *lint)
+        assert done.returncode == 0, (how, done.stderr)
+    refused = verilator(tmp_path, "--language", "1364-2005", "-DKELP_ASSERTS", *lint)
+    assert "asserting.v" in refused.stderr and refused.returncode, "asserts are there to be read"
 
 
 @pytest.mark.slow  # a model of its own
