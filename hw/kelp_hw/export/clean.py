@@ -105,7 +105,7 @@ def drop_true_asserts(verilog: str) -> str:
     )
 
 
-# To the last line that is indented by more than the block itself, and the `end` of one with `begin`.
+# To the last line that is indented by more than the block, and the `end` of one with `begin`.
 _ALWAYS = re.compile(r"(?m)^  always @.*\n(?:    .*\n)+(?:  end\n)?")
 
 
