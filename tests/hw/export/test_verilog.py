@@ -263,7 +263,7 @@ def test_one_clock_and_few_ways_from_input_to_output(written):
     assert structure["clocks"] == ["posedge clk"] and structure["latches"] == []
     if top_of(written) == "kelp_endpoint":
         assert structure["paths"] == PATHS
-    assert {"s2m_drs__payload", "s2m_drs__valid", "ready"} <= set(structure["registered"])
+        assert {"s2m_drs__payload", "s2m_drs__valid", "ready"} <= set(structure["registered"])
 
 
 def test_constraints_name_each_port_once(written):
