@@ -10,8 +10,9 @@ reset forgets to clear shows. Left out are fields of commit records that say not
 import numpy as np
 import pytest
 from narrow_unit import UNIT
-from power_up import undefined
+from power_up import Undefined, rows_of, undefined
 
+from kelp_hw.endpoint import Endpoint
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program
@@ -21,6 +22,7 @@ from kelp_spec.hints import ENTRIES, HintKind, HintLine, pack
 from kelp_spec.metadata import Op, Outcome, PrefetchSource, ScoreSource
 from kelp_spec.registers import SessionCommand
 from kelp_spec.select import BELL_FIELDS, SelectMap, record_bytes
+from kelp_verif.endpoint.inventory import inventory, memory_name
 from kelp_verif.endpoint.some_plan import some_plan
 from kelp_verif.harness.seeds import reseeded
 
@@ -362,6 +364,39 @@ def test_a_reset_device_is_a_new_one(weather, config):
                 kind for name, *of in new.seen if "result" in name for kind in of[2]["op.kind"]
             }
             assert {Op.LOOK, Op.HOLD, Op.UNHOLD} <= kinds
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        UNIT,
+        named("unit_select"),
+        pytest.param(named("unit_coherent"), marks=pytest.mark.slow),
+    ],
+    ids=lambda config: config.name,
+)
+@pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
+def test_what_blocks_say_they_clear_is_what_is_cleared(config):
+    """`CLEARS` of the blocks, which `kelp verilog` hands on: of these memories, and of no others,
+    every row is the same when the device is ready, whatever it held before. That takes as many
+    cycles as the deepest of them has rows, and a few."""
+    device = Driver(config, seed=1, rules=RULES)
+    held = []
+    for seed in range(3):
+        Undefined().scramble(device, reseeded(seed))
+        before = device.counts()["simulated"]
+        device.reset(cycles=2)
+        cycles = device.counts()["simulated"] - before - 2
+        held.append([rows_of(a).copy() for a in device.arrays()])
+    cleared = {
+        memory_name(*f"{a.scope.decode()}.{a.name.decode()}".split(".")[2:])
+        for a, *rows in zip(device.arrays(), *held, strict=True)
+        if all(np.array_equal(rows[0], each) for each in rows)
+    }
+    memories = inventory(Endpoint(config=config))
+    said = {name: cells.depth for name, cells in memories.items() if cells.cleared_by}
+    assert cleared == said.keys()
+    assert max(said.values()) <= cycles < max(said.values()) + 8
 
 
 @pytest.mark.slow

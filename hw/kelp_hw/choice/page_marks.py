@@ -48,6 +48,7 @@ class PageMarks(wiring.Component):
 
     LATENCY = 4
     INTERVAL = 1
+    CLEARS = ("rows_*",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, pages: int, lists: int, protect: bool = False):
         power_of_two("_ROW", _ROW)

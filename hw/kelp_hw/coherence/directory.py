@@ -63,6 +63,7 @@ class Directory(wiring.Component):
 
     LATENCY = 2
     INTERVAL = 1
+    CLEARS = ("rows.rows",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, config: Config, sizes: Coherence):
         self.config, self.sizes = config, sizes

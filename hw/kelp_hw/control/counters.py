@@ -59,6 +59,7 @@ class TotalCounters(wiring.Component):
     TURN = len(COUNTERS)  #: cycles of the pointer's round
     LATENCY = READ_LATENCY = 3
     INTERVAL = 1
+    CLEARS = ("memory",)  #: memories in it that are written whole before it is ready
 
     def __init__(self):
         super().__init__(
@@ -162,6 +163,7 @@ class QueueCounters(wiring.Component):
     LATENCY = 1
     COUNT_LATENCY = 5
     INTERVAL = 1
+    CLEARS = ("counts", "useful")  #: memories in it that are written whole before it is ready
     PATIENCE = 127
 
     def __init__(self, *, config: Config):

@@ -48,6 +48,7 @@ class Mailbox(wiring.Component):
 
     LATENCY = 1
     INTERVAL = 1
+    CLEARS = ("payload",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, config: CxlIoConfig):
         self.config, self.lane_bits = config, config.payload_bits - 3

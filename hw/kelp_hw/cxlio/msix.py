@@ -58,6 +58,7 @@ class Msix(wiring.Component):
     LATENCY = 2
     READ_LATENCY = 1
     INTERVAL = 2
+    CLEARS = ("addresses", "data")  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, vectors: int, protect: bool = False):
         if not 1 <= vectors <= 16:

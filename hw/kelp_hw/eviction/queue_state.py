@@ -125,6 +125,11 @@ class QueueState(wiring.Component):
     """
 
     LATENCY = 5  # to LOOKED: IDLE, READ, WAS, COUNT, LOOKED
+    CLEARS = (
+        "map.words",
+        "records",
+        "tree.nodes",
+    )  #: memories in it that are written whole before it is ready
 
     @property
     def INTERVAL(self):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Tidies the Verilog that Yosys writes, where a linter would stop: unfinished cases and logical
-operators on vectors; and where synthesis would lose something: tables of constants."""
+operators on vectors; where a reader of plain Verilog would: asserts; and where synthesis would lose
+something: tables of constants."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ __all__ = [
     "drop_true_asserts",
     "initial_constants",
     "drop_empty_wires",
+    "guarded_asserts",
     "reduce_not",
 ]
 
@@ -101,6 +103,23 @@ def drop_true_asserts(verilog: str) -> str:
     return re.sub(
         r"(?m)^  always @\*\n    if \(1'h1\) begin\n      assert \(1'h1\);\n    end\n", "", verilog
     )
+
+
+# To the last line that is indented by more than the block, and the `end` of one with `begin`.
+_ALWAYS = re.compile(r"(?m)^  always @.*\n(?:    .*\n)+(?:  end\n)?")
+
+
+def guarded_asserts(verilog: str) -> str:
+    """Every block that asserts, read only where ``KELP_ASSERTS`` is defined. `assert` is no word of
+    Verilog-2005, and what is combinational in it is true of settled signals alone: not before the
+    first reset, nor amid an event-driven simulator's steps."""
+
+    def guarded(block: re.Match) -> str:
+        if not re.search(r"(?m)^ +assert \(", block[0]):
+            return block[0]
+        return f"`ifdef KELP_ASSERTS\n{block[0]}`endif\n"
+
+    return _ALWAYS.sub(guarded, verilog)
 
 
 def distinct_instances(verilog: str, top: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["explicit_widths"]
+__all__ = ["explicit_widths", "parts"]
 
 _SAME_AS_RESULT = {"$add", "$sub", "$and", "$or", "$xor", "$xnor", "$mul"}
 _UNARY = {"$not", "$neg", "$pos"}
@@ -93,16 +93,16 @@ def _cell(lines: list[str], module: _Module) -> list[str]:
     else:
         # A right shift needs the bits that its result drops, but no zeros above them, which Yosys
         # would strip again.
-        parts = _parts(ports["A"], module)
+        pieces = parts(ports["A"], module.widths)
         while (
             not signed["A"]
-            and len(parts) > 1
-            and parts[0][1] is None
-            and not int(parts[0][0], 2)
-            and a_width - parts[0][2] >= y_width
+            and len(pieces) > 1
+            and pieces[0][1] is None
+            and not int(pieces[0][0], 2)
+            and a_width - pieces[0][2] >= y_width
         ):
-            a_width -= parts.pop(0)[2]
-        ports["A"] = _join(parts, module)
+            a_width -= pieces.pop(0)[2]
+        ports["A"] = _join(pieces, module)
         module.fresh += 1
         name = f"\\explicit${module.fresh}"
         module.widths[name] = a_width
@@ -122,19 +122,19 @@ def _fit(value: str, width: int, wanted: int, signed: bool, module: _Module) -> 
     """`value` extended or cut to `wanted` bits."""
     if width == wanted:
         return value
-    parts = _parts(value, module) or [("0", None, 1)]
-    width = sum(bits for _, _, bits in parts)
+    pieces = parts(value, module.widths) or [("0", None, 1)]
+    width = sum(bits for _, _, bits in pieces)
     if wanted > width:
-        name, low, bits = parts[0]
+        name, low, bits = pieces[0]
         fill = "0" if not signed else name[0] if low is None else f"{name} [{low + bits - 1}]"
         pad = (
             [(fill * (wanted - width), None, wanted - width)]
             if len(fill) == 1
             else [(name, low + bits - 1, 1)] * (wanted - width)
         )
-        return _join(pad + parts, module)
+        return _join(pad + pieces, module)
     kept: list = []
-    for name, low, bits in reversed(parts):
+    for name, low, bits in reversed(pieces):
         if wanted == 0:
             break
         take = min(bits, wanted)
@@ -143,9 +143,9 @@ def _fit(value: str, width: int, wanted: int, signed: bool, module: _Module) -> 
     return _join(kept, module)
 
 
-def _parts(value: str, module: _Module) -> list[tuple[str, int | None, int]]:
-    """Pieces, highest first: (bits, None, width) of a constant, (wire, lowest bit, width) of a
-    wire."""
+def parts(value: str, widths: dict[str, int]) -> list[tuple[str, int | None, int]]:
+    """Pieces of a value in RTLIL, highest first: (bits, None, width) of a constant, (wire, lowest
+    bit, width) of a wire. `widths`: of each wire of the module."""
     found = []
     for token in _TOKEN.findall(value):
         if token in "{}":
@@ -156,20 +156,20 @@ def _parts(value: str, module: _Module) -> list[tuple[str, int | None, int]]:
         else:
             name, _, index = token.partition(" ")
             if not index:
-                found.append((name, 0, module.widths[name]))
+                found.append((name, 0, widths[name]))
             else:
                 high, _, low = index[1:-1].partition(":")
                 found.append((name, int(low or high), int(high) - int(low or high) + 1))
     return [p for p in found if p[2]]
 
 
-def _join(parts, module: _Module) -> str:
+def _join(pieces, module: _Module) -> str:
     text = [
         f"{bits}'{name}"
         if low is None
         else f"{name} [{low + bits - 1}:{low}]"
         if bits > 1
         else f"{name} [{low}]"
-        for name, low, bits in parts
+        for name, low, bits in pieces
     ]
     return text[0] if len(text) == 1 else "{ " + " ".join(text) + " }"

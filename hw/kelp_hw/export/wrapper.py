@@ -12,7 +12,7 @@ from kelp_spec.registers import IDENTITY
 
 from .ports import Port, top_name, top_ports
 
-__all__ = ["core_file", "smoke_bench", "wrapper"]
+__all__ = ["constraints", "core_file", "smoke_bench", "wrapper"]
 
 #: Left out of the wrapper: they are for verification.
 _VERIFICATION = ("skip", "lockstep", "quiescent", "now", "commit_")
@@ -81,6 +81,32 @@ def wrapper(config: Config) -> str:
         + ",\n".join(connections)
         + "\n    );\nendmodule\n"
     )
+
+
+def constraints(config: Config) -> str:
+    """Timing constraints of the wrapper (SDC): its clock, and what of a period other logic takes
+    before its inputs and behind its outputs. It needs no exceptions."""
+    ports = {"input": ["rst"], "output": []}
+    for p in _shown(config):
+        if p.name not in ("clk", "rst"):
+            ports[p.direction] += [f"{n}[*]" if bits > 1 else n for n, _, bits in _flat(p)]
+    delays = "\n".join(
+        f"set_{direction}_delay -clock clk [expr {{$kelp_outside * $kelp_period}}] [get_ports {{\n"
+        + "".join(f"    {name}\n" for name in names)
+        + "}]"
+        for direction, names in ports.items()
+    )
+    return f"""\
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+# Of {top_name(config)}_wrapper, configuration {config.name} ({config.digest}). Generated.
+# One clock, one edge, a synchronous reset: no false path, no multi-cycle path.
+# Both figures are placeholders: set them before this file is read.
+if {{![info exists kelp_period]}} {{ set kelp_period 2.0 }}   ;# in the library's unit of time
+if {{![info exists kelp_outside]}} {{ set kelp_outside 0.3 }}  ;# of a period, at each port
+
+create_clock -name clk -period $kelp_period [get_ports clk]
+{delays}
+"""
 
 
 def smoke_bench(config: Config) -> str:

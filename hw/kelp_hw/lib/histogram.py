@@ -45,6 +45,7 @@ class LatencyHistogram(wiring.Component):
     LATENCY = 5
     READ_LATENCY = 1
     INTERVAL = 1
+    CLEARS = ("memory",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, cycle_bits: int):
         if not 1 <= cycle_bits <= 32:

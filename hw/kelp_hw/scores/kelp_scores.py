@@ -215,6 +215,7 @@ class Profile(wiring.Component):
     LATENCY = 3
     ENTRY_LATENCY = 4
     INTERVAL = 1
+    CLEARS = ("rows",)  #: memories in it that are written whole before it is ready
     BUSY = 3  #: cycles after an event in which its entry must not be read
 
     def __init__(self, *, config: Config):

@@ -64,6 +64,7 @@ class GatherWindow(wiring.Component):
 
     LATENCY = 1
     INTERVAL = 1
+    CLEARS = ("queues_*",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, config: Config):
         self.config = c = config

@@ -76,6 +76,7 @@ class SelectWindow(wiring.Component):
 
     LATENCY = 1
     INTERVAL = 3
+    CLEARS = ("queries.rows",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, config: Config):
         self.config = c = config

@@ -73,6 +73,7 @@ class SummaryStore(wiring.Component):
 
     LATENCY = 2
     INTERVAL = 1
+    CLEARS = ("lines_*",)  #: memories in it that are written whole before it is ready
     ROW = 8  #: pages that are looked at together
     PATIENCE = 63
 

@@ -98,6 +98,7 @@ class FrameTable(wiring.Component):
 
     LATENCY = len(FRAME_STAGES)
     INTERVAL = 1
+    CLEARS = ("table.rows",)  #: memories in it that are written whole before it is ready
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -69,6 +69,7 @@ class PageWords(wiring.Component):
     LATENCY = 3
     INTERVAL = 1
     SCRUB_CYCLES = 700_000
+    CLEARS = ("bank_*",)  #: memories in it that are written whole before it is ready
     PART_ROWS, MOST_PARTS = 16384, 4
 
     def __init__(self, *, config: Config):

@@ -11,7 +11,7 @@ import numpy as np
 from kelp_hw.export import passes
 from kelp_rtl import library
 
-__all__ = ["Undefined", "undefined"]
+__all__ = ["Undefined", "rows_of", "undefined"]
 
 # The backend's own `reg`s make Verilog's `always @*` run once; no flip-flop is behind them.
 _REGISTER = re.compile(
@@ -23,6 +23,8 @@ _MEMORY = re.compile(r"(?ms)^  initial begin\n    (\S+) ?\[\d+\] = .*?^  end\n")
 class Undefined(passes.Passes):
     """Takes initial values out of every Verilog. `tables` are the paths of those that stay,
     `registers` and `memories` how many have gone, all of the last one."""
+
+    tables = frozenset()
 
     def verilog(self, text):
         self.registers = self.memories = 0
@@ -50,14 +52,18 @@ class Undefined(passes.Passes):
         for a in model.arrays():
             if f"{a.scope.decode()}.{a.name.decode()}".removeprefix("TOP.") in self.tables:
                 continue
-            rows = np.ctypeslib.as_array(
-                (ctypes.c_uint8 * (a.depth * a.row_bytes)).from_address(a.rows)
-            ).reshape(a.depth, a.row_bytes)
+            rows = rows_of(a)
             bits = rng.integers(0, 2, (a.depth, a.width), np.uint8)
             packed = np.packbits(bits, axis=1, bitorder="little")
             rows[:] = 0
             rows[:, : packed.shape[1]] = packed
         model.propagate()
+
+
+def rows_of(array):
+    """The rows of an array of a model, as bytes, which a writer changes in the model."""
+    rows = (ctypes.c_uint8 * (array.depth * array.row_bytes)).from_address(array.rows)
+    return np.ctypeslib.as_array(rows).reshape(array.depth, array.row_bytes)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,12 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 
 import pytest
+from amaranth.hdl import Assert, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
 
 from kelp_cli.verilog import module_text, write_verilog
 from kelp_hw.export import tools
@@ -145,6 +149,32 @@ def test_a_memory_that_is_written_stays_one():
     assert "function" not in text and "reg [2:0] memory [3:0];" in text
 
 
+class Asserting(wiring.Component):
+    """Adds one, and asserts in each of the two ways that blocks do."""
+
+    i: In(2)
+    o: Out(2)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.sync += [self.o.eq(self.i + 1), Assert(self.i != 2, "a two was given")]
+        m.d.comb += Assert(self.i != 3)
+        return m
+
+
+def test_asserts_are_for_who_asks_for_them(tmp_path):
+    """`assert` is no word of Verilog-2005, as which the core file names what is written."""
+    text = module_text(Asserting(), "asserting")
+    assert len(re.findall(r"(?m)^ +assert \(", text)) == 2
+    (tmp_path / "asserting.v").write_text(text, encoding="utf-8")
+    lint = ("--lint-only", "-Wall", *WAIVED, "asserting.v")
+    for how in (("--language", "1364-2005"), ("-DKELP_ASSERTS",)):
+        done = verilator(tmp_path, *how, *lint)
+        assert done.returncode == 0, (how, done.stderr)
+    refused = verilator(tmp_path, "--language", "1364-2005", "-DKELP_ASSERTS", *lint)
+    assert "asserting.v" in refused.stderr and refused.returncode, "asserts are there to be read"
+
+
 @pytest.mark.slow  # a model of its own
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
@@ -180,6 +210,106 @@ def test_no_path_and_complete_description(written):
     text = (written / f"{top}.v").read_text(encoding="utf-8")
     for port in described["ports"]:
         assert port["name"] in text
+
+
+#: A `reg` with rows, of any module but the macros' models, whose rows have a parameter's number.
+_ARRAY = re.compile(r"(?m)^  reg (?:\[(\d+):0\] )?(\\?\S+) *\[(\d+):0\];")
+_MACRO = re.compile(
+    r"(?m)^  (kelp_sram\w*) #\(\n +\.ADDRESS_WIDTH\(.*\),\n +\.DEPTH\(32'd(\d+)\),"
+    + r"\n +\.WIDTH\(32'd(\d+)\)\n"
+)
+
+
+def description(directory):
+    return json.loads((directory / f"{top_of(directory)}.json").read_text(encoding="utf-8"))
+
+
+def test_every_memory_of_the_verilog_is_listed(written):
+    """The list is of what Amaranth emits; this counts in what Yosys makes of it."""
+    said = description(written)
+    text = (written / f"{said['top']}.v").read_text(encoding="utf-8")
+    arrays = Counter(
+        (None, int(rows) + 1, int(bits or 0) + 1) for bits, _, rows in _ARRAY.findall(text)
+    )
+    macros = Counter((name, int(rows), int(bits)) for name, rows, bits in _MACRO.findall(text))
+    tables = [memory for memory in said["memories"] if not memory["writes"]]
+    assert len(tables) == len(re.findall(r"(?m)^  endfunction$", text))
+    assert sum(macros.values()) == len(re.findall(r"(?m)^  kelp_sram\w* #\($", text))
+    listed = Counter(
+        (memory["macro"], memory["rows"], memory["bits"])
+        for memory in said["memories"]
+        if memory["writes"]
+    )
+    assert listed == arrays + macros
+    counted = Counter({json.dumps(s): s.pop("memories") for s in said["shapes"]}).total()
+    assert counted == len(said["memories"])
+    for memory in said["memories"]:
+        assert memory["cleared_by"] is None or memory["writes"]
+        assert sum(memory["code_words"]) in (0, memory["bits"])
+        block = memory["instance"].split(".")[-2]
+        assert f"  {block} (\n" in text, memory
+
+
+#: Of each output that an input reaches without a register, these inputs (docs/guides/tape_out.md).
+PATHS = {
+    "m2s_req__ready": ["m2s_req__payload", "m2s_rwd__payload", "m2s_rwd__valid"],
+    "m2s_rwd__ready": ["m2s_rwd__payload"],
+    "quiescent": ["cold_completion__valid", "m2s_req__valid", "m2s_rwd__valid"],
+}
+
+
+def test_one_clock_and_few_ways_from_input_to_output(written):
+    structure = description(written)["structure"]
+    assert structure["clocks"] == ["posedge clk"] and structure["latches"] == []
+    if top_of(written) == "kelp_endpoint":
+        assert structure["paths"] == PATHS
+        assert {"s2m_drs__payload", "s2m_drs__valid", "ready"} <= set(structure["registered"])
+
+
+def test_constraints_name_each_port_once(written):
+    top = top_of(written)
+    text = (written / f"{top}.sdc").read_text(encoding="utf-8")
+    wrapped = (written / f"{top}_wrapper.sv").read_text(encoding="utf-8")
+    for direction in ("input", "output"):
+        (listed,) = re.findall(rf"set_{direction}_delay .*\[get_ports {{\n([^}}]*)}}\]", text)
+        ports = re.findall(rf"(?m)^    {direction} +wire (\[\d+:0\] )?(\w+),?$", wrapped)
+        assert listed.split() == [
+            f"{name}[*]" if bits else name for bits, name in ports if name != "clk"
+        ]
+
+
+_ASKED = """\
+read_verilog {top}.v
+hierarchy -top {top}
+proc -norom
+memory_collect
+flatten
+opt_clean
+tee -q -o memories.txt select -list t:$mem_v2
+tee -q -o state.txt select -list t:$adff t:$aldff t:$dlatch t:$adlatch t:$dffsr t:$sr t:$tribuf
+splitnets -ports
+tee -q -o outputs.txt select -list i:* i:clk %d %coe* o:* %i
+"""
+
+
+@pytest.mark.slow  # minutes
+@pytest.mark.timeout(1800)
+def test_yosys_finds_the_same(written):
+    """As plain Verilog, without asserts; to Yosys a table is no memory."""
+    said = description(written)
+    (written / "asked.ys").write_text(_ASKED.format(top=said["top"]), encoding="utf-8")
+    done = subprocess.run(
+        ["yosys", "-q", "asked.ys"], cwd=written, env=tools.tool_env(), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: (written / f"{name}.txt").read_text(encoding="utf-8").split()
+        for name in ("memories", "state", "outputs")
+    }
+    assert len(found["memories"]) == sum(bool(m["writes"]) for m in said["memories"])
+    assert not found["state"]
+    outputs = {each.partition("/")[2].partition("[")[0] for each in found["outputs"]}
+    assert outputs == said["structure"]["paths"].keys()
 
 
 def test_widths_become_explicit():

@@ -6,7 +6,8 @@ is elaborated is what is listed."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from amaranth.hdl import Instance, Module, Shape
 from amaranth.lib.memory import Memory
@@ -25,6 +26,8 @@ class Cells:
     depth: int
     words: tuple[range, ...]
     columns: tuple[tuple[int, ...], ...]
+    #: the block that writes every row between a reset and `ready`, by its path; "" where none does
+    cleared_by: str = ""
 
 
 def memory_name(*path: str) -> str:
@@ -37,7 +40,8 @@ def memory_name(*path: str) -> str:
 def inventory(block) -> dict[str, Cells]:
     """Every memory below `block`, an elaboratable, by name. Where a block has `word`, a
     CheckedWord, the rows of its memories are such words; where it has `words`, those of the memory
-    of that name."""
+    of that name. Where it has `CLEARS`, it clears the memories of these names, patterns among
+    them."""
     found: dict[str, Cells] = {}
     _walk(block, (), None, found)
     return dict(sorted(found.items()))
@@ -55,8 +59,15 @@ def _walk(block, path: tuple[str, ...], word: CheckedWord | None, found: dict[st
         own, words = getattr(block, "word", None), getattr(block, "words", None)
         word = own if isinstance(own, CheckedWord) else word
         words = words if isinstance(words, dict) else {}
+        below: dict[str, Cells] = {}
         for name, (part, _) in module._named_submodules.items():
-            _walk(part, (*path, name), words.get(name, word), found)
+            _walk(part, (*path, name), words.get(name, word), below)
+        clears = [memory_name(*path, name) for name in getattr(block, "CLEARS", ())]
+        for name, cells in below.items():
+            if any(fnmatchcase(name, pattern) for pattern in clears):
+                below[name] = replace(cells, cleared_by=".".join(path))
+        assert not (twice := found.keys() & below.keys()), twice
+        found |= below
         assert not module._anon_submodules, f"{path}: submodules without a name"
 
 
