@@ -40,6 +40,8 @@ __all__ = ["Session"]
 
 _SERIALS = itertools.count(1)
 
+_NOTHING_STORED = "the session is closed on the device; nothing was stored"
+
 #: axes of [layers, kv_heads] that telemetry sums over
 _SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
 
@@ -157,9 +159,12 @@ class Session(NotCopied):
         ValueError
             Shape, dtype or position does not fit.
         DeviceFullError
-            A page got no frame; what was written to it is lost. It names the page.
+            A page got no frame; what was written to it is lost. It names the page. The device's
+            event does not say whose request found no frame: where another host's read of the page
+            did so just before, what was written may be there.
         PoisonError
-            The same, where the device's log had no room for the event that says so.
+            The same, where the event that says so is not to be had any more: the device's log had
+            no room for it, or more than 1024 came meanwhile.
         SessionClosedError, SessionLostError, TransportError
         """
         layers, one = self._layers(layer)
@@ -230,7 +235,8 @@ class Session(NotCopied):
         Raises
         ------
         PoisonError, FlashError, DeviceFullError
-            A line's content is lost; it names the page. Nothing is returned.
+            A line's content is lost, or, as the message then says, its page found no frame and is
+            in the cold tier still; it names the page. Nothing is returned.
         NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
         layers, one = self._layers(layer)
@@ -822,16 +828,20 @@ class Session(NotCopied):
         """An error where lines that were just stored are not there."""
         events, self._polled = self.device.since(self._polled)
         for event in events:
-            if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
-                layer, head = divmod(event["queue"], self.shape.kv_heads)
-                place = {"layer": layer, "head": head, "page": event["page"]}
-                if event["code"] == "STARVED" and place not in self._pages_of(addresses):
-                    continue  # of somebody's read
-                if event["code"] == "CLOSED_SESSION":
-                    raise SessionClosedError(
-                        "the session is closed on the device; nothing was stored",
-                        session=self.number,
-                    )
+            if event["session"] != self.number:
+                continue
+            if event["code"] == "CLOSED_SESSION":
+                raise SessionClosedError(_NOTHING_STORED, session=self.number)
+            if event["code"] == "FOREIGN_LD" and event["ld_id"] == self.device.ld_id:
+                raise SessionClosedError(
+                    "the session was closed on the device, and its number is another owner's by "
+                    + "now; nothing was stored",
+                    session=self.number,
+                )
+            layer, head = divmod(event["queue"], self.shape.kv_heads)
+            place = {"layer": layer, "head": head, "page": event["page"]}
+            # Of another page it is of somebody's read; of these, nobody can tell.
+            if event["code"] == "STARVED" and place in self._pages_of(addresses):
                 lost = (
                     "the device is full: the page found no frame, and what was written to "
                     + "it is lost; release pages or close a session"
@@ -841,13 +851,16 @@ class Session(NotCopied):
             self._look_for_lost_pages(addresses)
 
     def _look_for_lost_pages(self, addresses):
-        """The device had no room for an event, which may have told of a page just written."""
+        """An event that is not to be had any more may have told of a page just written, or that
+        nothing was stored."""
+        if not self.state()["open"]:
+            raise SessionClosedError(_NOTHING_STORED, session=self.number)
         for place in self._pages_of(addresses):
             word = self.page_state(**place)
             if word["state"] is PageState.LOST:
                 raise PoisonError(
-                    "the page is lost, and what was written to it; the event that says why found "
-                    + "no room in the device's log: write the page anew or recompute it",
+                    "the page is lost, and what was written to it; the event that says why is not "
+                    + "to be had any more: write the page anew or recompute it",
                     session=self.number,
                     **place,
                 )
@@ -881,6 +894,14 @@ class Session(NotCopied):
                 **place,
             )
         if why == "STARVED":
+            named = {name: place[name] for name in ("layer", "head", "page")}
+            if self.page_state(**named)["state"] is PageState.COLD:
+                # A page that a write was meant for is LOST by then, or was written anew.
+                raise DeviceFullError(
+                    "the device is full: the page found no frame, and is in the cold tier still; "
+                    + "it can be read when pages were released or a session was closed",
+                    **place,
+                )
             raise DeviceFullError(
                 "the device is full: the page found no frame, and its content is lost", **place
             )
