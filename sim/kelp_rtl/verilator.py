@@ -6,6 +6,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "split_args",
     "tail",
     "verilate_model",
+    "with_included",
 ]
 
 _MODEL_OPT = "-O3"
@@ -59,6 +61,7 @@ VERILATOR_ARGS = (
     # Lookup tables made of case statements take two thirds of the conversion and save nothing here.
     "-fno-table",
 )
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 # Verilog of fewer bytes becomes one C++ file: below this its headers cost more than its code.
 _SMALL = 1_500_000
 
@@ -68,6 +71,17 @@ def split_args(verilog: str) -> tuple[str, ...]:
     return ("--output-split", "0") if len(verilog) < _SMALL else ()
 
 
+def with_included(file: Path) -> list[Path]:
+    """A C++ file and those that it includes by their path from where it lies, and so on. Generated
+    headers lie elsewhere, and are not among them."""
+    found = [file.resolve()]
+    for path in found:
+        names = _INCLUDE.findall(path.read_text(encoding="utf-8"))
+        places = ((path.parent / name).resolve() for name in names)
+        found += (p for p in dict.fromkeys(places) if p.is_file() and p not in found)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cpp:
     """What is compiled beside the model: C++ that includes ``Vtop.h`` and ``verilated.h`` and
@@ -75,9 +89,9 @@ class Cpp:
 
     Verilator spells a double underscore in a port's name ``___05F``: ``i__valid`` is
     ``top.i___05Fvalid``. It should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
-    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. Every
-    ``*.h`` beside a source counts as part of it; ``headers`` are generated ones, file name → text,
-    that it may include. ``flags`` are for the compiler, of the model too.
+    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. What a
+    source includes by its path counts as part of it; ``headers`` are generated ones, file name →
+    text, that it may include. ``flags`` are for the compiler, of the model too.
     """
 
     sources: Sequence[Path | str]
@@ -95,9 +109,9 @@ class Cpp:
     @property
     def key(self) -> str:
         """Of what is compiled after the model."""
-        beside = (header for file in self.files for header in sorted(file.parent.glob("*.h")))
+        parts = (part for file in self.files for part in with_included(file))
         return tools.digest(
-            *(file.read_text(encoding="utf-8") for file in (*self.files, *beside)),
+            *(part.read_text(encoding="utf-8") for part in parts),
             json.dumps(dict(self.headers), sort_keys=True),
         )
 

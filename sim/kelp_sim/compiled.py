@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Functions compiled by numba, and kept compiled on disk as long as their sources are as they were.
 
-Numba looks at a function's own file alone. Constants of other files, as those of `kelp_spec`, are
-compiled in, so with its own cache a changed constant would go on counting as it was. And an
-exception in the midst of compiling, as Ctrl-C makes one, leaves it in a state that it does not
-expect: it has ended with a segmentation fault.
+Numba looks at a function's own file alone. Constants of other files, as those of `kelp_spec` and
+`kelp_golden`, are compiled in, so with its own cache a changed constant would go on counting as it
+was. And an exception in the midst of compiling, as Ctrl-C makes one, leaves it in a state that it
+does not expect: it has ended with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numba
 
+import kelp_golden
 import kelp_spec
 
 __all__ = ["njit"]
@@ -70,8 +71,9 @@ def _folder(given: str) -> Path:
     is there for others goes, and nothing else: that may be anybody's folder. Where nothing can be
     written numba finds a place of its own."""
     state = hashlib.sha256()
-    for package in (Path(kelp_spec.__file__).parent, Path(__file__).parent):
-        for path in sorted(package.rglob("*.py")):
+    packages = kelp_spec.__file__, kelp_golden.__file__, __file__
+    for package in packages:
+        for path in sorted(Path(package).parent.rglob("*.py")):
             state.update(path.read_bytes())
     root = Path(given) if given else Path(__file__).parent / "__pycache__"
     folder = root / f"kelp-{state.hexdigest()[:16]}"

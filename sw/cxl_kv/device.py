@@ -324,12 +324,16 @@ class Device(NotCopied):
             self._in_doubt |= any(e["code"] in ("FATAL", "OVERFLOW") for e in fresh)
 
     def since(self, polled: int) -> tuple[list[dict], int]:
-        """Event records behind the first `polled` that were ever taken, whoever has taken them, as
-        far as they are kept; and how many were taken by now."""
+        """Event records behind the first `polled` that were ever taken, whoever has taken them; and
+        how many were taken by now. The latest 1024 are kept: where more came, an OVERFLOW is the
+        first."""
         self.poll()
         with self.transport.lock:
-            new = min(self.polled - polled, len(self._events))
-            return [self._events[i] for i in range(-new, 0)], self.polled
+            new, kept = self.polled - polled, len(self._events)
+            out = [self._events[i] for i in range(-min(new, kept), 0)]
+            if new > kept:
+                out.insert(0, overflow_record(out[0]["number"], out[0]["time"]))
+            return out, self.polled
 
     def explain(self, session: int, queue: int, page: int, *, polled: int = 0) -> str | None:
         """The latest event about a page that explains poison, or None; of those behind the first

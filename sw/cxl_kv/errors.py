@@ -98,7 +98,8 @@ class DeviceFailedError(PoisonError):
 
 class DeviceFullError(PoisonError):
     """A page found no frame within `starve_limit` (event STARVED), or there is no room for another
-    session. Writes to that page are lost."""
+    session. Writes to that page are lost; a page of the cold tier that was only read stays there,
+    and the message says so."""
 
 
 class NotMappedError(_PlaceError):

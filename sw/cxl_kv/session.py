@@ -45,6 +45,8 @@ _FAILED = (
     + "until the device is reset"
 )
 
+_NOTHING_STORED = "the session is closed on the device; nothing was stored"
+
 #: axes of [layers, kv_heads] that telemetry sums over
 _SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
 
@@ -162,9 +164,12 @@ class Session(NotCopied):
         ValueError
             Shape, dtype or position does not fit.
         DeviceFullError
-            A page got no frame; what was written to it is lost. It names the page.
+            A page got no frame; what was written to it is lost. It names the page. The device's
+            event does not say whose request found no frame: where another host's read of the page
+            did so just before, what was written may be there.
         PoisonError
-            The same, where the device's log had no room for the event that says so.
+            The same, where the event that says so is not to be had any more: the device's log had
+            no room for it, or more than 1024 came meanwhile.
         DeviceFailedError
             Nothing is kept any more.
         NotMappedError, SessionClosedError, SessionLostError, TransportError
@@ -237,7 +242,8 @@ class Session(NotCopied):
         Raises
         ------
         PoisonError, FlashError, DeviceFailedError, DeviceFullError
-            A line's content is lost; it names the page. Nothing is returned.
+            A line's content is lost, or, as the message then says, its page found no frame and is
+            in the cold tier still; it names the page. Nothing is returned.
         NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
         layers, one = self._layers(layer)
@@ -838,11 +844,10 @@ class Session(NotCopied):
             layer, head = divmod(event["queue"], self.shape.kv_heads)
             place = {"layer": layer, "head": head, "page": event["page"]}
             if event["code"] == "CLOSED_SESSION":
-                raise SessionClosedError(
-                    "the session is closed on the device; nothing was stored", session=self.number
-                )
+                raise SessionClosedError(_NOTHING_STORED, session=self.number)
             if event["code"] == "STARVED" and place in self._pages_of(addresses):
-                raise DeviceFullError(  # of another page: somebody's read
+                # Of another page it is of somebody's read; of these, nobody can tell.
+                raise DeviceFullError(
                     "the device is full: the page found no frame, and what was written to it is "
                     + "lost; release pages or close a session",
                     session=self.number,
@@ -852,7 +857,8 @@ class Session(NotCopied):
                 continue  # LD-ID 0 is also told what others were refused here
             if event["code"] == "FOREIGN_LD":
                 raise SessionClosedError(
-                    "the session is another owner's on the device; nothing was stored",
+                    "the session was closed on the device, and its number is another owner's by "
+                    + "now; nothing was stored",
                     session=self.number,
                 )
             if event["code"] == "OUT_OF_MAP" and self._is_of(event, addresses):
@@ -871,7 +877,8 @@ class Session(NotCopied):
         return bool((addresses >> np.uint64(6 + c.line_bits) == page).any())
 
     def _look_for_lost_pages(self, addresses):
-        """The device had no room for an event, which may have told of a page just written."""
+        """An event that is not to be had any more may have told of a page just written, or that
+        nothing was stored."""
         if not self.state()["open"]:
             raise SessionClosedError(
                 "the session is closed on the device, or another owner's; nothing was stored",
@@ -881,8 +888,8 @@ class Session(NotCopied):
             word = self.page_state(**place)
             if word["state"] is PageState.LOST:
                 raise PoisonError(
-                    "the page is lost, and what was written to it; the event that says why found "
-                    + "no room in the device's log: write the page anew or recompute it",
+                    "the page is lost, and what was written to it; the event that says why is not "
+                    + "to be had any more: write the page anew or recompute it",
                     session=self.number,
                     **place,
                 )
@@ -918,6 +925,14 @@ class Session(NotCopied):
                 **place,
             )
         if why == "STARVED":
+            named = {name: place[name] for name in ("layer", "head", "page")}
+            if self.page_state(**named)["state"] is PageState.COLD:
+                # A page that a write was meant for is LOST by then, or was written anew.
+                raise DeviceFullError(
+                    "the device is full: the page found no frame, and is in the cold tier still; "
+                    + "it can be read when pages were released or a session was closed",
+                    **place,
+                )
             raise DeviceFullError(
                 "the device is full: the page found no frame, and its content is lost", **place
             )

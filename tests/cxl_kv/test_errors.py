@@ -138,7 +138,9 @@ def test_a_full_device_says_which_page_was_lost(device):
         cxl_kv.DeviceFullError, match="session 0, layer 1, head 1, page 2: the device is full"
     ):
         session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
-    with pytest.raises(cxl_kv.DeviceFullError, match="layer 1, head 1, page 2"):
+    with pytest.raises(
+        cxl_kv.DeviceFullError, match="layer 1, head 1, page 2: .* its content is lost"
+    ):
         session.read(1, start=8, stop=9, heads=1)
     assert {"NO_VICTIM", "STARVED"} <= {e["code"] for e in device.events()}
     assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
@@ -179,7 +181,7 @@ def test_a_read_that_found_no_frame_is_no_later_writes_loss(device, how, same):
     session, (k, v) = pinned_full(device, cold=True), tensors()
     where = dict(positions=np.arange(4), heads=0)
     if how == "read":
-        with pytest.raises(cxl_kv.DeviceFullError, match="layer 1, head 0, page 0"):
+        with pytest.raises(cxl_kv.DeviceFullError, match="page 0: .* is in the cold tier still"):
             session.read(1, **where)
     elif how == "sample":
         assert not session.sample(1, **where)[1].any()
@@ -192,6 +194,7 @@ def test_a_read_that_found_no_frame_is_no_later_writes_loss(device, how, same):
     session.hints.release(0, 0, [0])
     quiet(device)
     if how != "another":
+        assert (session.read(1, **where)[0] == k[1, :1, :4]).all()  # which was not lost
         session.write(1, k[1, :1, :4], v[1, :1, :4], heads=0)
     assert "STARVED" in {e["code"] for e in device.events()}
 
@@ -239,6 +242,48 @@ def test_a_lost_write_is_told_whose_event_found_no_room(device):
     device.transport.store(hints, np.zeros((len(hints), 64), np.uint8))
     session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)  # which is there
     assert (session.read(1, start=8, stop=12, heads=1)[1] == v[1, 1:, 8:12]).all()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_lost_write_is_told_whose_event_was_taken_long_ago(closed):
+    """Others have asked for so many events since that it is not kept any more."""
+    with cxl_kv.open("golden:unit") as device:
+        session, (k, v) = pinned_full(device), tensors()
+        log, store = device.transport.core.window.events.log, device.transport.store
+
+        def overtaken(*arguments):
+            if closed:
+                device.transport.close_session(0)
+            store(*arguments)
+            device.poll()
+            for _ in range(1024 // EVENT_RECORDS):
+                for _ in range(EVENT_RECORDS):
+                    log(Event.CORRECTED)
+                device.poll()
+
+        device.transport.store = overtaken
+        first = device.polled
+        error = cxl_kv.SessionClosedError if closed else cxl_kv.PoisonError
+        with pytest.raises(error, match="nothing was stored" if closed else "the page is lost"):
+            session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
+        device.transport.store = store
+        kept, polled = device.since(first)
+        assert [event["code"] for event in kept] == ["OVERFLOW"] + 1024 * ["CORRECTED"]
+        assert kept[0]["number"] == kept[1]["number"]
+        assert len(device.since(polled - 1024)[0]) == 1024 and device.since(polled)[0] == []
+
+
+def test_a_session_that_is_another_owners_by_now(device):
+    """Closed behind one's back, and its number given to another LD-ID."""
+    session, (k, v) = device.open_session(SHAPE), tensors()
+    device.transport.close_session(0)
+    with cxl_kv.Device(LocalTransport(device.transport.core, 3, shared=True)) as other:
+        successor = other.open_session(SHAPE)
+        assert successor.number == session.number
+        with pytest.raises(cxl_kv.SessionClosedError, match="another owner's.*nothing was stored"):
+            session.write(0, k[0], v[0])
+        assert not successor.read(0, stop=32)[0].any()
+        successor.write(0, k[0], v[0])  # the other's refusal is none of its own
 
 
 def test_a_session_closed_behind_ones_back(device):

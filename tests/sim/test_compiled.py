@@ -12,45 +12,59 @@ from paths import ROOT
 
 from kelp_sim.compiled import _folder
 
-SCRIPT = "from kelp_sim.select.memory import _guess_place; print(_guess_place(65535, 65535))"
+#: The last entry of T, by its octaves a side; the weight of a score of 0.
+PLACE = "from kelp_sim.select.memory import _guess_place; print(_guess_place(65535, 65535))"
+WEIGHT = "from kelp_sim.select.kernel import _add; print(_add(-(1 << 40), 0, 0, 1 << 40)[1])"
 
 
-def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path):
-    for package in ("hw/kelp_spec", "sim/kelp_sim"):
-        shutil.copytree(
-            ROOT / package,
-            tmp_path / package.rpartition("/")[2],
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-    constants = tmp_path / "kelp_spec" / "policy2.py"
-    text = constants.read_text(encoding="utf-8")
-    # What Python compiles it knows by size and second, and all of this may be over in one.
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    kept = tmp_path / "kelp_sim" / "__pycache__"
+class Copied:
+    """The packages in a folder, of which a file is changed."""
 
-    def place(side):
-        """The last entry of T with so many octaves a side, and the files that are kept."""
-        new = text.replace("T_SIDE = 12", f"T_SIDE = {side}")
-        assert (new != text) == (side != 12)
-        constants.write_text(new, encoding="utf-8")
+    def __init__(self, folder, file):
+        for package in ("hw/kelp_spec", "sim/kelp_golden", "sim/kelp_sim"):
+            shutil.copytree(
+                ROOT / package,
+                folder / package.rpartition("/")[2],
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        self.folder, self.file = folder, folder / file
+        self.text = self.file.read_text(encoding="utf-8")
+
+    def run(self, script, new):
+        """What the script prints where the file is `new`, and the files that are kept."""
+        self.file.write_text(new, encoding="utf-8")
+        # What Python compiles it knows by size and second, and all of this may be over in one.
+        here = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | here
+        environment.pop("NUMBA_CACHE_DIR", None)
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
+            [sys.executable, "-c", script],
             env=environment,
             capture_output=True,
             text=True,
             check=True,
             timeout=120,
         )
-        [folder] = kept.glob("kelp-*")
+        [kept] = (self.folder / "kelp_sim" / "__pycache__").glob("kelp-*")
         return int(done.stdout), {
-            path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb*")
+            path.name: path.stat().st_mtime_ns for path in kept.rglob("*.nb*")
         }
 
-    first, files = place(12)
+
+def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path):
+    copied = Copied(tmp_path, "kelp_spec/policy2.py")
+    first, files = copied.run(PLACE, copied.text)
     assert first == 143 and files
-    assert place(12) == (143, files)
-    assert place(10)[0] == 99
+    assert copied.run(PLACE, copied.text) == (143, files)
+    fewer = copied.text.replace("T_SIDE = 12", "T_SIDE = 10")
+    assert fewer != copied.text and copied.run(PLACE, fewer)[0] == 99
+
+
+def test_a_constant_of_the_golden_model_that_changes_is_compiled_anew(tmp_path):
+    copied = Copied(tmp_path, "kelp_golden/select.py")
+    before, files = copied.run(WEIGHT, copied.text)
+    assert before and files
+    assert copied.run(WEIGHT, copied.text + "\nWEIGHTS = WEIGHTS + 1\n")[0] == before + 1
 
 
 def test_nothing_of_others_is_removed(tmp_path):

@@ -4,6 +4,7 @@ environment."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kelp_hw
+from kelp_hw.export import tools
 from kelp_spec.config import Config
 from kelp_spec.files import whole_file, write_whole
 
@@ -197,18 +199,19 @@ def build(
         A board that is unknown, a clock or rate that is refused, a tool that failed, a part with
         registers or memories of which synthesis left none.
     """
-    run = _Run(name, config, top, directory, hz, baud, seed)
-    run.all(begins)
-    return report(
-        name,
-        directory,
-        config=config,
-        seed=seed,
-        target_mhz=TARGETS[name].target_mhz,
-        most_luts=TARGETS[name].most_luts,
-        cells=run.cells,
-        netlist=run.netlist,
-    )
+    with _alone(directory):
+        run = _Run(name, config, top, directory, hz, baud, seed)
+        run.all(begins)
+        return report(
+            name,
+            directory,
+            config=config,
+            seed=seed,
+            target_mhz=TARGETS[name].target_mhz,
+            most_luts=TARGETS[name].most_luts,
+            cells=run.cells,
+            netlist=run.netlist,
+        )
 
 
 def size(
@@ -223,13 +226,12 @@ def size(
     """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device
     is taken, and whether as much may be. Also written to `size.json`. Parameters and errors as of
     `build`."""
-    _Run(name, config, top, directory, hz, baud, 1, pack=True).all()
+    with _alone(directory):
+        _Run(name, config, top, directory, hz, baud, 1, pack=True).all()
+        said = (directory / "pack.tim").read_text(encoding="utf-8", errors="replace")
     counted = {
         what: (int(used), int(total))
-        for what, used, total in re.findall(
-            r"(\w+): +(\d+)/ *(\d+) ",
-            (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"),
-        )
+        for what, used, total in re.findall(r"(\w+): +(\d+)/ *(\d+) ", said)
     }
     figures = {"board": name, "config": config.name}
     for theirs, ours in COUNTED.items():
@@ -238,6 +240,13 @@ def size(
     figures["passed"] = figures["luts"] <= figures["luts_most"]
     write_whole(directory / "size.json", json.dumps(figures, indent=2) + "\n")
     return figures
+
+
+def _alone(directory: Path):
+    """Nobody else builds in this directory meanwhile: its files have names that do not say of
+    which design they are. Whoever comes second finds done what the first has done."""
+    place = directory.resolve()
+    return tools.lock(place.with_name(f"{place.name}.lock"))
 
 
 class _Run:
@@ -342,20 +351,21 @@ class _Run:
         """Unless it was done from the same inputs, here or beside. BuildError with the end of the
         log when it fails."""
         directory, done = self.directory, self.directory / f"{step.name}.done"
-        for known in (done, *sorted(directory.parent.glob(f"*/{done.name}"))):
-            if (
-                known.is_file()
-                and known.read_text(encoding="utf-8") == self._keys[step.name]
-                and all((known.parent / each).is_file() for each in step.outputs)
-            ):
-                for each in (*step.outputs, done.name) if known != done else ():
+        if self._is_done(step, done):
+            return
+        done.unlink(missing_ok=True)
+        for known in sorted(directory.parent.glob(f"*/{done.name}")):
+            if self._is_done(step, known):
+                for each in step.outputs:
                     with (
                         open(known.parent / each, "rb") as source,
                         whole_file(directory / each) as copy,
                     ):
                         shutil.copyfileobj(source, copy)
-                return
-        done.unlink(missing_ok=True)
+                # Else it is done anew there, of other inputs, and some of these are of them.
+                if self._is_done(step, known):
+                    write_whole(done, self._keys[step.name])
+                    return
         log = directory / f"{step.name}.log"
         with open(log, "w", encoding="utf-8") as handle:
             code = subprocess.run(
@@ -372,6 +382,14 @@ class _Run:
                 f"{self.name}: {step.name} failed ({code}), log {log}:\n" + "\n".join(end)
             )
         write_whole(done, self._keys[step.name])
+
+    def _is_done(self, step: Step, mark: Path) -> bool:
+        """Whether `mark` says so, of the same inputs, and what the step leaves is beside it."""
+        with contextlib.suppress(FileNotFoundError):
+            said = mark.read_text(encoding="utf-8")
+            there = all((mark.parent / each).is_file() for each in step.outputs)
+            return there and said == self._keys[step.name]
+        return False
 
 
 def _own(step: str) -> list[str]:

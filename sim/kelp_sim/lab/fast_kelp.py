@@ -51,7 +51,8 @@ def _folds(alpha: int, bits: int) -> np.ndarray:
 
 @njit
 def _count(s, c, at, step):
-    return s.counts[at] >> (((step >> c.epoch_shift) - s.epochs[at]) & ((1 << c.epoch_bits) - 1))
+    halvings = ((step >> c.epoch_shift) - s.epochs[at]) & ((1 << c.epoch_bits) - 1)
+    return s.counts[at] >> min(halvings, 63)  # compiled, a shift by 64 is one by 0
 
 
 @njit

@@ -11,6 +11,7 @@ with a host that reads everything from the device.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Llama:
     path: Path
     config: dict
     weights: dict[str, np.ndarray]
-    digest: str
+    digest: str  #: of the weights, and of how they are used
 
     @property
     def layers(self) -> int:
@@ -298,4 +299,5 @@ def load(folder: Path) -> Llama:
             f"{folder}/model.safetensors cannot be used: {printable(str(error))}; fp16 or fp32 "
             + "weights are expected"
         ) from None
-    return Llama(folder, config, weights, hashlib.sha256(data).hexdigest()[:16])
+    used = json.dumps([config.get(key) for key in (*_SHAPE, "head_dim")]).encode()
+    return Llama(folder, config, weights, hashlib.sha256(data + used).hexdigest()[:16])

@@ -4,8 +4,10 @@
 tools here; the slow tests call them."""
 
 import errno
+import fcntl
 import importlib.metadata
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +193,37 @@ def test_what_another_build_has_done_is_copied_whole(tools, tmp_path):
     assert a_build(tmp_path / "again")["fmax_mhz"] == 90.0 and len(tools.called) == 12, (
         "the report needs what routing left beside its netlist"
     )
+
+
+def test_what_is_done_anew_while_it_is_copied_does_not_count(tools, tmp_path, monkeypatch):
+    """Another process has other inputs by now: its files are of them, one after another."""
+    a_build(tmp_path / "seed1")
+    copyfileobj, done = shutil.copyfileobj, len(tools.called)
+
+    def overtaken(source, copy):
+        copyfileobj(source, copy)
+        mark = Path(source.name).parent / "synthesis.done"
+        if Path(source.name).name == "top.json":
+            mark.write_text("of others", encoding="utf-8")
+
+    monkeypatch.setattr(flow.shutil, "copyfileobj", overtaken)
+    a_build(tmp_path / "seed2")
+    assert tools.called[done:] == ["synthesis"]
+
+
+@pytest.mark.parametrize("does", [build, size])
+def test_nobody_else_builds_in_the_directory(tools, tmp_path, monkeypatch, does):
+    run = tools.run
+
+    def watched(*arguments, **named):
+        with open(tmp_path / "seed1.lock", encoding="utf-8") as file:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return run(*arguments, **named)
+
+    monkeypatch.setattr(flow.subprocess, "run", watched)
+    a_build(tmp_path / "seed1", does=does)
+    assert tools.called
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ those of the history too."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 from paths import RECORDING
 from trace_files import contents, save
@@ -17,7 +18,7 @@ from kelp_sim.lab.policies.kelp import Constants
 from kelp_sim.lab.study import TABLES, ladder
 from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, plan
 from kelp_sim.replay.replay import run_golden
-from kelp_sim.trace.accesses import access_sequence
+from kelp_sim.trace.accesses import AccessSequence, access_sequence
 from kelp_sim.trace.trace import read
 from kelp_spec.config import named
 from kelp_spec.policy import Policy
@@ -142,6 +143,26 @@ def test_constants_mean_the_same_to_both_forms(tmp_path, variant):
         fast = run_kelp(line, capacity=capacity, constants=Constants(**variant), record=True)
         assert plain.victims == fast.victims and plain.missed.tolist() == fast.missed.tolist()
         assert len(plain.victims) > 100
+
+
+def test_a_count_that_rested_for_long_is_nothing_to_both_forms():
+    """More halvings than a word has bits: with epochs of a step, after 64 steps."""
+    random, rows = np.random.default_rng(3), []
+    for step in range(400):
+        newest, share = (64 + step) // 4, 0.25 if step < 40 or step % 70 == 0 else 0.01
+        rows += [(step, page) for page in np.flatnonzero(random.random(newest) < share)]
+        rows.append((step, newest))
+    step, page = np.array(rows, np.int32).T
+    sizes = dict(layers=1, kv_heads=1, page_tokens=4, lines_per_token=1)
+    line = Timeline.of(
+        AccessSequence(
+            **sizes, first_step=0, first_token=64, step=step, queue=np.zeros_like(step), page=page
+        )
+    )
+    variant = dict(epoch_shift=0, epoch_bits=7)
+    plain = run(line, maker("kelp", variant), capacity=16, pooled=True, record=True)
+    fast = run_kelp(line, capacity=16, constants=Constants(**variant), record=True)
+    assert len(plain.victims) > 100 and plain.victims == fast.victims
 
 
 def test_a_constant_without_sense_is_refused():

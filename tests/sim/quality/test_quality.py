@@ -408,6 +408,22 @@ def test_an_interval_over_documents():
     ) and found.high == pytest.approx(np.expm1(0.02 + half), abs=2e-4)
 
 
+def test_a_measurement_is_of_weights_and_of_how_they_are_used(tmp_path):
+    """The same weights with another base of RoPE are another model."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.safetensors").symlink_to((MODEL / "model.safetensors").resolve())
+    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    theta = {"rope_theta": 500.0}
+    (other / "config.json").write_text(json.dumps(config | theta), encoding="utf-8")
+    text, plan = np.arange(5, 45), plans.uniform("int4", 6, 2)
+    found = [
+        perplexity.Measurer(llama.load(folder), tmp_path / "rows.jsonl").nats("a", text, plan)
+        for folder in (MODEL, other)
+    ]
+    assert found[0] != found[1]
+
+
 def test_measurements_are_kept(tmp_path):
     model = llama.load(MODEL)
     text = [("a", np.arange(5, 45)), ("b", np.arange(100, 140))]

@@ -169,6 +169,22 @@ def test_compiled_model_runs_and_reports_an_assert(tmp_path):
     assert error.value == 1
 
 
+def test_what_a_driver_includes_is_part_of_it(tmp_path):
+    """From wherever it lies, also by way of another header; and each counts once."""
+    (tmp_path / "own").mkdir()
+    driver, header, part = (tmp_path / name for name in ("own/driver.cpp", "a.h", "b.h"))
+    driver.write_text(
+        '#include "../a.h"\n#include "ports.h"\n#include <memory>\n', encoding="utf-8"
+    )
+    header.write_text('#  include "b.h"\n', encoding="utf-8")
+    part.write_text('#include "a.h"\n', encoding="utf-8")
+    assert verilator.with_included(driver) == [driver, header, part]
+    cpp = verilator.Cpp(sources=[driver], headers={"ports.h": ""})
+    before = cpp.key
+    part.write_text("// other\n", encoding="utf-8")
+    assert cpp.key != before
+
+
 def test_build_failure_shows_the_compiler_message(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text("#error planted\n", encoding="utf-8")
