@@ -370,7 +370,7 @@ def test_a_reset_device_is_a_new_one(weather, config):
     "config",
     [
         UNIT,
-        named("unit_select"),
+        pytest.param(named("unit_select"), marks=pytest.mark.slow),
         pytest.param(named("unit_coherent"), marks=pytest.mark.slow),
     ],
     ids=lambda config: config.name,
