@@ -378,8 +378,8 @@ def test_a_reset_device_is_a_new_one(weather, config):
 @pytest.mark.filterwarnings("ignore::amaranth.hdl.UnusedElaboratable")
 def test_what_blocks_say_they_clear_is_what_is_cleared(config):
     """`CLEARS` of the blocks, which `kelp verilog` hands on: of these memories, and of no others,
-    every row is the same when the device is ready, whatever it held before. That takes as many
-    cycles as the deepest of them has rows, and a few."""
+    every row is the same when the device is ready, whatever it held before. That takes about as
+    many cycles as the deepest of them has rows."""
     device = Driver(config, seed=1, rules=RULES)
     held = []
     for seed in range(3):
@@ -396,7 +396,7 @@ def test_what_blocks_say_they_clear_is_what_is_cleared(config):
     memories = inventory(Endpoint(config=config))
     said = {name: cells.depth for name, cells in memories.items() if cells.cleared_by}
     assert cleared == said.keys()
-    assert max(said.values()) <= cycles < max(said.values()) + 8
+    assert abs(cycles - max(said.values())) < 8, cycles  # the first row may go while `rst` is high
 
 
 @pytest.mark.slow
