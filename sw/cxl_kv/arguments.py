@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 from numbers import Integral, Real
 
+import numpy as np
+
 __all__ = [
     "instance",
     "integer",
@@ -32,11 +34,13 @@ def integer(
 
 
 def real(name: str, value, low: float, high: float) -> float:
-    """`value`, a number of low … high; ValueError otherwise, for NaN too."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
+    """`value`, a number of low … high, as one of Python's own, which no product takes beyond its
+    type's range; ValueError otherwise, for NaN too."""
+    plain = value.item() if isinstance(value, np.number) else value
+    number = isinstance(plain, Real) and not isinstance(plain, bool)
+    if not number or not low <= plain <= high:
         raise ValueError(f"{name} = {short(value)} is refused; legal: {low} … {high}")
-    return value
+    return plain if type(plain) in (int, float) else float(plain)
 
 
 def instance(name: str, value, kind: type | tuple[type, ...], legal: str):

@@ -74,7 +74,7 @@ class BlockStore(NotCopied):
         policy: Policy = Policy(auto_step=256),
         on_drop: Callable[[Hashable, int], None] | None = None,
     ):
-        integer("block_bytes", block_bytes, 1)
+        block_bytes = integer("block_bytes", block_bytes, 1)
         c = instance("device", device, Device, "a device (cxl_kv.open makes one)").config
         self.device, self.block_bytes, self.on_drop = device, block_bytes, on_drop
         self.page_bytes = c.page_lines * LINE_BYTES
@@ -225,10 +225,11 @@ class BlockStore(NotCopied):
     ) -> list[np.ndarray | Exception | None]:
         """Several `get`s by as few loads as may be: of each, in order, what `get` would return or
         raise; of all, only `size` bytes from `first` on, a multiple of 64, where they are given."""
-        if integer("first", first, 0) % LINE_BYTES:
+        first = integer("first", first, 0)
+        if first % LINE_BYTES:
             raise ValueError(f"first = {first} is refused; legal: multiples of {LINE_BYTES}")
         if size is not None:
-            integer("size", size, 0)
+            size = integer("size", size, 0)
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self.lock:

@@ -68,8 +68,8 @@ class Policy:
             raise ValueError(
                 f"score = {short(self.score)} is refused; legal: none, pushed, observed"
             ) from None
-        real("alpha", self.alpha, 1 / 256, 1)
-        real("tau", self.tau, 1, 65536)
+        object.__setattr__(self, "alpha", real("alpha", self.alpha, 1 / 256, 1))
+        object.__setattr__(self, "tau", real("tau", self.tau, 1, 65536))
         for name, low, high in (
             ("mass_shift", 0, 15),
             ("window", 0, 63),
@@ -77,7 +77,7 @@ class Policy:
             ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES),
             ("auto_step", 0, 2**24 - 1),
         ):
-            integer(name, getattr(self, name), low, high)
+            object.__setattr__(self, name, integer(name, getattr(self, name), low, high))
 
     def with_(self, **changes) -> Policy:
         """A checked copy with some fields changed."""

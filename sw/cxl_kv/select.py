@@ -112,7 +112,7 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     c, shape = session.device.config, session.shape
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
-    real("mass", mass, 0.0, 1.0)
+    mass = real("mass", mass, 0.0, 1.0)
     factor = shape.head_dim**-0.5 if scale is None else real("scale", scale, 1.1e-5, 2e4)
     near = session.device.transport.hints
     places = _places(session) if near else None

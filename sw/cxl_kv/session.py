@@ -254,13 +254,13 @@ class Session(NotCopied):
                 ("stop is missing" if stop is None else "positions and stop exclude each other")
                 + ": read(layer, start=…, stop=…) or read(layer, positions=…)"
             )
-        first = 0 if start is None else start
+        count = 0
         if positions is None:
-            integer("start", first, 0)
-            integer("stop", stop, first)
-        positions = self._positions(positions, start, 0 if stop is None else stop - first)
+            start = integer("start", 0 if start is None else start, 0)
+            count = integer("stop", stop, start) - start
+        positions = self._positions(positions, start, count)
         lines = None
-        if not self.device.transport.hints and isinstance(positions, slice):
+        if count and not self.device.transport.hints:
             lines = self._load_pages(layers, heads, positions)
         if lines is None:
             lines = self._load(layers, heads, positions)
@@ -309,7 +309,7 @@ class Session(NotCopied):
         of memory that is gone ends the process with SIGBUS; and once the session is closed, what
         lies there may be another's.
         """
-        integer("page", page, 0, self.pages - 1)
+        page = integer("page", page, 0, self.pages - 1)
         c, tokens = self.device.config, self.page_tokens
         first = int(
             self.layout.addresses(
@@ -668,7 +668,7 @@ class Session(NotCopied):
     @wait_above.setter
     def wait_above(self, value: float | None) -> None:
         if value is not None:
-            real("wait_above", value, 0.0, 1.0)
+            value = real("wait_above", value, 0.0, 1.0)
             if not self.device.config.select_estimates:
                 raise UnsupportedError(
                     f"configuration {self.device.config.name!r} does not estimate what is "

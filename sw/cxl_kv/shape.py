@@ -38,7 +38,8 @@ class LayerFormats:
         for name in ("k", "v"):
             value = getattr(self, name)
             object.__setattr__(self, name, _format(name, value))
-        integer("last_layer", self.last_layer, 0, LAST_LAYER)
+        last = integer("last_layer", self.last_layer, 0, LAST_LAYER)
+        object.__setattr__(self, "last_layer", last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +87,9 @@ class ModelShape:
         formats = tuple(formats)
         object.__setattr__(self, "formats", formats)
         for name in ("layers", "kv_heads", "head_dim"):
-            integer(name, getattr(self, name), 1)
+            object.__setattr__(self, name, integer(name, getattr(self, name), 1))
         if self.page_tokens is not None:
-            integer("page_tokens", self.page_tokens, 1)
+            object.__setattr__(self, "page_tokens", integer("page_tokens", self.page_tokens, 1))
         if not isinstance(self.k_only, bool):
             raise ValueError(f"k_only = {short(self.k_only)} is refused; legal: True, False")
         ends = [r.last_layer for r in formats]

@@ -3,6 +3,9 @@
 """What a caller gets wrong: one line that names the argument and its value, and nothing has been
 done by then."""
 
+import contextlib
+import itertools
+import warnings
 from dataclasses import fields
 
 import numpy as np
@@ -10,7 +13,9 @@ import pytest
 
 import cxl_kv
 from cxl_kv import HintRefusedError, LayerFormats, ModelShape, Policy
-from cxl_kv.url import config_of
+from cxl_kv.blocks import BlockStore
+from cxl_kv.serving.server import Server
+from cxl_kv.url import config_of, make_core
 from kelp_spec.config import Config, named
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32)
@@ -266,3 +271,110 @@ def test_a_closed_device_ends_its_sessions_and_takes_no_batches():
 def test_a_large_value_is_named_by_its_type(device):
     with pytest.raises(ValueError, match="^shape = an object of ndarray is refused; legal: .*$"):
         device.open_session(np.zeros((40, 40)))
+
+
+@pytest.mark.parametrize("url", ["golden:unit", "dax:{}/memory?config=unit&create=1"])
+def test_numpys_numbers_are_as_pythons(url, tmp_path):
+    """Of a few bits, without a sign, or of one kind beside another: nothing of them runs over."""
+    with cxl_kv.open(url.format(tmp_path)) as device, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session = device.open_session(ModelShape(layers=1, kv_heads=1, head_dim=32, page_tokens=3))
+        x = np.random.default_rng(1).standard_normal((2, 1, 24, 32)).astype(np.float16)
+        session.write(0, *x)
+        for kinds in itertools.product((int, np.uint8, np.int16, np.uint64, np.int64), repeat=2):
+            start, stop = (kind(n) for kind, n in zip(kinds, (4, 10), strict=True))
+            k, v = session.read(0, start=start, stop=stop)
+            assert (k == x[0][:, 4:10]).all() and (v == x[1][:, 4:10]).all()
+        store = BlockStore(device, np.uint8(200))
+        data = bytes(range(200))
+        assert store.put("a", data) and store.get("a").tobytes() == data
+        assert store.get_many(["a"], first=np.uint8(64), size=np.uint8(130))[0].nbytes == 130
+        assert store.capacity == 32  # one page each
+
+
+def test_a_shapes_numbers_are_pythons():
+    shape = ModelShape(
+        layers=np.uint8(40),
+        kv_heads=np.uint8(8),
+        head_dim=np.int8(64),
+        page_tokens=np.int8(4),
+        formats=LayerFormats(last_layer=np.uint8(80)),
+    )
+    plain = ModelShape(
+        layers=40, kv_heads=8, head_dim=64, page_tokens=4, formats=LayerFormats(last_layer=80)
+    )
+    assert (
+        shape.queues == 320
+        and shape.token_bytes == plain.token_bytes
+        and repr(shape) == repr(plain)
+    )
+
+
+def test_a_policys_numbers_cross_a_socket(tmp_path):
+    policy = Policy(
+        auto_step=np.int64(7),
+        budget_bytes=np.uint16(4096),
+        tau=np.float16(60000),
+        alpha=np.float32(1),
+    )
+    same = Policy(auto_step=7, budget_bytes=4096, tau=float(np.float16(60000)), alpha=1.0)
+    assert repr(policy) == repr(same) and policy.recency_fields == same.recency_fields
+    with (
+        Server(make_core("golden:unit")) as server,
+        cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device,
+        device.open_session(
+            ModelShape(layers=1, kv_heads=1, head_dim=32), policy=policy
+        ) as session,
+    ):
+        assert device.registers.read(f"s{session.number}_auto_step") == 7
+
+
+@pytest.mark.parametrize("name", ["mass", "wait_above"])
+def test_a_share_of_half_precision_is_a_share(name):
+    """65536 times what is above 1 does not fit float16."""
+    with cxl_kv.open("golden:unit_select") as device:
+        session = device.open_session(ModelShape(layers=1, kv_heads=1, head_dim=32))
+        session.write(0, K[:1], K[:1])
+        if name == "wait_above":
+            session.wait_above = np.float16(1)
+        named = {name: np.float16(1)} if name == "mass" else {}
+        chosen = session.select(0, np.ones((1, 32), np.float16), tokens=5, **named)
+        assert chosen.pages[0].tolist() == [0, 1]
+
+
+def test_a_view_is_of_the_page_that_was_named(tmp_path):
+    with cxl_kv.open(f"dax:{tmp_path}/memory?config=unit_select&create=1") as device:
+        session = device.open_session(ModelShape(layers=1, kv_heads=1, head_dim=32))
+        x = np.arange(256 * 32, dtype=np.uint16).reshape(1, 256, 32)
+        session.write(0, x, x)
+        k, _ = session.view(0, 0, np.int8(40))  # of 4 tokens
+        assert (k == x[0, 160:164]).all()
+
+
+@pytest.mark.parametrize("way", ["golden", "dax", "unix", "unix to dax"])
+def test_a_closed_device_answers_nothing_on_any_back_end(way, tmp_path):
+    """Nor calls that would ask it for nothing; and it is no lost connection."""
+    dax = f"dax:{tmp_path}/memory?config=unit&create=1"
+    url = dax if "dax" in way else "golden:unit"
+    with contextlib.ExitStack() as stack:
+        if "unix" in way:
+            server = stack.enter_context(Server(make_core(url)))
+            url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        device = cxl_kv.open(url)
+        session = device.open_session(ModelShape(layers=1, kv_heads=1, head_dim=32))
+        store, nothing = BlockStore(device, 64), np.zeros(0, np.uint64)
+        device.close()
+        for call in (
+            lambda: session.read(0, stop=0),
+            lambda: session.read(0, positions=[]),
+            lambda: session.read(0, stop=1),
+            lambda: session.view(0, 0, 0),
+            lambda: device.open_session(session.shape),
+            lambda: store.put("empty", b""),
+            lambda: device.transport.store(nothing, np.zeros((0, 64), np.uint8)),
+            lambda: device.transport.spec_read(nothing),
+            session.advance,
+        ):
+            with pytest.raises(cxl_kv.TransportError, match="the device was closed") as raised:
+                call()
+            assert raised.type is cxl_kv.TransportError

@@ -88,6 +88,7 @@ class RemoteTransport(Transport):
         self.lock = threading.RLock()
         self._number = self.locked = 0
         self._broken: str | None = None
+        self._closed = False
         # A server that answers does so soon; one that is stopped keeps the connection waiting.
         self._connection = connect(url, min(self._timeout, _HELLO_SECONDS))
         let_go_in_children(self)
@@ -114,10 +115,9 @@ class RemoteTransport(Transport):
             ) from None
 
     def _ask(self, op: Op, *parts) -> bytearray:
-        self.home.check()
+        self.home.check()  # before the lock, which in a child may be a lost thread's
         with self.lock:
-            if self._broken:
-                raise errors.ConnectionLostError(self._broken)
+            self._usable()
             self._number = self._number + 1 & 0xFFFFFFFF
             try:
                 send(self._connection, op, self._number, *parts)
@@ -147,6 +147,15 @@ class RemoteTransport(Transport):
             error.address = reply.get("address")  # an older server tells none
         raise error
 
+    def _usable(self) -> None:
+        """An error where nothing can be asked any more; as of a device of this process, also where
+        there is nothing to ask for."""
+        self.home.check()
+        if self._closed:
+            raise errors.TransportError("the device was closed; open it again")
+        if self._broken:
+            raise errors.ConnectionLostError(self._broken)
+
     def _break(self, why):
         self._broken = why
         self.let_go()
@@ -161,6 +170,7 @@ class RemoteTransport(Transport):
         addresses = as_addresses(addresses)
         if 0 < len(addresses) <= MOST_LINES:  # handed out as it was received
             return self._load_part(addresses)
+        self._usable()
         lines, status = (
             np.empty((len(addresses), LINE_BYTES), np.uint8),
             np.empty(len(addresses), np.uint8),
@@ -189,6 +199,7 @@ class RemoteTransport(Transport):
             )
             if (byte_enable == ALL_BYTES).all():
                 byte_enable = None
+        self._usable()
         for first in range(0, len(addresses), MOST_LINES):
             cut = slice(first, first + MOST_LINES)
             part = addresses[cut]
@@ -203,8 +214,13 @@ class RemoteTransport(Transport):
 
     def spec_read(self, addresses) -> None:
         addresses = as_addresses(addresses)
+        self._usable()
         for first in range(0, len(addresses), MOST_LINES):
             self._ask(Op.SPEC_READ, addresses[first : first + MOST_LINES])
+
+    def view(self, offset, size, pages=None):
+        self._usable()
+        return None
 
     # - control ------------------------------------------------------------------------------------
     def open_session(self, request: dict) -> int:
@@ -227,12 +243,12 @@ class RemoteTransport(Transport):
                 yield
             finally:
                 self.locked -= 1
-                if not self.locked and not self._broken:
+                if not self.locked and not (self._broken or self._closed):
                     self._ask(Op.UNLOCK)
 
     def close(self) -> None:
         if self.home.left():
             return
         with self.lock:
-            if not self._broken:
-                self._break("the device was closed; open it again")
+            self._closed = True
+            self.let_go()

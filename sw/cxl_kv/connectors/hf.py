@@ -199,7 +199,7 @@ class EndpointCache(Cache):
         instance("device", device, Device, "a device (cxl_kv.open makes one)")
         instance("policy", policy, Policy, "a Policy")
         if max_tokens is not None:
-            integer("max_tokens", max_tokens, 1)
+            max_tokens = integer("max_tokens", max_tokens, 1)
         if not hasattr(config, "get_text_config"):
             raise ValueError(f"config = {short(config)} is refused; legal: model.config")
         if sparse is not None and not hasattr(sparse, "fits"):
