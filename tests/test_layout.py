@@ -273,7 +273,7 @@ def imports_of(root, room):
 def said_imports(text):
     """The same, as a README says it."""
     said = re.search(
-        r"^May import rooms: ([^.]*)\. Modules of the root: ([^.]*)\. Packages: ([^.]*)\.",
+        r"^May import rooms: ([^.]*)\.\sModules\sof\sthe\sroot:\s([^.]*)\.\sPackages:\s([^.]*)\.",
         text,
         re.MULTILINE,
     )

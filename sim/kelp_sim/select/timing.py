@@ -100,6 +100,11 @@ class Timing:
         return (shape.group + 1) * shape.lines + 1
 
     @staticmethod
+    def masses(shape: Shape, candidates: int) -> int:
+        """Cycles of the pass over masses: of the candidates, the first page and the newest."""
+        return 2 * (candidates + 2) + 23 + shape.group
+
+    @staticmethod
     def told(most: int) -> int:
         """Lines of an answer with ``most`` pages."""
         return 1 + -(-(most + 2) // 8)
@@ -198,7 +203,7 @@ class Layer:
         self._asked = port.look(max(named, self._asked), (c.looks + c.tokens) * lines)
         self.front = math.ceil(max(named + c.candidates * codes, self._keys))
         self._keys = self._asked + t.look
-        masses = 2 * (c.candidates + 2) + 23 + shape.group
+        masses = t.masses(shape, c.candidates)
         self._rest = max(self._keys, self._rest) + wait + masses + c.chosen + t.hold
         self._gather(t.page_lines(shape, c.chosen, c.tokens))
         return math.ceil(self._rest)

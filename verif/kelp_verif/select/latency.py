@@ -67,13 +67,17 @@ class Latency:
     pages: int
 
     @property
+    def masses(self) -> int:
+        """Of that the pass over masses: candidates, the first page and the newest."""
+        return 2 * (self.candidates + 2) + 23 + HEADS
+
+    @property
     def stages(self) -> int:
         """docs/select.md's sum: the look for summaries, plan, stage one, names, stage two, masses,
         choice."""
         rows = TOKENS * LINES // 16
-        masses = 2 * self.candidates + 23 + HEADS
         one = self.pages // SummaryStore.ROW + 68 * LINES + self.pages * rows + QUOTA
-        return one + self.looks + masses + self.chosen
+        return one + self.looks + self.masses + self.chosen
 
 
 class _Bench:
