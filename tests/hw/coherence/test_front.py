@@ -560,8 +560,8 @@ BUGS = {
     "a write that does not say what is kept is one that keeps nothing": (
         "unsaid",
         CoherentFront,
-        "op.evicts.eq(meta0 & ~keeps)",
-        "op.evicts.eq(~meta0 | ~keeps)",
+        "op.evicts.eq(meta0 & (value == MetaValue.INVALID))",
+        "op.evicts.eq(~meta0 | (value == MetaValue.INVALID))",
     ),
     "a BISnp overtakes its grant": (
         "slow NDR",

@@ -224,8 +224,8 @@ BUGS = {
     "a write that does not say what is kept is one that keeps nothing": (
         host_port,
         CoherentFront,
-        "op.evicts.eq(meta0 & ~keeps)",
-        "op.evicts.eq(~meta0 | ~keeps)",
+        "op.evicts.eq(meta0 & (value == MetaValue.INVALID))",
+        "op.evicts.eq(~meta0 | (value == MetaValue.INVALID))",
         "unsaid",
         "leaves while the host holds it|a copy that differs is held",
     ),
