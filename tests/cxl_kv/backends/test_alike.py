@@ -199,7 +199,7 @@ class Program:
             score=r.choice(["pushed", "observed", "none"]),
             alpha=r.choice([1 / 256, 0.1, 1]),
             tau=r.choice([1, 50, 1000.0, 65536]),
-            mass_gain=r.choice([0, 3, 15]),
+            mass_shift=r.choice([0, 3, 15]),
             window=r.choice([0, 1, 63]),
             switches=r.choice([0, 1, 2] if self.select else [0, 1]),
             budget_bytes=self.budgets.get(slot, 0),
