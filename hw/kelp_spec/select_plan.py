@@ -41,7 +41,9 @@ def plan_lines(keys: np.ndarray, queries: np.ndarray, bits: int = CODE_BITS) -> 
 
 def _padded(rows: np.ndarray) -> np.ndarray:
     """float64 [n, dims], whole lines of finite numbers."""
-    rows = np.nan_to_num(np.asarray(rows, np.float64), nan=0.0, posinf=6e4, neginf=-6e4)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN like others
+        rows = np.asarray(rows, np.float64)
+    rows = np.nan_to_num(rows, nan=0.0, posinf=6e4, neginf=-6e4)
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % ELEMENTS)))
 
 

@@ -352,6 +352,16 @@ def test_a_hosts_plan_spends_bits_where_queries_look():
     assert (found - exact).std() < 0.15 * (exact - exact.mean(axis=1, keepdims=True)).std()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_hosts_plan_takes_any_nan_as_zero():
+    """A signalling one, too, of which NumPy warns when it makes it wider."""
+    rng = np.random.default_rng(4)
+    keys, queries = rng.standard_normal((2, 40, 64)).astype(np.float32)
+    without = keys.copy()
+    keys.view(np.uint32)[3, 3], without[3, 3] = 0x7FA0_0001, 0
+    assert (plan_lines(keys, queries) == plan_lines(without, queries)).all()
+
+
 def test_scores_saturate_and_a_nan_has_the_least():
     x = np.full((2, 1, ELEMENTS), 127)
     keys = select.Blocks(x, np.full((2, 1), 127), np.array([[False], [True]]))
