@@ -5,7 +5,10 @@
 import errno
 import logging
 import signal
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -55,9 +58,29 @@ def _read_again(server, path: str) -> None:
         server.journal.warning("tokens_kept", why=str(error))
 
 
-def _wait(server, heard, tokens: str | None) -> None:
+@contextmanager
+def _heard(numbers: set[signal.Signals]) -> Iterator[socket.socket]:
+    """A socket with a byte for every signal of `numbers` that comes, its number.
+
+    Not a mask and sigwait: threads that libraries started at their import have no mask, and one of
+    them takes a signal that comes while the main thread does not wait, which ends the process.
+    """
+    reader, told = socket.socketpair()
+    told.setblocking(False)
+    with reader, told:
+        woken = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield reader
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.set_wakeup_fd(woken)
+
+
+def _wait(server, heard: socket.socket, tokens: str | None) -> None:
     """Until a signal ends the server; a second one does not wait for sessions to close."""
-    while signal.sigwait(heard) == signal.SIGHUP:
+    while heard.recv(1)[0] == signal.SIGHUP:
         _read_again(server, tokens)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -119,14 +142,15 @@ def register(app: typer.Typer) -> None:
         log = logging.getLogger("cxl_kv")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
-        # Blocked before the server's thread starts, which inherits that: sigwait alone takes them.
-        heard = _SIGNALS | ({signal.SIGHUP} if tokens else set())
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+        numbers = _SIGNALS | ({signal.SIGHUP} if tokens else set())
+        limits = Limits(idle_seconds=idle)
         try:
-            limits = Limits(idle_seconds=idle)
-            with _server(
-                device, core, budget_bytes=budget, tokens=known, limits=limits, fetch=fetch
-            ) as server:
+            with (
+                _heard(numbers) as heard,
+                _server(
+                    device, core, budget_bytes=budget, tokens=known, limits=limits, fetch=fetch
+                ) as server,
+            ):
                 places = [
                     (server.listen, url, f"serving {device} on") for url in listen or [_SOCKET]
                 ]
@@ -143,10 +167,8 @@ def register(app: typer.Typer) -> None:
                 for line in lines:  # once nothing is refused any more
                     console.print(line)
                 _wait(server, heard, tokens)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 hung_up = server.clients
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             log.removeHandler(handler)
         console.print(
             f"{hung_up} clients hung up on; the device is closed"

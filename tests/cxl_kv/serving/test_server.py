@@ -619,6 +619,36 @@ def test_sighup_reads_the_tokens_again_and_a_broken_file_leaves_them(tmp_path):
         assert process.wait(30) == 0
 
 
+def test_a_signal_before_the_server_waits_for_it_is_kept(tmp_path):
+    """Even where a thread that was there before, of a library, could take it."""
+    tenants(tmp_path, "alice")
+    hup_before_it_waits = """if True:
+        import os, pathlib, signal, sys, threading, time
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        import kelp_cli.serve as serve
+        from kelp_cli.main import main
+        wait = serve._wait
+        def later(*arguments):
+            pathlib.Path(sys.argv[-1]).write_text("[tenants")
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+            wait(*arguments)
+        serve._wait = later
+        main()
+    """
+    command = ["serve", DEVICE, "--listen", f"unix:{tmp_path}/kelp.sock", "--tokens"]
+    done = subprocess.run(
+        [sys.executable, "-c", hup_before_it_waits, *command, f"{tmp_path}/tokens.toml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    assert json.loads(done.stderr)["event"] == "tokens_kept" and "is closed" in done.stdout
+
+
 def test_ctrl_c_behind_a_lock_gives_it_back(tmp_path, monkeypatch):
     """Else the server would hang up on the client for keeping it."""
     with Server(make_core(DEVICE)) as server:
