@@ -4,6 +4,7 @@ what pages and code refer to is there; the architecture page has a row for every
 for nothing that is not there."""
 
 import ast
+import importlib
 import itertools
 import re
 import shlex
@@ -657,6 +658,23 @@ def test_a_planted_file_without_a_row_is_seen():
     path = Path("hw/kelp_hw/miss/grants.py")
     page = "| a task | `A` | [miss/grants.py](../hw/kelp_hw/miss/grants.py) |"
     assert without_row([path], "") == [str(path)] and not without_row([path], page)
+
+
+def wrong_figures(text):
+    """`Block.FIGURE` = N where the block of that name has another number."""
+    files = {block: DOCS / path for block, path in INDEX if block and "/hw/kelp_hw/" in f"/{path}"}
+    for block, figure, told in re.findall(r"`(\w+)\.([A-Z_]+)` = (\d+)", text):
+        path = files[block].resolve().relative_to(ROOT / "hw").with_suffix("")
+        module = importlib.import_module(".".join(path.parts))
+        if (has := getattr(getattr(module, block), figure)) != int(told):
+            yield f"{block}.{figure} is {has}"
+
+
+def test_figures_of_blocks_are_those_of_their_classes():
+    """Latencies and the like that a page gives as attributes."""
+    page = (DOCS / "arithmetic.md").read_text(encoding="utf-8")
+    assert "`Exp2.LATENCY` = " in page and not (wrong := [*wrong_figures(page)]), wrong
+    assert [*wrong_figures("`Exp2.LATENCY` = 7")] == ["Exp2.LATENCY is 11"]
 
 
 def test_every_page_that_names_a_stage_links_to_where_it_is_explained():
