@@ -20,7 +20,7 @@ from .formats import Format, formats_of
 from .geometry import stored_lines
 from .select import SelectMap
 
-__all__ = ["Config", "ConfigError", "MOST_NAMED", "NAMED", "named", "POOLS"]
+__all__ = ["Config", "ConfigError", "MOST_NAMED", "NAMED", "digest_text", "named", "POOLS"]
 
 #: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored
 #: lines. They are called after the pages that they fit with the usual `Config.pool_formats`.
@@ -603,6 +603,13 @@ NAMED: dict[str, Config] = {
         ),
     )
 }
+
+
+def digest_text(digest: int) -> str:
+    """A digest of 48 bits, for messages: in hex, and of a named configuration with its name."""
+    text = f"{digest:012x}"
+    name = next((c.name for c in NAMED.values() if c.digest == text), None)
+    return text if name is None else f"{text} ({name!r})"
 
 
 def named(name: str) -> Config:

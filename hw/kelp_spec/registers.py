@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from .config import POOLS, Config
+from .config import POOLS, Config, digest_text
 from .metadata import LAYER_RANGES, PrefetchSource
 
 __all__ = [
@@ -29,10 +29,12 @@ __all__ = [
     "LONGEST_WAIT",
     "SESSION_BASE",
     "SESSION_STRIDE",
-    "IDENTITY",
+    "KELP",
+    "identity_of",
+    "unlike",
 ]
 
-IDENTITY = 0x4B454C50_0001_0001  #: "KELP", map version 1.1 (1.0 had no `event_taken`)
+KELP = 0x4B454C50  #: "KELP", the upper half of register `identity`
 SESSION_BASE = 0x1000
 SESSION_STRIDE = 0x200
 #: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above. A latency is
@@ -94,6 +96,38 @@ QUEUE_COUNTERS: tuple[tuple[str, str], ...] = tuple(
         "evicted_missed",
     )
 )
+
+
+def identity_of(config: Config) -> int:
+    """What register `identity` shows, 64 bits: "KELP" (63:32), the map's major version (31:16),
+    which changes where a register moves or means something else, and its minor one (15:0), which
+    changes where one is added. 1.0 had no `event_taken`; 1.2 is 1.1 with what `Config.select` adds,
+    the regions SELECT and GATHER among it."""
+    return KELP << 32 | 1 << 16 | (2 if config.select else 1)
+
+
+def unlike(config: Config, identity: int, digest: int) -> str | None:
+    """Why a host of `config` may not use a device whose registers `identity` and `digest` (48 bits)
+    show these, both values named; None where it may: "KELP", the same major version, the same minor
+    one or a later one, the same digest (docs/interface.md)."""
+    ours = identity_of(config)
+    if identity >> 32 != KELP:
+        return f"register identity shows {identity:#018x}; a KELP device's shows {ours:#018x}"
+    (major, minor), (our_major, our_minor) = (
+        (value >> 16 & 0xFFFF, value & 0xFFFF) for value in (identity, ours)
+    )
+    if major != our_major or minor < our_minor:
+        return (
+            f"the device has version {major}.{minor} of the register map, and this host version "
+            + f"{our_major}.{our_minor}: use a host and a device of the same sources"
+        )
+    if digest != int(config.digest, 16):
+        return (
+            f"the device was built from a configuration with digest {digest_text(digest)}, "
+            + f"and {config.name!r} has digest {config.digest}: name the configuration that it was "
+            + "built from"
+        )
+    return None
 
 
 class Access(Enum):
@@ -192,8 +226,8 @@ class RegisterMap:
             0x000,
             RO,
             A,
-            _whole(64, reset=IDENTITY),
-            '"KELP" and the version of this map',
+            _whole(64, reset=identity_of(c)),
+            '"KELP" and the version of this map (docs/interface.md)',
         )
         yield Register(
             "digest",

@@ -15,6 +15,7 @@ from .registers import (
     Register,
     RegisterMap,
     SessionCommand,
+    identity_of,
 )
 
 __all__ = ["c_header", "registers_markdown"]
@@ -128,6 +129,7 @@ def c_header(config: Config) -> str:
         "#define KELP_REGS_H",
         "",
         f"#define KELP_CONFIG_DIGEST 0x{config.digest}ull",
+        f"#define KELP_CONFIG_IDENTITY {identity_of(config):#x}ull",
         f"#define KELP_APERTURE_BITS {config.aperture_bits}",
         f"#define KELP_HINT_BASE {amap.hint_base:#x}ull",
         f"#define KELP_HINT_BYTES {HINT_BYTES}",

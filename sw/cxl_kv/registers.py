@@ -10,11 +10,13 @@ import numpy as np
 
 from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
-from kelp_spec.registers import RegisterMap
+from kelp_spec.registers import RegisterMap, unlike
 
 from .arguments import integer
+from .core import Core, Status
+from .errors import TransportError
 
-__all__ = ["Registers", "pack", "unpack"]
+__all__ = ["Registers", "pack", "refuse_unlike", "unpack"]
 
 
 def pack(register, **fields: int) -> int:
@@ -33,6 +35,22 @@ def pack(register, **fields: int) -> int:
 def unpack(register, value: int) -> dict[str, int]:
     """A register's value as its fields."""
     return {f.name: value >> f.low & (1 << f.bits) - 1 for f in register.fields}
+
+
+def refuse_unlike(core: Core, url: str) -> None:
+    """TransportError unless the device's registers `identity` and `digest` are of `core.config`
+    and of a register map that this host knows (docs/interface.md); by one load, before anything
+    is asked of it that depends on them."""
+    base = AddressMap(core.config).register_base
+    with core.lock:
+        loaded = core.load(np.array([base], np.uint64), 0)
+    if loaded.status[0] != Status.DATA:
+        raise TransportError(
+            f"{url}: no registers answer where configuration {core.config.name!r} has them"
+        )
+    identity, digest = loaded.lines[0, :16].view("<u8").tolist()
+    if (why := unlike(core.config, identity, digest)) is not None:
+        raise TransportError(f"{url}: {why}")
 
 
 class Registers:

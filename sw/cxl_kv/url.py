@@ -13,6 +13,7 @@ from kelp_spec.config import Config, named
 from .arguments import instance, integer, nothing_left, short, switch, whole
 from .core import Core
 from .errors import UnsupportedError
+from .registers import refuse_unlike
 
 __all__ = ["config_of", "is_port", "make_core", "split"]
 
@@ -94,7 +95,18 @@ def config_of(name: str, options: dict[str, str]) -> Config:
 def make_core(url: str) -> Core:
     """The device of a `golden:`, `rtl:`, `serial:`, `dax:` or `cxl:` URL, in this process, which is
     touched once the whole URL is known to be legal. The back end's package is imported here, and
-    not before."""
+    not before. TransportError where the device's registers say that it is another than the URL
+    does, or of another version (docs/interface.md)."""
+    core = _core_of(url)
+    try:
+        refuse_unlike(core, url)
+    except BaseException:
+        core.close()
+        raise
+    return core
+
+
+def _core_of(url: str) -> Core:
     scheme, rest, options = split(url)
     if scheme == "golden":
         from .backends.golden import GoldenCore

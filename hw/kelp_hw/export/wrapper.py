@@ -8,7 +8,7 @@ from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import Space
 from kelp_spec.messages import M2SReq
-from kelp_spec.registers import IDENTITY
+from kelp_spec.registers import identity_of
 
 from .ports import Port, top_name, top_ports
 
@@ -110,9 +110,9 @@ create_clock -name clk -period $kelp_period [get_ports clk]
 
 
 def smoke_bench(config: Config) -> str:
-    """A bench in plain SystemVerilog: reset, wait for `ready`, read the identity register through
-    M2S Req, compare, finish. Of a device that has configuration space the class is read before, and
-    CXL.mem enabled, so that its range decodes."""
+    """A bench in plain SystemVerilog: reset, wait for `ready`, read the registers `identity` and
+    `digest` through M2S Req, compare, finish. Of a device that has configuration space the class is
+    read before, and CXL.mem enabled, so that its range decodes."""
     declarations, connections = [], []
     for p in _shown(config):
         for name, _, bits in _flat(p):
@@ -160,13 +160,14 @@ module {top}_smoke;
         while (!m2s_req_ready) @(posedge clk);
         #1 m2s_req_valid = 1'b0;
         while (!s2m_drs_valid) @(posedge clk);
-        if (s2m_drs_tag !== 16'h1234 || s2m_drs_data[63:0] !== 64'h{IDENTITY:016x}
-            || s2m_drs_poison !== 1'b0) begin
-            $display("FAIL: tag %h data %h poison %b",
-                     s2m_drs_tag, s2m_drs_data[63:0], s2m_drs_poison);
+        if (s2m_drs_tag !== 16'h1234 || s2m_drs_data[63:0] !== 64'h{identity_of(config):016x}
+            || s2m_drs_data[127:64] !== 64'h{config.digest:0>16} || s2m_drs_poison !== 1'b0) begin
+            $display("FAIL: tag %h identity %h digest %h poison %b", s2m_drs_tag,
+                     s2m_drs_data[63:0], s2m_drs_data[127:64], s2m_drs_poison);
             $fatal;
         end
-        $display("PASS: identity %h after %0d cycles", s2m_drs_data[63:0], cycles);
+        $display("PASS: identity %h digest %h after %0d cycles",
+                 s2m_drs_data[63:0], s2m_drs_data[127:64], cycles);
         $finish;
     end
 endmodule

@@ -30,7 +30,7 @@ import numpy as np
 from kelp_spec.address import REGISTER_BYTES, AddressMap, Region
 from kelp_spec.config import NAMED, Config
 from kelp_spec.formats import Format
-from kelp_spec.registers import IDENTITY, SESSION_BASE, Access, RegisterMap
+from kelp_spec.registers import KELP, SESSION_BASE, Access, RegisterMap, unlike
 
 from .. import native
 from ..control import Control
@@ -140,25 +140,39 @@ class MappedWindow:
 
 def find_config(window: Window, candidates: Iterable[Config]) -> Config:
     """The configuration among `candidates` that the device in `window` was built from: its identity
-    and digest stand where that configuration has its registers. TransportError says what was seen
-    where there is none."""
-    seen = "no KELP identity"
+    and digest stand where that configuration has its registers (docs/interface.md). TransportError
+    says what was seen where there is none."""
+    candidates, seen = list(candidates), []
     for config in candidates:
         base = AddressMap(config).register_base
         if base + 64 > window.size:
             continue
         lines, lost = window.load(np.array([base], np.uint64))
-        identity, digest = lines[0, :16].view(np.uint64)
-        if lost[0] or int(identity) != IDENTITY:
+        identity, digest = lines[0, :16].view(np.uint64).tolist()
+        if lost[0] or identity >> 32 != KELP:
             continue
-        if RegisterMap(config).by_name["digest"].reset == int(digest):
+        if (why := unlike(config, identity, digest)) is None:
             return config
-        seen = f"a device with digest {int(digest):012x}"
-    raise TransportError(
-        f"{seen} in these {window.size} bytes; known: "
-        + ", ".join(config.name for config in candidates)
-        + "; ?config=NAME and fields of it as options name another"
-    )
+        # The nearest is told: one of this digest, then one of a version that this host knows.
+        built = int(config.digest, 16)
+        knows = unlike(config, identity, built) is None
+        seen.append((digest == built, knows, f"{digest:012x}", why))
+    known = ", ".join(config.name for config in candidates)
+    if not seen:
+        why = (
+            f"no KELP identity in these {window.size} bytes where {known} "
+            + ("has" if len(candidates) == 1 else "have")
+            + " registers"
+        )
+    else:
+        _, knows, digest, why = max(seen)
+        if not knows or len(candidates) == 1:
+            raise TransportError(why)
+        why = (
+            f"the device was built from a configuration with digest {digest}, which is none of "
+            + known
+        )
+    raise TransportError(f"{why}; ?config=NAME and fields of it as options name another")
 
 
 class CxlCore(Core):
@@ -202,8 +216,11 @@ class CxlCore(Core):
         """The device at `path`, of `config` or of whatever named configuration it says."""
         window = MappedWindow(path)
         try:
-            known = [config] if config else list(NAMED.values())
-            return cls(window, find_config(window, known))
+            try:
+                found = find_config(window, [config] if config else NAMED.values())
+            except TransportError as error:
+                raise TransportError(f"cxl:{path}: {error}") from None
+            return cls(window, found)
         except BaseException:
             window.close()
             raise

@@ -113,9 +113,12 @@ class DaxCore(Core):
         if not _is_at(self.path, file):  # whoever made it found no room
             raise TransportError(f"{self.path} was removed while it was opened; open it again")
         has = size_of(file)
-        makes = create and stat.S_ISREG(os.fstat(file).st_mode)
+        regular = stat.S_ISREG(os.fstat(file).st_mode)
+        makes = create and regular
         if makes:
             self.header.check_ours(whole=has >= size)
+        elif regular:  # first: of another layout another size is needed
+            self.header.check_layout()
         cut = has < size
         holes = os.fstat(file).st_blocks * 512 < size
         if makes and (cut or holes):

@@ -20,7 +20,7 @@ import zlib
 
 import numpy as np
 
-from kelp_spec.config import Config
+from kelp_spec.config import Config, digest_text
 from kelp_spec.formats import LINE_BYTES
 
 from ..errors import SessionLostError, TransportError
@@ -31,7 +31,9 @@ from .mapping import ALIGNMENT
 
 __all__ = ["Header", "header_bytes", "size_of"]
 
-_MAGIC = int.from_bytes(b"KELPDAX2", "little")
+_LAYOUT = b"KELPDAX"  #: what a layout begins with, and then its version, a digit
+_VERSION = b"2"
+_MAGIC = int.from_bytes(_LAYOUT + _VERSION, "little")
 _HEAD = 64  #: bytes before the table: magic, digest
 #: One line for each session. `boot` and `node` say where the session's lock is to be seen.
 _SESSION = np.dtype(
@@ -111,7 +113,7 @@ class Header:
             lines = np.empty((2, LINE_BYTES), np.uint8)
             offsets = np.array([_HEAD + session * LINE_BYTES, last_of_header], np.uint64)
             self._entries.append((lines[0].view(_SESSION), reader(base, offsets, lines)))
-        if int(self._head[0]) != _MAGIC:
+        if not self._is_layout(self._head.tobytes()):
             if not create:
                 raise TransportError(
                     f"{self.path} holds no KELP layout; ?create=1 lays out a device (what is there "
@@ -126,8 +128,6 @@ class Header:
             self._table["generation"] = [secrets.randbits(62) for _ in range(c.sessions)]
             self._written[:] = 0
             self._head[1], self._head[0] = int(c.digest, 16), _MAGIC
-        else:
-            self._check_digest(int(self._head[1]))
         for session in range(c.sessions):
             self._same_node(self._table[session])
         if cut:
@@ -141,21 +141,42 @@ class Header:
         longer: it begins as another layout, or holds something where no layout has anything.
         `whole`: it is as long as a layout."""
         c, start = self.config, os.pread(self.file, header_bytes(self.config), 0)
-        if int.from_bytes(start[:8], "little") == _MAGIC:
-            self._check_digest(int.from_bytes(start[8:16], "little"))
+        if self._is_layout(start):
+            return
         # Of a layout whose first bytes were cleared, so that it is laid out anew, the table stays.
-        elif start[:8].strip(b"\0") or start[_unused(c) if whole else 8 :].strip(b"\0"):
+        if start[:8].strip(b"\0") or start[_unused(c) if whole else 8 :].strip(b"\0"):
             raise TransportError(
                 f"{self.path} holds something else than a KELP layout, and is left alone; name "
                 + "another file, or remove it"
             )
 
-    def _check_digest(self, digest: int) -> None:
+    def check_layout(self) -> None:
+        """TransportError where a regular file is a layout that this one is not, whatever its
+        size."""
+        self._is_layout(os.pread(self.file, _HEAD, 0))
+
+    def _is_layout(self, start: bytes) -> bool:
+        """Whether what begins so is a layout of ours. TransportError of one of another version or
+        configuration, which nothing is read from and nothing laid out over."""
+        if not start.startswith(_LAYOUT):
+            return False
+        version = start[len(_LAYOUT) : len(_LAYOUT) + 1]
+        if version != _VERSION:
+            raise TransportError(
+                f"{self.path} is laid out in version {version.decode('ascii', 'backslashreplace')} "
+                + f"of the layout, and this cxl_kv has version {_VERSION.decode()}; use the "
+                + "cxl_kv that laid it out, or remove the file (of a device, clear its first 64 "
+                + "bytes)"
+            )
+        digest = int.from_bytes(start[8:16], "little")
         if digest != int(self.config.digest, 16):
             raise TransportError(
-                f"{self.path} was laid out under another configuration than "
-                + f"{self.config.name!r}; name that one, or remove the file"
+                f"{self.path} was laid out under another configuration, with digest "
+                + f"{digest_text(digest)}, and {self.config.name!r} has digest "
+                + f"{self.config.digest}; name that one, or remove the file (of a device, clear "
+                + "its first 64 bytes)"
             )
+        return True
 
     def _same_node(self, entry):
         if entry["open"] and int(entry["boot"]) == self._boot and int(entry["node"]) != self._node:

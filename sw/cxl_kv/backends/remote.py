@@ -19,6 +19,7 @@ import numpy as np
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
+from kelp_spec.registers import unlike
 
 from .. import errors
 from ..arguments import seconds, switch
@@ -108,11 +109,14 @@ class RemoteTransport(Transport):
                 hello["persistent"],
             )
             self.formats = frozenset(Format(f) for f in hello["formats"])
+            why = unlike(self.config, hello["identity"], int(hello["digest"], 16))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise errors.TransportError(
                 f"{self.url}: its device is none that this version of cxl_kv knows "
                 + f"({type(error).__name__}: {error}); install the server's"
             ) from None
+        if why is not None:
+            raise errors.TransportError(f"{self.url}: {why}")
 
     def _ask(self, op: Op, *parts) -> bytearray:
         self.home.check()  # before the lock, which in a child may be a lost thread's
@@ -126,8 +130,13 @@ class RemoteTransport(Transport):
                     raise errors.TransportError(f"reply {number} to request {self._number}")
             except errors.TransportError as error:
                 self._break(
-                    f"{self.url}: {error}; what was in flight may or may not have happened, "
-                    + "and this connection's sessions are closed"
+                    f"{self.url}: {error}"
+                    + (
+                        "; the server's log says why it did not answer"
+                        if op is Op.HELLO
+                        else "; what was in flight may or may not have happened, and this "
+                        + "connection's sessions are closed"
+                    )
                 )
                 raise type(error)(self._broken) from None
             except BaseException:

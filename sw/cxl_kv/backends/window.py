@@ -18,7 +18,6 @@ from kelp_spec.metadata import LAYER_RANGES, Event
 from kelp_spec.registers import (
     EVENT_ARGUMENT_BITS,
     EVENT_RECORDS,
-    IDENTITY,
     SESSION_BASE,
     SESSION_STRIDE,
     Access,
@@ -155,7 +154,6 @@ class RegisterWindow:
         self._constants = {
             name: self.registers.by_name[name].reset for name in ("identity", "digest", "geometry")
         }
-        assert self._constants["identity"] == IDENTITY
 
     def fields(self, name: str) -> dict[str, int]:
         return unpack(self.registers.by_name[name], self.values[name])

@@ -21,6 +21,7 @@ from enum import Enum
 import numpy as np
 
 from kelp_spec.formats import LINE_BYTES
+from kelp_spec.registers import identity_of
 
 from ..errors import (
     CxlKvError,
@@ -38,6 +39,7 @@ from .wire import (
     MOST_PAYLOAD,
     Inbox,
     Op,
+    OtherVersionError,
     Reply,
     frame,
     from_json,
@@ -194,7 +196,7 @@ class Connection(Stream):
             if not self.flush():
                 return Next.WRITE
             if not self._receive():
-                return Next.READ
+                return Next.TURN if self.closing else Next.READ
         if self.server.is_locked_out(self):
             return Next.LOCK
         try:
@@ -229,6 +231,9 @@ class Connection(Stream):
             if (got := self._inbox.take()) is None and (piece := self.read()) is not None:
                 self._inbox.feed(piece)
                 got = self._inbox.take()
+        except OtherVersionError as error:
+            self._refuse_version(error)
+            return False
         except TransportError as error:
             raise Hangup("broken frame", str(error)) from None
         if got is None:
@@ -242,6 +247,12 @@ class Connection(Stream):
         self._since = time.perf_counter()
         self._request = self._serve(self._op, payload)
         return True
+
+    def _refuse_version(self, error: OtherVersionError) -> None:
+        """Say which version this is, in a frame of it, and then end: the client can name both."""
+        self.closing, self.ending = True, "other version"
+        what = {"error": "TransportError", "message": str(error)}
+        self.write(frame(Reply.FAILED, 0, to_json(what)))
 
     def _expect(self) -> None:
         """The other side has to send something now: by when."""
@@ -340,6 +351,8 @@ class Connection(Stream):
             to_json(
                 {
                     "config": asdict(core.config),
+                    "identity": identity_of(core.config),
+                    "digest": core.config.digest,
                     "ld_id": tenant.ld_id,
                     "tenant": tenant.name,
                     "formats": sorted(int(f) for f in core.formats),

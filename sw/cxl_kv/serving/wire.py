@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The protocol between `kelp serve` and its clients: framed requests and replies over a byte
-stream. Version 2.
+stream. Version 3.
 
 A frame is a header of 28 bytes, little-endian, and a payload: magic ``KVC1`` (4), code (1:
 :class:`Op`, or :class:`Reply`), version (1), zero (2), request number (4), payload bytes (8),
-CRC-32 of the payload (4), CRC-32 of the header before it (4). The client sends one request at a
-time; the reply carries its number. Nothing of a request takes effect before its whole frame has
-come and both sums are right. Nothing is encrypted: whoever sees the stream sees the token and the
-data.
+CRC-32 of the payload (4), CRC-32 of the header before it (4). The header is that of every version,
+so that each side can name the other's: a server answers a frame of another one with FAILED, in a
+frame of its own version, and hangs up; a client takes no reply of another one. The client sends
+one request at a time; the reply carries its number. Nothing of a request takes effect before its
+whole frame has come and both sums are right. Nothing is encrypted: whoever sees the stream sees the
+token and the data.
 
 Each request's payload → its reply's payload:
 
-- HELLO: JSON {"admin": bool, "token": string where one is needed} → JSON: configuration, LD-ID,
-  tenant, formats, hints, persistent. The first request, and a small one (MOST_HELLO bytes)
+- HELLO: JSON {"admin": bool, "token": string where one is needed} → JSON: configuration, what the
+  device's registers `identity` and `digest` show, LD-ID, tenant, formats, hints, persistent. The
+  first request, and a small one (MOST_HELLO bytes)
 - LOAD: uint64[n] addresses → uint8[n, 64] lines, uint8[n] status
 - STORE: uint32 n, uint32 has byte enables, uint64[n] addresses, uint8[n, 64] lines, uint64[n] byte
   enables where it has them → empty
@@ -34,8 +37,10 @@ import socket
 import struct
 import zlib
 from enum import IntEnum
+from typing import NamedTuple
 
 from ..errors import ConnectionLostError, TransportError
+from ..version import version as package
 
 __all__ = [
     "MOST_HELLO",
@@ -44,6 +49,7 @@ __all__ = [
     "MOST_PAYLOAD",
     "VERSION",
     "Inbox",
+    "OtherVersionError",
     "Op",
     "Reply",
     "frame",
@@ -53,7 +59,7 @@ __all__ = [
     "to_json",
 ]
 
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<4sBBHIQI")
 _SUM = struct.Struct("<I")
 _WHOLE = _HEADER.size + _SUM.size
@@ -62,6 +68,10 @@ MOST_LINES = 1 << 12  #: lines of one LOAD, STORE or SPEC_READ; the client cuts 
 MOST_PAYLOAD = 8 + 80 * MOST_LINES  #: bytes: a STORE with byte enables; a longer frame is refused
 MOST_JSON = 1 << 16  #: bytes of a request's JSON
 MOST_HELLO = 1 << 12  #: bytes of a payload before the client is known
+
+
+class OtherVersionError(TransportError):
+    """A frame of another version of the protocol than VERSION."""
 
 
 class Op(IntEnum):
@@ -118,33 +128,47 @@ def send(connection: socket.socket, code: int, number: int, *parts) -> None:
         raise ConnectionLostError(f"the other side is gone: {error}") from None
 
 
-def _parse(raw, most: int) -> tuple[int, int, int, int]:
-    """(code, number, payload bytes, payload's sum) of a header."""
+class _Head(NamedTuple):
+    code: int
+    version: int
+    number: int
+    size: int  #: bytes of the payload
+    sum: int  #: of the payload
+
+
+def _parse(raw, most: int) -> _Head:
     header = bytes(raw[: _HEADER.size])
     if _SUM.unpack_from(raw, _HEADER.size)[0] != zlib.crc32(header):
         raise TransportError("a frame's header is broken")
     magic, code, version, _, number, size, check = _HEADER.unpack(header)
-    if magic != _MAGIC or version != VERSION:
-        raise TransportError(
-            f"frame of protocol {magic!r} version {version} is refused; legal: {_MAGIC!r} "
-            + f"version {VERSION}"
-        )
+    if magic != _MAGIC:
+        raise TransportError(f"a frame of {magic!r} is refused; legal: {_MAGIC!r}")
     if size > most:
         raise TransportError(f"a frame of {size} bytes is refused; legal: {most} at most")
-    return code, number, size, check
+    return _Head(code, version, number, size, check)
+
+
+def _checked(head: _Head, payload: bytearray) -> tuple[int, int, bytearray]:
+    """(code, number, payload) of a whole frame: one of another version has been read by then, so
+    that whoever sent it is there to be told."""
+    if head.version != VERSION:
+        raise OtherVersionError(
+            f"the other side speaks version {head.version} of the protocol, and this one version "
+            + f"{VERSION} (kelp-cxl {package()}): install one version of kelp-cxl on both"
+        )
+    if zlib.crc32(payload) != head.sum:
+        raise TransportError("a frame's payload is broken")
+    return head.code, head.number, payload
 
 
 def receive(connection: socket.socket) -> tuple[int, int, bytearray]:
     """(code, number, payload) of the next frame.
 
     ConnectionLostError at the end of the stream, also within a frame; TransportError when a frame
-    is broken: nothing after it can be trusted.
+    is broken, OtherVersionError when it is of another version: nothing after it can be trusted.
     """
-    code, number, size, check = _parse(_exactly(connection, _WHOLE), MOST_PAYLOAD)
-    payload = _exactly(connection, size)
-    if zlib.crc32(payload) != check:
-        raise TransportError("a frame's payload is broken")
-    return code, number, payload
+    head = _parse(_exactly(connection, _WHOLE), MOST_PAYLOAD)
+    return _checked(head, _exactly(connection, head.size))
 
 
 def _exactly(connection, size) -> bytearray:
@@ -175,7 +199,7 @@ class Inbox:
     def __init__(self, most: int):
         self.most = most
         self._bytes = bytearray()
-        self._head: tuple[int, int, int, int] | None = None  # of the frame that is under way
+        self._head: _Head | None = None  # of the frame that is under way
 
     def __len__(self) -> int:
         """Bytes of frames that were not taken yet."""
@@ -190,12 +214,10 @@ class Inbox:
             if len(self._bytes) < _WHOLE:
                 return None
             self._head = _parse(self._bytes, self.most)
-        code, number, size, check = self._head
-        if len(self._bytes) < _WHOLE + size:
+        head, end = self._head, _WHOLE + self._head.size
+        if len(self._bytes) < end:
             return None
-        payload = self._bytes[_WHOLE : _WHOLE + size]
-        del self._bytes[: _WHOLE + size]
+        payload = self._bytes[_WHOLE:end]
+        del self._bytes[:end]
         self._head = None
-        if zlib.crc32(payload) != check:
-            raise TransportError("a frame's payload is broken")
-        return code, number, payload
+        return _checked(head, payload)

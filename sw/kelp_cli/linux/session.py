@@ -9,7 +9,7 @@ from kelp_rtl.device import Driver
 from kelp_spec.address import REGISTER_BYTES, KvAddress
 from kelp_spec.cxlio.config import CXL_VENDOR
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
-from kelp_spec.registers import IDENTITY, SessionCommand
+from kelp_spec.registers import SessionCommand
 
 __all__ = ["LINES", "header"]
 
@@ -46,7 +46,7 @@ def header(driver: Driver) -> str:
         f"#define MAPPED {mapped:#x}ull",
         f"#define REGISTER_BASE {addresses.register_base:#x}ull",
         f"#define IDENTITY {driver.registers['identity'].offset:#x}",
-        f"#define IDENTITY_VALUE {IDENTITY:#x}ull",
+        f"#define IDENTITY_VALUE {driver.registers['identity'].reset:#x}ull",
         f"#define STATE {driver.registers['s0_state'].offset:#x}",
         f"#define STATE_BUSY {state['busy']:#x}ull",
         f"#define STATE_OPEN {state['open']:#x}ull",

@@ -24,7 +24,7 @@ from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.hints import pack as pack_hint
-from kelp_spec.registers import IDENTITY, SessionCommand
+from kelp_spec.registers import SessionCommand, identity_of
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, formats="int8")
 RAW = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
@@ -44,12 +44,14 @@ def library(tmp_path_factory):
     native.library.cache_clear()
 
 
-def memory_of(path, config, size=None):
+def memory_of(path, config, size=None, identity=None):
     """A file in the place of a devdax device, whose registers say that it is of `config`."""
     with open(path, "wb") as file:
         file.truncate(-(-window_bytes(config) // ALIGNMENT) * ALIGNMENT if size is None else size)
         file.seek(AddressMap(config).register_base)
-        file.write(np.array([IDENTITY, int(config.digest, 16)], np.uint64).tobytes())
+        file.write(
+            np.array([identity or identity_of(config), int(config.digest, 16)], np.uint64).tobytes()
+        )
 
 
 def opened(core, **window):
@@ -177,12 +179,38 @@ def test_a_device_says_what_it_was_built_from(library, tmp_path):
     memory_of(path, named("trace"))
     window = MappedWindow(str(path))
     assert find_config(window, list(NAMED.values())).name == "trace"
-    with pytest.raises(cxl_kv.TransportError, match=r"no KELP identity in .*known: unit"):
+    with pytest.raises(cxl_kv.TransportError, match="no KELP identity in .* unit has registers"):
         find_config(window, [named("unit")])
     other = named("trace").with_(name="other", frames=(64, 64, 64, 64))
-    with pytest.raises(cxl_kv.TransportError, match=f"digest {named('trace').digest}"):
+    both = rf"digest {named('trace').digest} \('trace'\), and 'other' has digest {other.digest}"
+    with pytest.raises(cxl_kv.TransportError, match=both):
         find_config(window, [other])
+    with pytest.raises(
+        cxl_kv.TransportError,
+        match=f"digest {named('trace').digest}, which is none of unit, other; .config=NAME",
+    ):
+        find_config(window, [named("unit"), other])
     window.close()
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        (0x4B454C50_0001_0002, None),  # a later one adds to what this host knows
+        (0x4B454C50_0002_0001, "has version 2.1 of the register map, and this host version 1.1"),
+        (0x4B454C50_0001_0000, "has version 1.0 of the register map, and this host version 1.1"),
+        (0x4B454C51_0001_0001, "no KELP identity in these .* unit_coherent, .* have registers"),
+    ],
+)
+def test_a_device_of_another_version_is_refused_as_such(library, tmp_path, identity, said):
+    """Whatever named configuration it may be of, and as its path."""
+    path = tmp_path / "dax0.0"
+    memory_of(path, named("trace"), identity=identity)
+    if said is None:
+        cxl_kv.open(f"cxl:{path}").close()
+        return
+    with pytest.raises(cxl_kv.TransportError, match=f"^cxl:{path}: .*{said}"):
+        cxl_kv.open(f"cxl:{path}")
 
 
 def test_what_is_stored_in_parts_is_in_memory(library, tmp_path):

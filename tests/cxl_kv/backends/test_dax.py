@@ -187,13 +187,24 @@ def test_layouts_are_told_apart(path):
     opened(path).close()
     opened(path, create=False).close()
     size = os.path.getsize(path)
-    with pytest.raises(cxl_kv.TransportError, match="laid out under another configuration"):
-        cxl_kv.open(f"dax:{path}?config=trace&create=1")
+    unit, trace = named("unit").digest, named("trace").digest
+    both = rf"another configuration, .* {unit} \('unit'\), and 'trace' has digest {trace}; name"
+    for create in (0, 1):
+        with pytest.raises(cxl_kv.TransportError, match=both):
+            cxl_kv.open(f"dax:{path}?config=trace&create={create}")
     assert os.path.getsize(path) == size < mapped_bytes(named("trace"))
     with open(path, "r+b") as file:
         file.truncate(64 << 20)
-    with pytest.raises(cxl_kv.TransportError, match="laid out under another configuration"):
+    with pytest.raises(cxl_kv.TransportError, match=both):
         cxl_kv.open(f"dax:{path}?config=trace")
+    with open(path, "r+b") as file:
+        file.write(b"KELPDAX3")
+    for create in (0, 1):
+        with pytest.raises(
+            cxl_kv.TransportError,
+            match="laid out in version 3 of the layout, and this cxl_kv has version 2; use",
+        ):
+            opened(path, create=create)
     with open(path, "r+b") as file:
         file.write(bytes(64))
     with pytest.raises(cxl_kv.TransportError, match="no KELP layout"):

@@ -6,6 +6,7 @@ and who must not notice."""
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import zlib
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -28,6 +30,8 @@ from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
 from cxl_kv.serving.tokens import Tokens, add, read_token
 from cxl_kv.url import make_core
+from kelp_spec.config import named
+from kelp_spec.registers import identity_of
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 KELP = [sys.executable, "-c", "from kelp_cli.main import main; main()"]
@@ -405,12 +409,27 @@ def test_a_server_outlives_its_memory(tmp_path):
     [
         (wire.Reply.OK, {"config": {"name": "x", "warp": 3}}, "none that this version.* 'warp'"),
         (wire.Reply.OK, [], "none that this version of cxl_kv knows .*install the server's"),
+        (wire.Reply.OK, {"identity": 0}, "shows 0x0000000000000000; a KELP .* 0x4b454c5000010001"),
+        (wire.Reply.OK, {"identity": 0x4B454C50_0002_0001}, "version 2.1 .* this host version 1.1"),
+        (
+            wire.Reply.OK,
+            {"digest": "0123456789ab"},
+            f"digest 0123456789ab, and 'unit' has digest {named('unit').digest}",
+        ),
         (wire.Reply.FAILED, {"why": "busy"}, "reply 129 is none of an error"),
         (wire.Reply.FAILED, {"error": 3, "message": "busy"}, "busy"),
         (0x55, [1], "reply 85 is none of an error"),
     ],
 )
 def test_a_server_of_another_version_is_named(tmp_path, code, said, problem):
+    if isinstance(said, dict) and said.keys() <= {"identity", "digest"}:
+        said = {
+            "config": asdict(named("unit")),
+            "identity": identity_of(named("unit")),
+            "digest": named("unit").digest,
+            **{"ld_id": 1, "hints": True, "persistent": False, "formats": [0]},
+            **said,
+        }
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/s")
         listener.listen()
@@ -429,6 +448,57 @@ def test_a_server_of_another_version_is_named(tmp_path, code, said, problem):
             cxl_kv.open(f"unix:{tmp_path}/s?timeout=20")
         server.join(20)
         assert gone == [True], "the connection is closed"
+
+
+def framed(version, *parts):
+    """A frame as of `wire.frame`, of another version of the protocol."""
+    head, *payload = wire.frame(*parts)
+    head = bytearray(head[:-4])
+    head[5] = version
+    return b"".join([head, zlib.crc32(head).to_bytes(4, "little"), *payload])
+
+
+@pytest.mark.parametrize("theirs", [wire.VERSION - 1, wire.VERSION + 1])
+def test_a_client_of_another_version_is_told_both(tmp_path, caplog, theirs):
+    caplog.set_level(logging.INFO, "cxl_kv.serving.server")
+    said = f"speaks version {theirs} of the protocol, and this one version {wire.VERSION}"
+    hello = framed(theirs, wire.Op.HELLO, 1, b"{}")
+    with Server(make_core(DEVICE)) as server:
+        for at in (20, 28):  # in two pieces: within the header, and before the payload
+            with remote.connect(server.listen(f"unix:{tmp_path}/{at}"), 20) as connection:
+                connection.sendall(hello[:at])
+                time.sleep(0.1)
+                connection.sendall(hello[at:])
+                code, _, payload = wire.receive(connection)
+                assert code == wire.Reply.FAILED and said in wire.from_json(payload)["message"]
+                assert not connection.recv(1)
+        settled(
+            lambda: (
+                [r.fields["why"] for r in caplog.records if r.event == "hung_up"]
+                == ["other version"] * 2
+            )
+        )
+
+
+@pytest.mark.parametrize("theirs", [wire.VERSION - 1, wire.VERSION + 1])
+def test_a_server_of_another_version_of_the_protocol_is_named(tmp_path, theirs):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s")
+        listener.listen()
+
+        def answer():
+            client, _ = listener.accept()
+            with client:
+                wire.receive(client)
+                client.sendall(framed(theirs, wire.Reply.FAILED, 0, b"{}"))
+
+        server = threading.Thread(target=answer)
+        server.start()
+        said = f"speaks version {theirs} of the protocol, and this one version {wire.VERSION}"
+        with pytest.raises(cxl_kv.TransportError, match=said) as refused:
+            cxl_kv.open(f"unix:{tmp_path}/s?timeout=20")
+        server.join(20)
+    assert "install one version" in str(refused.value) and "in flight" not in str(refused.value)
 
 
 def test_a_server_leaves_its_successors_socket_alone(tmp_path):

@@ -193,6 +193,10 @@ def test_smoke_bench_passes(written):
         [written / "obj_dir" / f"V{top}_smoke"], capture_output=True, text=True, timeout=300
     )
     assert "PASS" in ran.stdout and "FAIL" not in ran.stdout, ran.stdout[-2000:]
+    digest = description(written)["parameters"]["digest"]
+    assert f"digest {digest:0>16} after" in ran.stdout, ran.stdout
+    smoke = (written / f"{top}_smoke.sv").read_text(encoding="utf-8")
+    assert f"s2m_drs_data[127:64] !== 64'h{digest:0>16}" in smoke
 
 
 def test_no_path_and_complete_description(written):
