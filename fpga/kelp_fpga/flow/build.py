@@ -38,6 +38,7 @@ __all__ = [
     "BuildError",
     "Target",
     "build",
+    "check_built",
     "program",
     "size",
 ]
@@ -449,6 +450,31 @@ def _steps(script: str, *, pack: bool, refined: bool) -> list[Step]:
         ),
         Step("packing", packing, ("top.bit",)),
     ]
+
+
+def check_built(directory: Path, config: Config) -> None:
+    """BuildError where the bitstream in `directory` is not of `config` as it is here, which every
+    host of this checkout would refuse, or is older than what a build that did not end left beside
+    it. Nothing is known, and so nothing refused, of one without a `report.json`."""
+    path, anew = directory / "report.json", "build it anew with kelp fpga build"
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        built, netlist = (figures["config"], figures["digest"]), figures["netlist"]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        raise BuildError(f"{path} is no report of this version of kelp: {anew}") from None
+    if built[1] != config.digest:
+        raise BuildError(
+            f"{directory / 'top.bit'} was built from configuration {built[0]!r} with digest "
+            + f"{built[1]}, and {config.name!r} has digest {config.digest} here: {anew}"
+        )
+    with contextlib.suppress(FileNotFoundError):
+        if (directory / "synthesis.done").read_text(encoding="utf-8") != netlist:
+            raise BuildError(
+                f"{directory / 'top.bit'} is older than the netlist beside it, of which no build "
+                + f"has come to its end: {anew}"
+            )
 
 
 def program(name: str, bitstream: Path) -> None:

@@ -12,7 +12,7 @@ from kelp_spec.files import write_whole
 
 from .parts import counts, part_of
 
-__all__ = ["COUNTED", "critical_path", "report", "summary"]
+__all__ = ["COUNTED", "critical_path", "read_report", "report", "summary"]
 
 #: nextpnr's names of what is counted → ours.
 COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
@@ -113,27 +113,37 @@ def _blocks(nets: list[dict], cells: dict[str, Counter]) -> dict[str, dict]:
     return found
 
 
+def read_report(path: Path) -> dict | None:
+    """The figures of a build in `report.json`; None where this version of kelp did not write
+    them."""
+    try:
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        return figures if {"seed", "fmax_mhz"} <= figures.keys() else None
+    except (ValueError, AttributeError):
+        return None
+
+
 def summary(directory: Path) -> dict | None:
     """The slowest of a board's seeds, which counts, with every seed's `fmax_mhz`; also written to
     the board's `report.json`. Seeds of another netlist or for another clock than the newest
-    report's do not count: they are listed in `stale`. None when no report is there."""
-    seeds = {
-        path: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(directory.glob("seed*/report.json"))
-    }
-    if not seeds:
+    report's do not count, nor do reports that this version of kelp did not write: they are listed
+    in `stale`. None when no other report is there."""
+    seeds = {path: read_report(path) for path in sorted(directory.glob("seed*/report.json"))}
+    read = [path for path, figures in seeds.items() if figures]
+    if not read:
         return None
-    newest = seeds[max(seeds, key=lambda path: path.stat().st_mtime_ns)]
+    newest = seeds[max(read, key=lambda path: path.stat().st_mtime_ns)]
     fresh, stale = [], []
-    for each in seeds.values():
-        (
-            fresh
-            if all(each.get(key) == newest.get(key) for key in ("netlist", "clock_mhz"))
-            else stale
-        ).append(each)
+    for path, each in seeds.items():
+        if not each:
+            stale.append(path.parent.name.removeprefix("seed"))
+        elif all(each.get(key) == newest.get(key) for key in ("netlist", "clock_mhz")):
+            fresh.append(each)
+        else:
+            stale.append(each["seed"])
     figures = min(fresh, key=lambda each: each["fmax_mhz"]) | {
         "seeds": {str(each["seed"]): each["fmax_mhz"] for each in fresh},
-        "stale": [each["seed"] for each in stale],
+        "stale": stale,
     }
     write_whole(directory / "report.json", json.dumps(figures, indent=2) + "\n")
     return figures

@@ -9,8 +9,10 @@ import time
 
 import numpy as np
 
+from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
 from kelp_spec.messages import FIELDS, S2MDRS, M2SReq, M2SRwD
+from kelp_spec.registers import unlike
 
 from ..board_registers import IDENT, BoardRegister, Control, Status
 from ..configs import BOARD_CONFIGS
@@ -68,10 +70,14 @@ class Host:
             if c.digest.startswith(digest)
         ]
         if not known:
-            names = ", ".join(BOARD_CONFIGS)
+            names = (
+                f"{config.name!r} has digest {config.digest}"
+                if config
+                else f"none of {', '.join(BOARD_CONFIGS)} has it"
+            )
             raise BoardError(
-                f"the board was built from a configuration with digest {digest}…; none of "
-                + f"{names} has it: use the sources it was built from"
+                f"the board was built from a configuration with digest {digest}…; {names}: use the "
+                + "sources it was built from"
             )
         self.config = known[0]
 
@@ -145,6 +151,15 @@ class Host:
         while not (status := self.status())[bit]:
             if time.monotonic() - started > seconds:
                 raise BoardError(f"the board is not {bit} after {seconds:g} s: {status}")
+
+    def check_endpoint(self) -> None:
+        """BoardError unless the endpoint's own registers `identity` and `digest` are of `config`
+        and of a register map that this host knows (docs/interface.md)."""
+        base = AddressMap(self.config).register_base
+        lines, _, _ = self.read([base])
+        identity, digest = lines[0, :16].view("<u8").tolist()
+        if (why := unlike(self.config, identity, digest)) is not None:
+            raise BoardError(f"the board's endpoint: {why}")
 
     def start_test(self, first: int = 0, lines: int | None = None) -> int:
         """Start the self-test, which overwrites the memory that it tests: so many lines from

@@ -12,7 +12,7 @@ from kelp_spec.files import write_whole
 
 from ..output import UserError, console, writable
 from ..verilog import module_text
-from .shared import MOST_MHZ, Baud, BoardName, Built, directory_of
+from .shared import MOST_MHZ, Baud, BoardName, Built, directory_of, known_board
 
 __all__ = ["axi", "program", "vivado"]
 
@@ -23,10 +23,15 @@ def program(
     seed: Annotated[int, typer.Option(help="Which build.")] = 1,
 ) -> None:
     """Load the bitstream into the board, until power goes."""
+    from kelp_fpga.configs import board_config
     from kelp_fpga.flow import build as flow
 
+    known_board(board)
+    chosen = board_config(config or flow.TARGETS[board].config)
     bitstream = directory_of(board, seed, config) / "top.bit"
     try:
+        if bitstream.is_file():
+            flow.check_built(bitstream.parent, chosen)
         flow.program(board, bitstream)
     except flow.BuildError as error:
         raise UserError(str(error)) from None

@@ -149,6 +149,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
     config, setup = plan.setup.config, plan.setup
     golden = _Golden(plan)
     host.reset(lockstep=lockstep)
+    host.check_endpoint()
     for name, value in setup.registers():
         write_register(host, name, value)
     requests, step = plan.requests, plan.step

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.table import Table
@@ -17,7 +16,7 @@ __all__ = ["show_seeds"]
 def show_seeds(board: str, directory: Path) -> None:
     """The seeds in a board's `directory` that count, those that do not, and the parts of the
     slowest."""
-    from kelp_fpga.flow.reports import summary
+    from kelp_fpga.flow.reports import read_report, summary
 
     slowest = summary(directory)
     if slowest is None:
@@ -25,14 +24,15 @@ def show_seeds(board: str, directory: Path) -> None:
     names = ("seed", "config", "fmax_mhz", "clock_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
     table = Table(*names)
     for path in sorted(directory.glob("seed*/report.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        if figures["seed"] not in slowest["stale"]:
+        figures = read_report(path)
+        if figures and figures["seed"] not in slowest["stale"]:
             table.add_row(*(str(figures.get(name, "")) for name in names))
     show(table)
     console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
     if stale := slowest["stale"]:
         console.print(
-            "left out, of another netlist or for another clock than the newest: seed "
+            "left out, of another netlist, for another clock or of another version of kelp than "
+            + "the newest: seed "
             + f"{', '.join(map(str, stale))}",
             soft_wrap=True,
         )

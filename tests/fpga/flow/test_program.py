@@ -12,7 +12,7 @@ from stub_board import Stub
 from kelp_cli import doctor
 from kelp_fpga.boards.ulx3s import Ulx3s, Ulx3sPlatform
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
-from kelp_fpga.flow.build import TARGETS, BuildError, build, program
+from kelp_fpga.flow.build import TARGETS, BuildError, build, check_built, program
 from kelp_golden.codec import round_trip
 from kelp_spec.formats import Format
 
@@ -146,6 +146,35 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
         program("ulx3s_85f", bitstream)
 
 
+def test_a_bitstream_of_other_sources_is_not_loaded(tmp_path):
+    """Which each host would refuse, once it is in the board."""
+    config, made = board_config("ulx3s"), {"config": "ulx3s", "netlist": "a"}
+    check_built(tmp_path, config)  # nothing is known
+    path = tmp_path / "report.json"
+    for said, why in (
+        (made | {"digest": config.digest}, None),
+        (
+            made | {"digest": "0123456789ab"},
+            f"'ulx3s' with digest 0123456789ab, and 'ulx3s' has digest {config.digest} here: build",
+        ),
+        (made, "is no report of this version of kelp: build it anew"),
+        ([], "is no report of this version of kelp: build it anew"),
+    ):
+        path.write_text(json.dumps(said), encoding="utf-8")
+        if why is None:
+            check_built(tmp_path, config)
+            continue
+        with pytest.raises(BuildError, match=why):
+            check_built(tmp_path, config)
+    path.write_text(json.dumps(made | {"digest": config.digest}), encoding="utf-8")
+    done = tmp_path / "synthesis.done"
+    done.write_text("a", encoding="utf-8")
+    check_built(tmp_path, config)
+    done.write_text("b", encoding="utf-8")
+    with pytest.raises(BuildError, match="older than the netlist beside it, of which no build has"):
+        check_built(tmp_path, config)
+
+
 def test_the_doctor_looks_for_the_loaders_that_program_does(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(shutil, "which", lambda name: asked.append(name))
@@ -158,6 +187,11 @@ def test_program_says_what_was_loaded(tmp_path, loader):
     made = tmp_path / "fpga" / "ulx3s_85f" / "first_light-seed1" / "top.bit"
     made.parent.mkdir(parents=True)
     made.write_bytes(b"bits")
+    report = made.with_name("report.json")
+    report.write_text('{"config": "ulx3s", "digest": "1", "netlist": "a"}', encoding="utf-8")
+    done = kelp("fpga", "program", "--config", "first_light", KELP_BUILD=str(tmp_path))
+    assert done.returncode == 1 and "and 'first_light' has digest" in done.stderr
+    report.unlink()
     for ends, code, said, complaint in (
         (0, 0, f"ulx3s_85f loaded with {made}; it stays until power goes\n", ""),
         (1, 1, "", "no board answers"),

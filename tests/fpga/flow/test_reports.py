@@ -161,6 +161,20 @@ def test_the_slowest_seed_counts(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == found
 
 
+@pytest.mark.parametrize("said", ["", "[]", '{"seed": 7}'])
+def test_a_report_of_another_version_of_kelp_is_left_out_and_named(tmp_path, said):
+    (other := tmp_path / "seed7" / "report.json").parent.mkdir()
+    other.write_text(said, encoding="utf-8")
+    assert summary(tmp_path) is None
+    seeds(tmp_path, (1, 90.0, "new", 80))
+    os.utime(other)  # it is the newest
+    found = summary(tmp_path)
+    assert (found["seed"], found["seeds"], found["stale"]) == (1, {"1": 90.0}, ["7"])
+    with fpga_reports.console.capture() as shown:
+        fpga_reports.show_seeds("ulx3s_85f", tmp_path)
+    assert "of another version of kelp than the newest: seed 7" in shown.get()
+
+
 def test_a_seed_of_other_rtl_or_for_another_clock_does_not_count_and_is_named(tmp_path):
     seeds(
         tmp_path,

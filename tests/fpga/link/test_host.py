@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A board's host: which parts of the memory a self-test is started on. Benches of whole boards,
+"""A board's host: which boards it speaks to, and which parts of the memory a self-test is started
+on. Benches of whole boards,
 in tests/fpga/boards, hold the rest."""
 
+import contextlib
+
 import pytest
+from serial_board import SerialBoard
 
 from kelp_fpga.board_registers import BoardRegister, Control
-from kelp_fpga.link.host import Host
+from kelp_fpga.configs import board_config
+from kelp_fpga.link.host import BoardError, Host
+from kelp_fpga.link.serial_port import SerialPort
 
 
 class Registers(Host):
@@ -45,3 +51,18 @@ def test_a_self_test_does_not_wrap(asked):
     with pytest.raises(ValueError, match="is refused; the board has 64 lines"):
         host.start_test(*asked)
     assert host.held == {BoardRegister.LINES: 64}
+
+
+def test_a_board_of_another_configuration_is_named_with_both_digests():
+    small, unit = board_config("board_small"), board_config("unit")
+    with SerialBoard() as board:
+        both = rf"digest {unit.digest[:8]}…; 'board_small' has digest {small.digest}"
+        port = SerialPort(board.port, 3_000_000)
+        with contextlib.closing(port), pytest.raises(BoardError, match=both):
+            Host(port, config=small)
+        host = Host(SerialPort(board.port, 3_000_000))
+        host.check_endpoint()
+        board.core.window._constants["identity"] ^= 1 << 16
+        with pytest.raises(BoardError, match="endpoint: .* version 0.1 .* this host version 1.1"):
+            host.check_endpoint()
+        host.close()
