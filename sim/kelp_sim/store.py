@@ -35,7 +35,7 @@ def entries(store: Path | None) -> list[dict]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(line))
-    return [entry for entry in found if isinstance(entry, dict) and "key" in entry]
+    return [e for e in found if isinstance(e, dict) and isinstance(e.get("key"), str)]
 
 
 def append(store: Path, entry: dict) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from urllib.parse import parse_qsl
 
@@ -21,6 +22,7 @@ DEFAULT_CONFIG = "trace"
 _LEGAL = (
     "golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path, cxl:/path, serial:/path"
 )
+_NAME = re.compile(r"[A-Za-z0-9._+,=()-]{1,100}")  #: it becomes part of the names of files
 _HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 
 
@@ -59,8 +61,15 @@ def _is_encodable(text: str) -> bool:
 
 def config_of(name: str, options: dict[str, str]) -> Config:
     """The named configuration with the options that are fields of Config; they are taken out of
-    `options`. ConfigError when it is refused."""
+    `options`. ConfigError when it is refused. Its name, which its digest depends on, says what was
+    changed, unless the option `name` says another: that of a device which was built under a name
+    of its own."""
     config, changes = named(name or DEFAULT_CONFIG), {}
+    called = options.pop("name", None)
+    if called is not None and not _NAME.fullmatch(called):
+        raise ValueError(
+            f"name = {short(called)} is refused; legal: letters, digits and . _ - + , = ( )"
+        )
     for field in fields(Config):
         if field.name in options and field.name != "name":
             if field.type == "bool":
@@ -81,6 +90,8 @@ def config_of(name: str, options: dict[str, str]) -> Config:
                     f"{field.name} = {short(text)} is refused; legal: "
                     + ("four counts with commas" if field.name == "frames" else "a number")
                 ) from None
+    if called is not None:
+        return config.with_(**changes, name=called)
     if not changes:
         return config
     # A name is part of the names of files.

@@ -191,6 +191,12 @@ class Perplexity:
         else:
             loaded = llama.load(self.model)
             tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
+            known = loaded.config["vocab_size"]
+            if tokenizer.highest >= known:
+                raise UserError(
+                    f"{self.model}: the ids of tokenizer.json go to {tokenizer.highest}, and "
+                    + f"model.safetensors has {known} tokens: they are of two models"
+                )
             texts = tokens.texts(tokenizer, self.texts, self.tokens)
         limit = loaded.config.get("max_position_embeddings", self.tokens)
         if self.tokens > limit:

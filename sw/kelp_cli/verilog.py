@@ -153,6 +153,14 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     return [*(directory / name for name in files), directory / f"{top}.json"]
 
 
+#: Names of files that some configurations have and others have not.
+_EVER_WRITTEN = frozenset(
+    f"{top}{end}"
+    for top in ("kelp_endpoint", "kelp_device", "kelp_flit_front")
+    for end in (".v", "_wrapper.sv", "_smoke.sv", ".sdc", ".json")
+)
+
+
 def register(app: typer.Typer) -> None:
     app.command()(verilog)
 
@@ -185,6 +193,13 @@ def verilog(
         files = write_verilog(chosen, output, external_macros=external_macros)
     for file in files:
         console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")
+    for file in sorted(output.glob("kelp_*")):
+        if file.name in _EVER_WRITTEN and file not in files:
+            console.print(
+                f"{file} is of an earlier call, for another configuration, and was left: kelp.core "
+                + "does not name it",
+                soft_wrap=True,
+            )
     if memories:
         for name, said in _parts(json.loads(files[-1].read_text(encoding="utf-8"))):
             show(_shapes(name, said["shapes"]))

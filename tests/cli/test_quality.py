@@ -3,6 +3,7 @@
 """`kelp quality`: its tables, its files and bad input."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -63,6 +64,19 @@ def test_everything_at_once(tmp_path):
 def test_noise_alone():
     found = quality("--formats", "fp8_e4m3", "--texts", 0, "--every", 512)
     assert found.exit_code == 0 and "fp8_e4m3" in found.output and "Perplexity" not in found.output
+
+
+def test_a_tokenizer_of_another_model_is_named(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(Path("data/model").resolve() / name)
+    table = json.loads(Path("data/model/tokenizer.json").read_text(encoding="utf-8"))
+    table["model"]["vocab"]["h"] = 32000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table), encoding="utf-8")
+    found = quality("--model", tmp_path, "--formats", "raw16", "--texts", 5)
+    assert isinstance(found.exception, UserError) and (
+        "the ids of tokenizer.json go to 32000, and model.safetensors has 4096 tokens: they are of "
+        + "two models"
+    ) in str(found.exception)
 
 
 @pytest.mark.parametrize(

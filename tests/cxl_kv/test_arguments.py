@@ -40,7 +40,7 @@ def session(device):
         (None, "device = None"),
         (b"golden:trace", "device = b'golden:trace'"),
         ("golden:trace?foo", "'foo' of 'golden:trace"),
-        ("golden:trace?name=x", "option 'name' of"),
+        ("golden:trace?name=a/b", "name = 'a/b' is refused; legal: letters"),
         ("golden:trace?sessions=2&sessions=3", "'sessions=2&sessions=3' of .*each name once"),
         ("golden:trace?sessions=" + "9" * 5000, "sessions = an object of str is refused"),
         ("golden:trace?cxlio=some", "cxlio = 'some' is refused; legal: '', recorded"),

@@ -23,6 +23,13 @@ def test_what_is_appended_is_found_again_behind_a_line_that_was_cut(tmp_path, cu
     assert [entry["key"] for entry in entries(store) if "row" in entry] == ["a", "c"]
 
 
+def test_an_entry_that_is_none_of_ours_does_not_count(tmp_path):
+    """Its key is what it is found by, a text."""
+    store = tmp_path / "rows.jsonl"
+    store.write_text('{"key": ["a"], "row": 1}\n{"key": "b", "row": 2}\n', encoding="utf-8")
+    assert entries(store) == [{"key": "b", "row": 2}]
+
+
 @pytest.mark.parametrize("content", [b"# words\n", b"PK\3\4\xab", b"[]", b'{"schema": 1}\n'])
 def test_another_file_is_refused_and_stays_as_it_is(tmp_path, content):
     store = tmp_path / "other"

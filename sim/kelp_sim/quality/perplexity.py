@@ -66,7 +66,9 @@ class Measurer:
     ):
         self.model, self._store, self._progress = model, store, progress
         self._found = {
-            entry["key"]: float(entry["nats"]) for entry in entries(store) if "nats" in entry
+            entry["key"]: float(entry["nats"])
+            for entry in entries(store)
+            if isinstance(entry.get("nats"), int | float)
         }
 
     def nats(self, name: str, tokens: np.ndarray, plan: Plan) -> float:

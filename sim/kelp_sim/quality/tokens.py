@@ -40,7 +40,7 @@ def _letters() -> list[str]:
 
 
 class Tokenizer:
-    """``encode`` gives the ids that the model was trained on."""
+    """``encode`` gives the ids that the model was trained on, up to ``highest``."""
 
     def __init__(self, path: Path):
         try:
@@ -64,6 +64,7 @@ class Tokenizer:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             said = printable(str(error))
             raise TokenizerError(f"{path} is no tokenizer: {said}") from None
+        self.highest = max(self._ids[token] for token in tokens)
         self._rank = {pair: rank for rank, pair in enumerate(merges)}
         self._piece = functools.lru_cache(maxsize=65536)(self._merged)
 

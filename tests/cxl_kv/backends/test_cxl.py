@@ -193,6 +193,19 @@ def test_a_device_says_what_it_was_built_from(library, tmp_path):
     window.close()
 
 
+def test_a_device_that_was_built_under_a_name_of_its_own(library, tmp_path):
+    path = tmp_path / "dax0.0"
+    memory_of(path, named("unit").with_(name="mine", frames=(8, 8, 8, 9)))
+    fields = "config=unit&frames=8,8,8,9"
+    with pytest.raises(cxl_kv.TransportError, match="built from a configuration with digest"):
+        cxl_kv.open(f"cxl:{path}?{fields}")
+    with cxl_kv.open(f"cxl:{path}?{fields}&name=mine") as device:
+        assert device.config.name == "mine"
+    for name in ("", "a/b", "x" * 101, "ü"):
+        with pytest.raises(ValueError, match="name = .* is refused; legal: letters"):
+            cxl_kv.open(f"cxl:{path}?{fields}&name={name}")
+
+
 @pytest.mark.parametrize(
     ("identity", "said"),
     [

@@ -6,17 +6,23 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from amaranth.hdl import Assert, Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+from typer.testing import CliRunner
 
+from kelp_cli import verilog as verilog_command
+from kelp_cli.main import build_app
 from kelp_cli.verilog import module_text, write_verilog
 from kelp_hw.export import tools
 from kelp_hw.export.clean import drop_empty_wires
 from kelp_hw.export.widths import explicit_widths
+from kelp_hw.export.wrapper import core_file
 from kelp_hw.flit.front import FlitFront
 from kelp_hw.lib.constant_memory import ConstantMemory
 from kelp_hw.lib.sram import Sram
@@ -214,6 +220,31 @@ def test_no_path_and_complete_description(written):
     text = (written / f"{top}.v").read_text(encoding="utf-8")
     for port in described["ports"]:
         assert port["name"] in text
+
+
+def test_the_core_file_has_the_package_s_version():
+    root = Path(__file__).resolve().parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    name = f"name: kelp:cxl:endpoint_unit:{project['version']}\n"
+    assert name in core_file(named("unit"), ["kelp_endpoint.v"])
+
+
+def test_what_another_configuration_left_is_named(tmp_path, monkeypatch):
+    """A flow that reads every .v of the folder would have two tops, and a header of one of them."""
+
+    def write(config, directory, **_):
+        (made := directory / "kelp_endpoint.v").write_text("", encoding="utf-8")
+        return [made]
+
+    for name in ("kelp_device.v", "kelp_flit_front.json", "kelp_axi_endpoint.v", "kelp_mine.v"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    monkeypatch.setattr(verilog_command, "write_verilog", write)
+    said = CliRunner().invoke(build_app(), ["verilog", "-o", str(tmp_path)]).output
+    left = [line for line in said.splitlines() if "was left" in line]
+    assert [line.split()[0] for line in left] == [
+        f"{tmp_path}/kelp_device.v",
+        f"{tmp_path}/kelp_flit_front.json",
+    ]
 
 
 #: A `reg` with rows, of any module but the macros' models, whose rows have a parameter's number.
