@@ -5,6 +5,11 @@
 
 #define KELP_CONFIG_DIGEST 0x95708cfc1686ull
 #define KELP_CONFIG_IDENTITY 0x4b454c5000010001ull
+/* Whether what the registers identity and digest show is a device of this header's. */
+#define KELP_MATCHES(identity, digest) \
+    (((identity) >> 16) == KELP_CONFIG_IDENTITY >> 16 \
+     && ((identity) & 0xffff) >= (KELP_CONFIG_IDENTITY & 0xffff) \
+     && (digest) == KELP_CONFIG_DIGEST)
 #define KELP_APERTURE_BITS 23
 #define KELP_HINT_BASE 0x800000ull
 #define KELP_HINT_BYTES 4096

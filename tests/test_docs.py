@@ -72,6 +72,13 @@ def test_c_header_agrees_with_the_address_map(tmp_path):
     body = (
         'printf("%llu %d", KELP_KV_ADDRESS(1, 7, 100, 1, 13), KELP_SESSION(1, '
         + "KELP_SESSION_COMMAND));"
+        # A later minor version, an earlier one, another major one, another digest.
+        + 'printf(" %d%d%d%d%d", KELP_MATCHES(KELP_CONFIG_IDENTITY, KELP_CONFIG_DIGEST), '
+        + ", ".join(
+            f"KELP_MATCHES(KELP_CONFIG_IDENTITY + {i}ll, KELP_CONFIG_DIGEST + {d})"
+            for i, d in ((1, 0), (-1, 0), (1 << 16, 0), (0, 1))
+        )
+        + ");"
     )
     (tmp_path / "t.c").write_text(
         f'#include "kelp_regs.h"\n#include <stdio.h>\nint main(void) {{ {body} return 0; }}\n'
@@ -90,7 +97,7 @@ def test_c_header_agrees_with_the_address_map(tmp_path):
         check=True,
     )
     said = subprocess.run([str(tmp_path / "t")], check=True, capture_output=True, text=True).stdout
-    assert said == f"{AddressMap(config).encode(where)} {0x1000 + 0x200 + 0x10}"
+    assert said == f"{AddressMap(config).encode(where)} {0x1000 + 0x200 + 0x10} 11000"
 
 
 @pytest.mark.parametrize("name", NAMED)
