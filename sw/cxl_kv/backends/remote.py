@@ -129,15 +129,7 @@ class RemoteTransport(Transport):
                 if number != self._number:
                     raise errors.TransportError(f"reply {number} to request {self._number}")
             except errors.TransportError as error:
-                self._break(
-                    f"{self.url}: {error}"
-                    + (
-                        "; the server's log says why it did not answer"
-                        if op is Op.HELLO
-                        else "; what was in flight may or may not have happened, and this "
-                        + "connection's sessions are closed"
-                    )
-                )
+                self._break(f"{self.url}: {error}{_afterwards(op, error)}")
                 raise type(error)(self._broken) from None
             except BaseException:
                 # Interrupted half-way: the stream is out of step, so it ends here.
@@ -261,3 +253,14 @@ class RemoteTransport(Transport):
         with self.lock:
             self._closed = True
             self.let_go()
+
+
+def _afterwards(op: Op, error: errors.TransportError) -> str:
+    """What else there is to say of a connection that broke within a request."""
+    if op is not Op.HELLO:
+        return (
+            "; what was in flight may or may not have happened, and this connection's sessions are "
+            + "closed"
+        )
+    lost = isinstance(error, errors.ConnectionLostError)
+    return "; the server's log says why it did not answer" if lost else ""
