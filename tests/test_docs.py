@@ -12,6 +12,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from amaranth.lib import wiring
@@ -22,16 +23,29 @@ import cxl_kv
 from cxl_kv.device import POISONING
 from kelp_cli.docs import DOCUMENTED, generated
 from kelp_cli.main import build_app
+from kelp_golden.arithmetic import (
+    decay,
+    ema,
+    exponent,
+    fold,
+    halving,
+    initial,
+    mass,
+    priority,
+    touch,
+)
+from kelp_golden.codec import encode
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
 from kelp_spec.cxlio.config import CXLIO, named_cxlio
 from kelp_spec.cxlio.events import CORRECTABLE, RECORDS, UNCORRECTABLE, Kind, Log
 from kelp_spec.cxlio.render import cxl_registers_markdown
-from kelp_spec.formats import Format
+from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, SessionCommand
 from kelp_spec.render import c_header, registers_markdown
+from kelp_spec.scores import idle_constants, recency_constants
 from kelp_spec.select import ANSWER_FIELDS, BELL_FIELDS, CHOSEN_FIELDS, PLAN_FIELDS, Refusal
 from kelp_verif.formal.proofs import PROOFS
 
@@ -665,6 +679,46 @@ def test_a_planted_file_without_a_row_is_seen():
     path = Path("hw/kelp_hw/miss/grants.py")
     page = "| a task | `A` | [miss/grants.py](../hw/kelp_hw/miss/grants.py) |"
     assert without_row([path], "") == [str(path)] and not without_row([path], page)
+
+
+def test_worked_examples_of_addresses_are_right():
+    config = named("trace")
+    addresses = AddressMap(config)
+    where = addresses.encode(KvAddress(session=1, queue=7, page=100, kv=1, line=13))
+    page = (DOCS / "interface.md").read_text(encoding="utf-8")
+    assert f"= {where:#x}\n" in page and (addresses.hint_base, addresses.register_base) == (
+        0x80_0000,
+        0x100_0000,
+    )
+    squeue = 1 * config.queues + 7
+    lba = (squeue * config.pages + 100) * config.cold_slot_sectors
+    assert (squeue, config.cold_slot_sectors, lba) == (23, 5, 15_220)
+    assert "(23 · 128 + 100) · 5 = 15 220" in prose(Path("docs/cold_tier.md"))
+
+
+def test_worked_examples_of_arithmetic_are_right():
+    page = prose(Path("docs/arithmetic.md"))
+    alpha, idle = 26, idle_constants(26)
+    scores = [initial(alpha), ema(100, 65535, alpha), mass(6746, 100, 4, alpha)]
+    scores += [fold(20000, 30, *idle), touch(20000, 31, alpha, *idle)]
+    assert scores == [6656, 6746, 6223, 804, 7378]
+    assert all(re.search(rf"(= |it ){score}\b", page) for score in scores)
+    rows = table(Path("docs/arithmetic.md"), "s")
+    for row in rows:
+        s, age, *told = (int(re.sub(r"\D", "", cell)) for cell in row)
+        t, recency = exponent(age, *recency_constants(1000)), decay(age, *recency_constants(1000))
+        assert told == [t, halving(t), recency, priority(s, recency)]
+    assert len(rows) == 2
+    line = np.zeros((1, 32), np.float16)
+    line[0, :4] = 1, -0.3, 0.05, 1.7
+    stored = {
+        fmt: encode(line.view(np.uint16), HostType.FP16, fmt)
+        for fmt in (Format.FP8_E4M3, Format.INT8, Format.INT4)
+    }
+    of_fp8, of_int8, of_int4 = (payload[0, :4].tolist() for payload, _ in stored.values())
+    assert of_fp8 == [0x38, 0xAA, 0x15, 0x3E] and "38, AA, 15, 3E" in page
+    assert of_int8 == [64, 256 - 19, 3, 109] and of_int4[:2] == [0xF4, 0x70]
+    assert [int(scale[0]) for _, scale in stored.values()] == [0, 127, 125]
 
 
 def wrong_figures(text):
