@@ -24,6 +24,7 @@ from kelp_spec.hints import (
 
 from .arguments import integer, listed, short
 from .errors import HintRefusedError, UnsupportedError
+from .process import NotCopied
 
 __all__ = ["Hints", "mass_codes"]
 
@@ -46,8 +47,13 @@ def _floats(name: str, values) -> np.ndarray:
         raise HintRefusedError(f"{name} = {short(values)} are refused; legal: numbers") from None
 
 
-class Hints:
+class Hints(NotCopied):
     """Sends one session's hint lines, numbered in the order of the calls. Thread-safe."""
+
+    _uncopied = (
+        "hints are of one session and are not copied or sent to another process; open the device "
+        + "there by its URL, and a session on it"
+    )
 
     def __init__(self, session):
         self._session = session

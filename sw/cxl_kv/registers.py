@@ -15,6 +15,7 @@ from kelp_spec.registers import RegisterMap, unlike
 from .arguments import integer
 from .core import Core, Status
 from .errors import TransportError
+from .process import NotCopied
 
 __all__ = ["Registers", "pack", "refuse_unlike", "unpack"]
 
@@ -53,7 +54,7 @@ def refuse_unlike(core: Core, url: str) -> None:
         raise TransportError(f"{url}: {why}")
 
 
-class Registers:
+class Registers(NotCopied):
     """Reads and writes 64-bit registers.
 
     Parameters
@@ -64,6 +65,11 @@ class Registers:
     store : callable
         (addresses, uint8[n, 64], byte enables uint64[n]); in order.
     """
+
+    _uncopied = (
+        "registers are of one process's device and are not copied or sent to another; open the "
+        + "device there by its URL"
+    )
 
     def __init__(self, config: Config, load: Callable, store: Callable):
         self.by_name = RegisterMap(config).by_name

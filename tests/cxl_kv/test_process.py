@@ -223,7 +223,7 @@ def test_a_view_does_not_reach_into_a_child(tmp_path):
 def test_a_handle_is_neither_copied_nor_sent(url):
     with cxl_kv.open(url) as device:
         session, store = device.open_session(SHAPE), BlockStore(device, 64)
-        things = [device, session, device.transport, store]
+        things = [device, session, device.transport, store, device.registers, session.hints]
         if url.startswith(("golden", "dax")):
             things.append(device.transport.core)
         for thing in things:
