@@ -2,6 +2,7 @@
 
 """Which devices a host of a configuration takes for its own."""
 
+import hashlib
 import re
 
 import pytest
@@ -23,6 +24,33 @@ def test_the_map_of_a_device_that_chooses_is_a_later_one(config):
     identity = RegisterMap(config).by_name["identity"].reset
     assert identity == identity_of(config) == shown(config, minor=2 if config.select else 1)[0]
     assert f"#define KELP_CONFIG_IDENTITY {identity:#x}ull\n" in c_header(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "known"),
+    [(UNIT, "1.1", "5f6eccc63f78"), (SELECT, "1.2", "e9f7f3d56fa8")],
+    ids=["unit", "unit_select"],
+)
+def test_a_version_is_of_one_map(config, version, known):
+    """Hosts tell devices apart by it: what changes the map changes the version, in `identity_of`,
+    and then stands here: the minor one where there is more than before, else the major one."""
+    seen = repr(
+        [
+            (
+                r.name,
+                r.offset,
+                r.access.name,
+                r.scope.name,
+                [(f.name, f.low, f.bits) for f in r.fields],
+            )
+            for r in RegisterMap(config).registers
+        ]
+    )
+    identity = identity_of(config)
+    assert f"{identity >> 16 & 0xFFFF}.{identity & 0xFFFF}" == version
+    assert hashlib.sha256(seen.encode()).hexdigest()[:12] == known, (
+        "the register map has changed: give it another version"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 that goes away under the mapping."""
 
 import gc
+import hashlib
 import multiprocessing
 import os
 import resource
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import cxl_kv
-from cxl_kv.backends import dax, file_lock
+from cxl_kv.backends import dax, dax_header, file_lock
 from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
 from cxl_kv.native import build, library
 from kelp_spec.config import named
@@ -213,6 +214,15 @@ def test_layouts_are_told_apart(path):
         file.truncate(ALIGNMENT)
     with pytest.raises(cxl_kv.TransportError, match=f"needs {mapped_bytes(named('unit'))}"):
         opened(path, create=False)
+
+
+def test_a_version_is_of_one_layout():
+    """Another layout, as of a session's entry, has another version: `_VERSION`, and here."""
+    entry, unit = dax_header._SESSION, named("unit")
+    layout = [(name, entry.fields[name][0].str, entry.fields[name][1]) for name in entry.names]
+    layout.append((dax_header._HEAD, dax_header._unused(unit), dax_header.header_bytes(unit)))
+    seen = hashlib.sha256(repr(layout).encode()).hexdigest()[:12]
+    assert (dax_header._VERSION, seen) == (b"2", "d85e3afd2644")
 
 
 @pytest.mark.parametrize(

@@ -458,6 +458,22 @@ def framed(version, *parts):
     return b"".join([head, zlib.crc32(head).to_bytes(4, "little"), *payload])
 
 
+def test_a_version_is_of_one_protocol(tmp_path):
+    """Other requests, another frame or another answer to HELLO have another version: `VERSION`,
+    and here."""
+    with Server(make_core(DEVICE)) as server:
+        with remote.connect(server.listen(f"unix:{tmp_path}/s"), 20) as connection:
+            wire.send(connection, wire.Op.HELLO, 1, b"{}")
+            said = wire.from_json(wire.receive(connection)[2])
+    config = said.pop("config")
+    assert config["sessions"] == 8 and wire.VERSION == 3
+    assert wire._HEADER.format == "<4sBBHIQI" and [*wire.Reply] == [0x80, 0x81]
+    assert [*wire.Op] == [*range(1, 10)] and [op.name for op in wire.Op] == [
+        *("HELLO", "LOAD", "STORE", "SPEC_READ", "OPEN", "CLOSE", "EVENTS", "LOCK", "UNLOCK")
+    ]
+    assert {*said} == {*("identity", "digest", "ld_id", "tenant", "formats", "hints", "persistent")}
+
+
 @pytest.mark.parametrize("theirs", [wire.VERSION - 1, wire.VERSION + 1])
 def test_a_client_of_another_version_is_told_both(tmp_path, caplog, theirs):
     caplog.set_level(logging.INFO, "cxl_kv.serving.server")
