@@ -2,9 +2,37 @@
 
 """Frames as the host makes and reads them."""
 
+import hashlib
 import random
 
-from kelp_fpga.link.protocol import FROM_DEVICE, TO_DEVICE, Deframer, Frame, Kind, encode
+from kelp_fpga.board_registers import BoardRegister, Control, Status
+from kelp_fpga.link.protocol import (
+    BOARD_REPLY,
+    BOARD_REQUEST,
+    FROM_DEVICE,
+    TO_DEVICE,
+    VERSION,
+    WINDOW,
+    Deframer,
+    Frame,
+    Kind,
+    encode,
+)
+from kelp_fpga.selftest.self_test_program import Part, State
+from kelp_spec.messages import FIELDS
+
+
+def test_a_version_is_of_one_link():
+    """A host tells a bitstream of other sources apart by it: what changes messages or the board's
+    registers changes `VERSION`, and then stands here."""
+    named = [
+        [(e.name, int(e)) for e in enum]
+        for enum in (Kind, BoardRegister, Control, Status, Part, State)
+    ]
+    sizes = [[(int(kind), n) for kind, n in side.items()] for side in (TO_DEVICE, FROM_DEVICE)]
+    said = repr((named, BOARD_REQUEST, BOARD_REPLY, sizes, FIELDS))
+    seen = hashlib.sha256(said.encode()).hexdigest()[:12]
+    assert (VERSION, WINDOW, seen) == (1, 8, "802b19bebd28")
 
 
 def test_frames_come_back_and_damage_is_seen():
