@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from .coherence import sizes_of
 from .cxlio.commands import Opcode
@@ -415,7 +415,12 @@ class Config:
     @classmethod
     def of_json(cls, values: dict) -> Config:
         """From what `dataclasses.asdict` gave, with lists for tuples; a ConfigError where it is
-        refused."""
+        refused, also for fields of another version of KELP."""
+        if unknown := sorted(values.keys() - {f.name for f in fields(cls)}):
+            raise ConfigError(
+                f"configuration {values.get('name')!r} has fields that this version of KELP does "
+                + f"not know: {', '.join(map(repr, unknown))}"
+            )
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     def with_(self, **changes) -> Config:

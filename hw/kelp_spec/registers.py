@@ -101,8 +101,8 @@ QUEUE_COUNTERS: tuple[tuple[str, str], ...] = tuple(
 def identity_of(config: Config) -> int:
     """What register `identity` shows, 64 bits: "KELP" (63:32), the map's major version (31:16),
     which changes where a register moves or means something else, and its minor one (15:0), which
-    changes where one is added. 1.0 had no `event_taken`; 1.2 is 1.1 with what `Config.select` adds,
-    the regions SELECT and GATHER among it."""
+    changes where one, a region or an event is added. 1.0 had no `event_taken`; 1.2 is 1.1 with what
+    `Config.select` adds, the regions SELECT and GATHER among it."""
     return KELP << 32 | 1 << 16 | (2 if config.select else 1)
 
 

@@ -248,7 +248,7 @@ class Control:
             record = unpack(registers.register(f"event_{i}"), values[2 * i])
             session, queue = divmod(record["squeue"], queues)
             self._append(
-                code=Event(record["code"]).name,
+                code=_event_name(record["code"]),
                 ld_id=record["ld_id"],
                 session=session,
                 queue=queue,
@@ -313,6 +313,11 @@ def overflow_record(number: int, time: int) -> dict:
     """A record that says that others are missing."""
     of_nothing = dict.fromkeys(("ld_id", "session", "queue", "page", "argument"), 0)
     return {"number": number, "code": "OVERFLOW", **of_nothing, "time": time}
+
+
+def _event_name(code: int) -> str:
+    """Of an event; EVENT_ and its number where a later version of the register map has added it."""
+    return Event(code).name if code in {*Event} else f"EVENT_{code}"
 
 
 def _is_integer(value) -> bool:

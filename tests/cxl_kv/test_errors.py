@@ -593,6 +593,18 @@ def test_an_event_between_read_and_drain_is_told_by_the_next(device):
     assert device.events() == []
 
 
+def test_an_event_of_a_later_version_has_its_number():
+    """A host takes a device of a later minor version; an event that it does not know must not cost
+    those that were read with it."""
+    with cxl_kv.open("golden:unit") as device:
+        log = device.transport.core.window.events.log
+        for code in (200, Event.HINT_GAP):
+            log(code, squeue=5, page=3)
+        told = device.events()
+    assert [e["code"] for e in told] == ["EVENT_200", "HINT_GAP"]
+    assert [(e["session"], e["queue"], e["page"]) for e in told] == [(1, 1, 3)] * 2
+
+
 def test_a_golden_device_that_was_interrupted_answers_nothing_wrong():
     """Ctrl-C in the midst of a store, at whichever step, leaves it half done within the model."""
     shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)

@@ -48,7 +48,10 @@ def test_devices_of_the_usual_pools_keep_their_digest():
 
 def test_a_configuration_survives_json():
     config = named("unit").with_(pool_formats=K8V4)
-    assert Config.of_json(json.loads(json.dumps(asdict(config)))) == config
+    values = json.loads(json.dumps(asdict(config)))
+    assert Config.of_json(values) == config
+    with pytest.raises(ConfigError, match=f"'{config.name}' has fields .* know: 'warp', 'weft'"):
+        Config.of_json(values | {"warp": 1, "weft": [2]})
 
 
 def test_labels():
