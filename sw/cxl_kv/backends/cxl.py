@@ -12,7 +12,8 @@ and for hints and for formats that round a processor that stores a line in one w
 MOVDIR64B): hints in parts are dropped, and a line in parts would be rounded with each of them.
 
 The device outlives its processes. What one has left that was killed is undone when the next opens
-it: open sessions are closed, and registers of the whole device are as after a reset.
+it: open sessions are closed, its events forgotten, and registers of the whole device are as after
+a reset.
 
 A mapping has no LD-IDs: whoever maps the device is LD-ID 0 with everything in it, so it is one
 process's at a time. `kelp serve` shares it: who owns which session is then kept here
@@ -21,6 +22,7 @@ process's at a time. `kelp serve` shares it: who owns which session is then kept
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from typing import Protocol
@@ -143,13 +145,17 @@ def find_config(window: Window, candidates: Iterable[Config]) -> Config:
     and digest stand where that configuration has its registers (docs/interface.md). TransportError
     says what was seen where there is none."""
     candidates, seen = list(candidates), []
-    for config in candidates:
-        base = AddressMap(config).register_base
+
+    @functools.cache  # a look beside the registers counts as a refused request
+    def shown(base: int) -> tuple[int, int]:
         if base + 64 > window.size:
-            continue
+            return 0, 0
         lines, lost = window.load(np.array([base], np.uint64))
-        identity, digest = lines[0, :16].view(np.uint64).tolist()
-        if lost[0] or identity >> 32 != KELP:
+        return (0, 0) if lost[0] else tuple(lines[0, :16].view(np.uint64).tolist())
+
+    for config in candidates:
+        identity, digest = shown(AddressMap(config).register_base)
+        if identity >> 32 != KELP:
             continue
         if (why := unlike(config, identity, digest)) is None:
             return config
@@ -200,6 +206,7 @@ class CxlCore(Core):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
+        """Whatever was before, and was refused while the device was looked for, is over."""
         control = Control.of(self)
         for session in range(self.config.sessions):
             state = self._register(f"s{session}_state")
@@ -210,6 +217,7 @@ class CxlCore(Core):
             for name, register in self._registers.items()
             if register.offset < SESSION_BASE and register.access is Access.RW
         )
+        control.registers.write("event_clear", 1)
 
     @classmethod
     def open(cls, path: str, config: Config | None) -> CxlCore:

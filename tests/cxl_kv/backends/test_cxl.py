@@ -24,6 +24,7 @@ from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import NAMED, named
 from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.hints import pack as pack_hint
+from kelp_spec.metadata import Event
 from kelp_spec.registers import SessionCommand, identity_of
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, formats="int8")
@@ -172,6 +173,22 @@ def test_what_a_killed_process_has_left_is_undone():
         assert not device.open_session(RAW).read(0, stop=40)[0].any()
     device.fetch_chosen()
     assert device.registers.read_many(marks[:2]) == [4, 8]
+
+
+def test_who_opens_a_device_is_shown_no_events_of_before():
+    """Neither what its last user has left unread, nor what looking for its registers has cost: a
+    line is looked at once for each place where named configurations have them."""
+    core = make_core("golden:trace")
+    for session in (0, 1):
+        core.window.events.log(Event.HINT_GAP, squeue=16 * session)
+    window, candidates = SimulatedWindow(core), list(NAMED.values())
+    assert find_config(window, candidates) is named("trace")
+    lines = AddressMap(named("trace")).hint_base
+    places = [AddressMap(c).register_base for c in candidates[: candidates.index(named("trace"))]]
+    places = [place for place in places if place < lines]
+    with Device(LocalTransport(CxlCore(window, named("trace")))) as device:
+        assert device.events() == []
+        assert device.counters()["refused"] == len({*places}) < len(places)
 
 
 def test_a_device_says_what_it_was_built_from(library, tmp_path):
