@@ -213,8 +213,9 @@ class BlockStore(NotCopied):
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is
-        lost, another CxlKvError when the device cannot be asked: the block is then dropped.
-        SessionClosedError once the store is closed."""
+        lost, another CxlKvError when the device cannot be asked: the block is then dropped. Not so
+        by a DeviceFullError: its pages found no frame, have lost nothing (`in_cold_tier`), and can
+        be read when others were released. SessionClosedError once the store is closed."""
         got = self.get_many([key])[0]
         if isinstance(got, Exception):
             raise got
@@ -269,19 +270,24 @@ class BlockStore(NotCopied):
             else:
                 results[number] = lines[part].reshape(-1)[:size]
         for number, key, addresses, answers in lost:
-            self._lose(key)
+            results[number] = self._failure(key, addresses, answers)
+
+    def _failure(self, key, addresses, answers) -> CxlKvError:
+        """What there is to say of a block that has lines without data. It is dropped, unless all
+        pages of these found no frame and are in the cold tier still."""
+        page, first = addresses // np.uint64(self.page_bytes), None
+        for one in np.unique(page[answers != 0]):
             try:
-                self.session._fail(addresses, answers)
-            except PoisonError as error:
-                results[number] = type(error)(
-                    f"block {key!r} is lost: {error.message}",
-                    session=error.session,
-                    layer=error.layer,
-                    head=error.head,
-                    page=error.page,
-                )
+                self.session._fail(addresses[page == one], answers[page == one])
             except CxlKvError as error:
-                results[number] = error
+                if not isinstance(error, PoisonError):
+                    self._lose(key)
+                    return error
+                if not getattr(error, "in_cold_tier", False):
+                    self._lose(key)
+                    return error.with_(message=f"block {key!r} is lost: {error.message}")
+                first = first or error.with_(message=f"block {key!r}: {error.message}")
+        return first
 
     def contains(self, key: Hashable) -> bool:
         with self.lock:

@@ -33,7 +33,12 @@ class CxlKvError(Exception):
 
 
 class _PlaceError(CxlKvError):
-    """An error at a place in a session."""
+    """An error at a place in a session.
+
+    `told`: names of what it tells besides its message, as attributes; integers, or None.
+    """
+
+    told: tuple[str, ...] = ("session", "layer", "head", "page")
 
     def __init__(
         self,
@@ -63,12 +68,26 @@ class _PlaceError(CxlKvError):
             page,
         )
 
+    def with_(self, *, message: str | None = None, **told):
+        """The same error in other words, or with other things told (of its place, or what else it
+        has)."""
+        known = {name: getattr(self, name) for name in self.told} | told
+        place = {name: known.pop(name) for name in _PlaceError.told}
+        other = type(self)(self.message if message is None else message, **place)
+        for name, value in known.items():
+            setattr(other, name, value)
+        return other
+
     def __reduce__(self):
-        return _rebuild, (type(self), self.message, self.session, self.layer, self.head, self.page)
+        return _rebuild, (
+            type(self),
+            self.message,
+            {name: getattr(self, name) for name in self.told},
+        )
 
 
-def _rebuild(kind, message, session, layer, head, page):
-    return kind(message, session=session, layer=layer, head=head, page=page)
+def _rebuild(kind, message, told):
+    return kind(message).with_(**told)
 
 
 class PoisonError(_PlaceError):
@@ -84,11 +103,8 @@ class FlashError(PoisonError):
 class BusError(PoisonError):
     """Mapped memory could not be reached (SIGBUS): truncated, unplugged or bad."""
 
+    told = (*_PlaceError.told, "address")
     address: int | None = None  #: of the line, in the KV aperture
-
-    def at(self, address: int) -> BusError:
-        self.address = address
-        return self
 
 
 class DeviceFailedError(PoisonError):
@@ -98,8 +114,11 @@ class DeviceFailedError(PoisonError):
 
 class DeviceFullError(PoisonError):
     """A page found no frame within `starve_limit` (event STARVED), or there is no room for another
-    session. Writes to that page are lost; a page of the cold tier that was only read stays there,
-    and the message says so."""
+    session. Writes to that page are lost; a page of the cold tier that was only read stays there
+    (`in_cold_tier`), and can be read when others were released."""
+
+    told = (*_PlaceError.told, "in_cold_tier")
+    in_cold_tier: bool = False  #: whether the page has lost nothing
 
 
 class NotMappedError(_PlaceError):

@@ -204,9 +204,9 @@ class Session(NotCopied):
             self.device.transport.store(addresses, lines)
         except BusError as error:
             place = {} if error.address is None else self.layout.place(error.address)
-            raise BusError(error.message, **place) from None
+            raise error.with_(**place) from None
         except (NotMappedError, TransportError) as error:
-            raise type(error)(error.message, **self.layout.place(addresses[0])) from None
+            raise error.with_(**self.layout.place(addresses[0])) from None
         self._check_written(addresses)
 
     @_while_open
@@ -277,7 +277,7 @@ class Session(NotCopied):
         try:
             return self.device.transport.load_spans(first, counts)
         except TransportError as error:
-            raise type(error)(error.message, **self.layout.place(first[0])) from None
+            raise error.with_(**self.layout.place(first[0])) from None
 
     def _load(self, layers, heads, positions) -> np.ndarray:
         """The lines of `positions`, uint8[n, 64]."""
@@ -291,7 +291,7 @@ class Session(NotCopied):
         except (NotMappedError, TransportError) as error:
             if not len(addresses):
                 raise
-            raise type(error)(error.message, **self.layout.place(addresses[0])) from None
+            raise error.with_(**self.layout.place(addresses[0])) from None
         if order is not None:
             sorted_lines, sorted_status = lines, status
             lines, status = np.empty_like(sorted_lines), np.empty_like(sorted_status)
@@ -913,7 +913,7 @@ class Session(NotCopied):
             raise BusError(
                 "the memory behind this line is gone (SIGBUS); nothing is known about what it held",
                 **place,
-            )
+            ).with_(address=int(addresses[first]))
         if self.device.has_failed():
             raise DeviceFailedError(_FAILED, **place)
         queue = place["layer"] * self.shape.kv_heads + place["head"]
@@ -932,7 +932,7 @@ class Session(NotCopied):
                     "the device is full: the page found no frame, and is in the cold tier still; "
                     + "it can be read when pages were released or a session was closed",
                     **place,
-                )
+                ).with_(in_cold_tier=True)
             raise DeviceFullError(
                 "the device is full: the page found no frame, and its content is lost", **place
             )

@@ -3,6 +3,7 @@
 """Opaque blocks: bytes in, the same bytes out, under pressure, pins and poison, on every kind of
 device."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 import cxl_kv
 from cxl_kv.blocks import BlockStore
+from cxl_kv.device import Device
 from cxl_kv.serving.server import Server
+from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 
 
@@ -122,6 +125,57 @@ def test_a_poisoned_block_is_dropped_and_named():
         assert 0 not in store and store.lost == 1 and store.get(0) is None
         assert all((store.get(i) == block(i, 512)).all() for i in range(1, 32))
         assert store.put(0, block(7, 512)) and (store.get(0) == block(7, 512)).all()
+
+
+def pinned(device, frames):
+    """A session that has pinned all frames, so that no other page finds one."""
+    session = device.open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32))
+    x = np.ones((1, 4 * frames, 32), np.float16)
+    session.write(0, x, x)
+    pin(session, frames)
+    return session
+
+
+def pin(session, frames):
+    session.hints.pin(0, 0, range(frames))
+    session.read(0, stop=4 * frames)  # those that had gone come back, and stay
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_block_that_finds_no_frame_stays(tmp_path, served):
+    """It is in the cold tier still, and is read when others were released; one of which any page
+    was lost is not there."""
+    with contextlib.ExitStack() as stack:
+        core = make_core("golden:unit")
+        device = stack.enter_context(Device(LocalTransport(core, shared=True)))
+        user = device
+        if served:
+            address = stack.enter_context(Server(core)).listen(f"unix:{tmp_path}/kelp.sock")
+            user = stack.enter_context(cxl_kv.open(address))
+        device.configure(low_water=0, high_water=0, reserve=0)
+        dropped = []
+        store = BlockStore(user, 1024, on_drop=lambda *what: dropped.append(what))
+        for key in range(3):  # of two pages each
+            assert store.put(key, block(key, 1024))
+        others = pinned(device, 8)
+        for _ in range(2):
+            with pytest.raises(cxl_kv.DeviceFullError, match="page 0: block 0: .*cold") as caught:
+                store.get(0)
+            assert caught.value.in_cold_tier and 0 in store
+        found = store.get_many([1, "nothing", 0])
+        assert found[1] is None
+        assert all(isinstance(found[i], cxl_kv.DeviceFullError) for i in (0, 2))
+        others.hints.release(0, 0, [0, 1])
+        assert (store.get(0) == block(0, 1024)).all()
+        pin(others, 8)
+        # A write that finds no frame costs block 1 its second page; the first has lost nothing.
+        user.transport.store(store._addresses(1, 64, 512), np.zeros((1, 64), np.uint8))
+        with pytest.raises(cxl_kv.PoisonError, match="head 3, page 0: block 1 is lost: "):
+            store.get(1)
+        assert store.keys() == [2, 0] and store.lost == 1 and dropped == [(1, 1024)]
+        with pytest.raises(cxl_kv.DeviceFullError, match="what was written to it is lost"):
+            store.put(2, block(9, 1024))
+        assert store.keys() == [0] and store.lost == 1
 
 
 def test_a_block_behind_a_server_that_has_gone_is_not_there(tmp_path):

@@ -361,7 +361,7 @@ class DaxCore(Core):
         if bad.any():
             raise BusError(
                 "the memory behind this line is gone (SIGBUS); nothing is known about what it held"
-            ).at(int(offsets[np.flatnonzero(bad)[0]]))
+            ).with_(address=int(offsets[np.flatnonzero(bad)[0]]))
 
     def _empty_first(self, numbers, offsets) -> np.ndarray:
         """Of the pages `numbers` of a store's lines, those never written before. They are emptied

@@ -26,7 +26,7 @@ from ..arguments import seconds, switch
 from ..core import ALL_BYTES, Loaded
 from ..process import Home, let_go_in_children
 from ..serving.tokens import read_token
-from ..serving.wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
+from ..serving.wire import MOST_LINES, Op, Reply, error_of, from_json, receive, send, to_json
 from ..transport import Transport, as_addresses, as_lines
 from ..url import is_port, split
 
@@ -139,14 +139,8 @@ class RemoteTransport(Transport):
             return payload
         reply = from_json(payload)
         if not (isinstance(reply, dict) and reply.keys() >= {"error", "message"}):
-            reply = {"error": "", "message": f"{self.url}: reply {code} is none of an error"}
-        kind = getattr(errors, str(reply["error"]), errors.TransportError)
-        if not (isinstance(kind, type) and issubclass(kind, errors.CxlKvError)):
-            kind = errors.TransportError
-        error = kind(reply["message"])
-        if isinstance(error, errors.BusError):
-            error.address = reply.get("address")  # an older server tells none
-        raise error
+            raise errors.TransportError(f"{self.url}: reply {code} is none of an error")
+        raise error_of(reply)
 
     def _usable(self) -> None:
         """An error where nothing can be asked any more; as of a device of this process, also where

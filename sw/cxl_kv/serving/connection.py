@@ -41,6 +41,7 @@ from .wire import (
     Op,
     OtherVersionError,
     Reply,
+    failure,
     frame,
     from_json,
     to_json,
@@ -204,11 +205,7 @@ class Connection(Stream):
         except StopIteration as end:
             self._finish(Reply.OK, end.value or [])
         except (CxlKvError, ValueError) as error:
-            self._fail(
-                type(error).__name__,
-                getattr(error, "message", str(error)),
-                address=getattr(error, "address", None),
-            )
+            self._fail(error)
         except Exception as error:
             # A bug of ours: this client ends, the others go on.
             self.server.journal.error(
@@ -219,7 +216,7 @@ class Connection(Stream):
                 at=where(error),
             )
             self.closing = True
-            self._fail("TransportError", "the server failed at this request; its log says where")
+            self._fail(TransportError("the server failed at this request; its log says where"))
         if not self.flush():
             return Next.WRITE
         self._expect()
@@ -271,13 +268,10 @@ class Connection(Stream):
         self.write(frame(code, self._reply_number, *parts))
         self._lock_wait()
 
-    def _fail(self, kind: str, message: str, *, address: int | None = None) -> None:
+    def _fail(self, error: Exception) -> None:
         if self.transport is None:
             self.closing = True
-        what = {"error": kind, "message": message[:2000]}
-        if address is not None:
-            what["address"] = address
-        self._finish(Reply.FAILED, [to_json(what)])
+        self._finish(Reply.FAILED, [to_json(failure(error))])
 
     # - the lock's time ----------------------------------------------------------------------------
     def _lock_wait(self) -> None:

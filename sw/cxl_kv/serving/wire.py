@@ -39,7 +39,8 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-from ..errors import ConnectionLostError, TransportError
+from .. import errors
+from ..errors import ConnectionLostError, CxlKvError, TransportError
 from ..version import version as package
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
     "OtherVersionError",
     "Op",
     "Reply",
+    "error_of",
+    "failure",
     "frame",
     "from_json",
     "receive",
@@ -68,6 +71,7 @@ MOST_LINES = 1 << 12  #: lines of one LOAD, STORE or SPEC_READ; the client cuts 
 MOST_PAYLOAD = 8 + 80 * MOST_LINES  #: bytes: a STORE with byte enables; a longer frame is refused
 MOST_JSON = 1 << 16  #: bytes of a request's JSON
 MOST_HELLO = 1 << 12  #: bytes of a payload before the client is known
+_MOST_MESSAGE = 2000  #: characters of an error's message
 
 
 class OtherVersionError(TransportError):
@@ -89,8 +93,7 @@ class Op(IntEnum):
 
 
 class Reply(IntEnum):
-    """How a request went. The payload of FAILED is JSON {"error": class name, "message": …}, of a
-    BusError with the line's "address"."""
+    """How a request went. The payload of FAILED is JSON, as of :func:`failure`."""
 
     OK = 0x80
     FAILED = 0x81
@@ -106,6 +109,42 @@ def from_json(payload: bytes):
         return json.loads(payload)
     except (ValueError, RecursionError):
         raise TransportError("a frame's JSON is broken") from None
+
+
+def failure(error: Exception) -> dict:
+    """What is sent of an error: the name of its class, or of the first one above it that
+    `cxl_kv.errors` has, its "message", and whatever it has of what such errors tell (`session`,
+    `layer`, `head`, `page`; `address` of a BusError; `in_cold_tier` of a DeviceFullError)."""
+    kind = next((k for k in type(error).__mro__ if k is ValueError or _is_ours(k)), TransportError)
+    told = {name: getattr(error, name) for name in getattr(error, "told", ())}
+    return {
+        "error": kind.__name__,
+        "message": getattr(error, "message", str(error))[:_MOST_MESSAGE],
+        **{
+            name: value if isinstance(value, bool) else int(value)
+            for name, value in told.items()
+            if value is not None
+        },
+    }
+
+
+def error_of(reply: dict) -> Exception:
+    """The error that was sent so, by this version's server or an older one, which tells less; a
+    TransportError where its class is none that this version knows."""
+    name, message = str(reply["error"]), str(reply["message"])
+    if name == ValueError.__name__:
+        return ValueError(message)
+    kind = getattr(errors, name, None)
+    error = (kind if _is_ours(kind) else TransportError)(message)
+    told = {name: reply.get(name) for name in getattr(error, "told", ())}
+    known = {name: value for name, value in told.items() if isinstance(value, int)}
+    return error.with_(**known) if known else error
+
+
+def _is_ours(kind) -> bool:
+    return (
+        isinstance(kind, type) and issubclass(kind, CxlKvError) and kind.__name__ in errors.__all__
+    )
 
 
 def frame(code: int, number: int, *parts) -> list[memoryview]:
