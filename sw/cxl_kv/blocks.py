@@ -140,6 +140,7 @@ class BlockStore(NotCopied):
         results: list[bool | Exception] = []
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
+        self.device.transport.home.check()  # a child's lock may be a lost thread's
         with self.lock:
             if self._dropping:
                 raise RuntimeError(
@@ -155,6 +156,8 @@ class BlockStore(NotCopied):
                     if key in self._index and self._index[key][0] == place:
                         self.delete(key)
                 raise
+            if not results:
+                self.device.transport.check()
         return results
 
     def _put_many(self, items, placed, results) -> None:
@@ -233,6 +236,7 @@ class BlockStore(NotCopied):
             size = integer("size", size, 0)
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
+        self.device.transport.home.check()  # a child's lock may be a lost thread's
         with self.lock:
             self.session._usable()
             for key in keys:
@@ -248,6 +252,8 @@ class BlockStore(NotCopied):
                     self._load(wanted, results)
                     wanted = []
             self._load(wanted, results)
+            if all(result is None for result in results):
+                self.device.transport.check()
         return results
 
     def _load(self, wanted, results) -> None:
@@ -350,6 +356,7 @@ class BlockStore(NotCopied):
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
         c = self.device.config
+        self.device.transport.home.check()  # a child's lock may be a lost thread's
         with self.lock:
             self.session._usable()
             wanted = [
@@ -359,6 +366,8 @@ class BlockStore(NotCopied):
             ]
         if wanted:
             self.device.transport.spec_read(np.concatenate(wanted))
+        else:
+            self.device.transport.check()
 
     @property
     def used_bytes(self) -> int:
@@ -399,7 +408,10 @@ class BlockStore(NotCopied):
             return self._index[key][1] if key in self._index else 0
 
     def close(self) -> None:
-        """Forget every block and close the session: nothing is put or found from then on."""
+        """Forget every block and close the session: nothing is put or found from then on. Harmless
+        a second time, and in a child of the process that opened it."""
+        if self.device.transport.home.left():
+            return
         with self.lock:
             self._index.clear()
             self.session.close()

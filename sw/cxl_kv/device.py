@@ -82,7 +82,10 @@ class Device(NotCopied):
         self._fetching = Fetching(self.config, self.registers)
         self._worker: Worker | None = None
         self._closed = False
-        # number → the session that has it, so that none is mistaken for its successor
+        # By serial number, of what was opened here and not closed, whether somebody has it or not:
+        # the device's number, and queues. A device's number is soon another session's.
+        self._open: dict[int, tuple[int, int]] = {}
+        # The same, of those that somebody has.
         self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self._abandoned: Completion | None = None  # the latest sessions that `worker` is to close
 
@@ -92,8 +95,9 @@ class Device(NotCopied):
 
     @property
     def queues(self) -> int:
-        """Of all sessions that were opened here and are open."""
-        return sum(s.shape.queues for s in list(self._sessions.values()) if not s.closed)
+        """Of all sessions that were opened here and are open; also of those that nobody has any
+        more, and nobody has closed."""
+        return sum(queues for _, queues in list(self._open.values()))
 
     def frames(self, shape: ModelShape, layer: int) -> int:
         """Frames of the pool of the layer's pages, for everybody's: as many as `configure` has
@@ -101,6 +105,7 @@ class Device(NotCopied):
         instance("shape", shape, ModelShape, "a ModelShape (cxl_kv.preset names some)")
         layer = integer("layer", layer, 0, shape.layers - 1)
         pool = shape.pool(layer, self.config)
+        self.transport.check()
         if self.ld_id or not self.transport.hints:
             return self.config.frames[pool]
         return self.registers.read(f"pool_limit_{POOLS[pool]}")
@@ -185,9 +190,12 @@ class Device(NotCopied):
                 raise
             self._abandoned = None
             number = self.transport.open_session(request)
-        former = self._sessions.pop(number, None)
-        if former is not None:
-            former.closed = True
+        for serial, (known, _) in list(self._open.items()):
+            if known == number:  # closed behind its owner's back
+                former = self._sessions.get(serial)
+                if former is not None:
+                    former.closed = True
+                self.forget(serial)
         try:
             session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
         except BaseException:
@@ -195,8 +203,18 @@ class Device(NotCopied):
             with contextlib.suppress(CxlKvError):
                 self.transport.close_session(number)
             raise
-        self._sessions[number] = session
+        self._sessions[session.serial] = session
+        self._open[session.serial] = number, shape.queues
         return session
+
+    def forget(self, serial: int) -> None:
+        """The session of this serial number is closed on the device. Harmless a second time."""
+        self._open.pop(serial, None)
+        self._sessions.pop(serial, None)
+
+    def holds(self, serial: int) -> bool:
+        """Whether the session of this serial number was opened here and is not closed."""
+        return serial in self._open
 
     def abandon(self, sessions: list[Session]) -> None:
         """Close sessions that nobody can reach any more, soon, on :attr:`worker`, which must have
@@ -255,6 +273,7 @@ class Device(NotCopied):
         as that is a quarter of the frames at most, and unless somebody else has set them
         (`configure`). Nothing on a device that does not choose."""
         self._control("fetch_chosen")
+        self.transport.check()
         if self.transport.hints and self.config.select:
             with self.transport.exclusive():
                 self._fetching.begin()
@@ -312,7 +331,7 @@ class Device(NotCopied):
     def poll(self) -> None:
         """Take the device's new event records, and keep them for :meth:`events`, :meth:`since` and
         explanations."""
-        self.transport.home.check()  # a child's lock may be a lost thread's
+        self.transport.check()
         if not self.transport.hints:
             return
         with self.transport.lock:
@@ -349,6 +368,7 @@ class Device(NotCopied):
     def has_failed(self) -> bool:
         """Whether a memory of the device lost what cannot be rebuilt (event FATAL): until a reset
         every line reads as poison, and nothing that is written is kept."""
+        self.transport.check()
         if not self.transport.hints:
             return False
         with self.transport.lock:
@@ -405,6 +425,8 @@ class Device(NotCopied):
         if self._worker is not None:
             self._worker.stop()
         self.transport.close()
+        self._open.clear()
+        self._sessions.clear()
 
     @property
     def closed(self) -> bool:

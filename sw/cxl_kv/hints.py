@@ -142,12 +142,11 @@ class Hints(NotCopied):
         most = self._session.device.config.pages - 1
         pages = [integer("page", p, 0, most, error=HintRefusedError) for p in pages]
         queue = self._queue(layer, head)
-        if pages:
-            self._send(
-                lambda sequence: page_lines(
-                    kind, session=self._session.number, queue=queue, pages=pages, sequence=sequence
-                )
+        self._send(
+            lambda sequence: page_lines(
+                kind, session=self._session.number, queue=queue, pages=pages, sequence=sequence
             )
+        )
 
     def _queue(self, layer, head):
         shape = self._session.shape
@@ -158,12 +157,12 @@ class Hints(NotCopied):
     def _send(self, make):
         session = self._session
         session._usable()
+        session.device.transport.check()
         if not session.device.transport.hints:
             raise UnsupportedError(
                 "this back end is plain memory and takes no hints; golden:, rtl: and a KELP "
                 + "device do"
             )
-        session.device.transport.home.check()  # a child's lock may be a lost thread's
         with session._calls:
             session._usable()  # else its number may be another's by now
             try:

@@ -121,7 +121,10 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     if places is None:
         most = integer("pages", session.pages if pages is None else pages, 0, session.pages)
         chosen = _by_the_host(session, layer, values, tokens, most, mass, factor)
-        return _nothing(chosen) if flags["speculative"] else chosen
+        if flags["speculative"]:
+            return _nothing(chosen)
+        session.choices += 1
+        return replace(chosen, number=session.choices)
     most = c.select - 2 if pages is None else integer("pages", pages, 0, c.select - 2)
     m, sh = scale_of(factor)
     rows = _query_lines(session, queries, c.select_heads)
@@ -178,6 +181,7 @@ def plan(session, layer, keys, queries) -> None:
             + f"{shape.head_dim}], as many heads for each of {shape.kv_heads} KV heads"
         )
     values = _numbers(queries.reshape(shape.kv_heads, -1, shape.head_dim), shape.dtype)
+    session.device.transport.check()
     if session.device.transport.hints:
         _places(session)
         of_heads = zip(to_float32(keys, shape.dtype), values, strict=True)
@@ -190,6 +194,7 @@ def summarise(session, layer, start, tokens) -> None:
     layer = integer("layer", layer, 0, shape.layers - 1)
     tokens = integer("tokens", tokens, 1, session.max_tokens)
     start = integer("start", start, 0, tokens)
+    device.transport.check()
     if not device.transport.hints:
         return
     _places(session)

@@ -194,6 +194,7 @@ class Session(NotCopied):
                 )
         positions = self._positions(positions, start, count)
         if not count:
+            self.device.transport.check()
             return
         addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
         lines = self.layout.to_lines(k, v)
@@ -604,8 +605,15 @@ class Session(NotCopied):
         self, policy: Policy, *, layer: int | None = None, head: int | None = None
     ) -> None:
         """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the
-        control plane's (LD-ID 0)."""
+        control plane's (LD-ID 0); `auto_step` is the whole session's, so a policy of some queues
+        has the one that the session has."""
         instance("policy", policy, Policy, "a Policy")
+        some = layer is not None or head is not None
+        if some and policy.auto_step != self.policy.auto_step:
+            raise ValueError(
+                f"auto_step = {policy.auto_step} is refused for one layer or head; legal: "
+                + f"{self.policy.auto_step}, which is the session's"
+            )
         if policy.budget_bytes != self.policy.budget_bytes and self.device.ld_id:
             raise UnsupportedError(
                 "budget_bytes is the control plane's to change; open a session with less, or "
@@ -628,7 +636,7 @@ class Session(NotCopied):
                     (head, self.shape.kv_heads, "head"),
                 )
             )
-            if layer is None and head is None:
+            if not some:
                 writes.append(
                     (
                         self._name("command"),
@@ -653,7 +661,7 @@ class Session(NotCopied):
                         ]
             r.write_many(writes)
             self._switches[np.ix_(layers, heads)] = policy.switches
-            if layer is None and head is None:
+            if not some:
                 self.policy = policy
 
     def by_tables(self, layer: int) -> bool:
@@ -758,8 +766,10 @@ class Session(NotCopied):
                 with self._calls, contextlib.suppress(ConnectionLostError):
                     self.plans.clear()
                     self.device.transport.close_session(self.number)
+                self.device.forget(self.serial)
             except BaseException:
-                self.closed = False  # the device has it still: to be closed again
+                # The device has it still, to be closed again, unless its number is another's.
+                self.closed = not self.device.holds(self.serial)
                 raise
 
     def __enter__(self) -> Session:

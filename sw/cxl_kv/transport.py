@@ -69,6 +69,8 @@ class Transport(NotCopied, ABC):
     home : Home
         The process that may use it; in a child every call is a ForkedError, and `close` lets go
         without a word to the device.
+    closed : bool
+        Whether it was closed here.
     """
 
     _uncopied = (
@@ -83,6 +85,14 @@ class Transport(NotCopied, ABC):
     persistent: bool = False
     lock: threading.RLock
     home: Home
+    closed: bool = False
+
+    def check(self) -> None:
+        """Raise what every call raises where the device is not to be asked any more: for calls that
+        ask it nothing, which end no otherwise than others."""
+        self.home.check()
+        if self.closed:
+            raise TransportError("the device was closed; open it again")
 
     @abstractmethod
     def load(self, addresses) -> Loaded:
@@ -148,23 +158,18 @@ class LocalTransport(Transport):
         self._ending: set[int] = set()  # of these: told to close
         with core.lock:
             self._control.attach(self, self._owned)
-        self._closed = False
-
-    def _usable(self):
-        if self._closed:
-            raise TransportError("the device was closed; open it again")
 
     def load(self, addresses) -> Loaded:
         addresses = as_addresses(addresses)
         self.home.check()
         with self.core.lock:
-            self._usable()
+            self.check()
             return self.core.load(addresses, self.ld_id)
 
     def load_spans(self, addresses, counts):
         self.home.check()
         with self.core.lock:
-            self._usable()
+            self.check()
             return self.core.load_spans(addresses, counts, self.ld_id)
 
     def store(self, addresses, lines, byte_enable=None) -> None:
@@ -176,14 +181,14 @@ class LocalTransport(Transport):
             )
         self.home.check()
         with self.core.lock:
-            self._usable()
+            self.check()
             self.core.store(addresses, lines, byte_enable, self.ld_id)
 
     def spec_read(self, addresses) -> None:
         addresses = as_addresses(addresses)
         self.home.check()
         with self.core.lock:
-            self._usable()
+            self.check()
             self.core.spec_read(addresses, self.ld_id)
 
     def open_session(self, request: dict) -> int:
@@ -275,28 +280,28 @@ class LocalTransport(Transport):
     def exclusive(self):
         self.home.check()
         with self.core.lock:  # else another thread may close the core before it is ours
-            self._usable()
+            self.check()
             with self.core.exclusive():
                 yield
 
     def view(self, offset, size, pages=None):
         self.home.check()
         with self.core.lock:
-            self._usable()
+            self.check()
             return self.core.view(offset, size, pages)
 
     def close(self) -> None:
         if self.home.left():
             return
         with self.core.lock:
-            if self._closed:
+            if self.closed:
                 return
             try:
                 for session in sorted(self._owned):
                     self.close_session(session)
             except TransportError:
                 pass  # the core is gone, and its sessions with it
-            self._closed = True
+            self.closed = True
             self._control.forget(self)
             if not self.shared:
                 self.core.close()

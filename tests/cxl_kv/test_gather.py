@@ -39,6 +39,16 @@ def gathered(session, q=None, **options):
     return chosen, *session.gather(chosen)
 
 
+@pytest.mark.parametrize("url", [GOLDEN, DAX])
+def test_a_choice_is_counted_and_a_guess_is_not(url, tmp_path):
+    device, session, *_ = filled(url.format(tmp_path))
+    with device:
+        before, q = session.choices, queries(np.random.default_rng(5))
+        for n, guess in enumerate((False, True, False), 1):
+            chosen = session.select(1, q, tokens=TOKENS, speculative=guess)
+            assert session.choices == before + (n + 1) // 2 == chosen.number
+
+
 # - as few copies as there can be ------------------------------------------------------------------
 
 

@@ -710,6 +710,30 @@ def test_what_is_expected_is_a_number(device, wrong):
         cache.expect(wrong)
 
 
+def test_what_is_expected_is_of_the_next_pass_of_this_request():
+    """Not of one behind a reset; of two before a pass the later one counts; and a closed cache
+    expects nothing."""
+    model = model_of("llama")
+    with cxl_kv.open("golden:trace?sessions=4&pages=4") as device, torch.no_grad():
+        cache = EndpointCache(device, model.config)
+        cache.expect(66)
+        cache.reset()
+        model(**prompt(60), past_key_values=cache)
+        cache.reset()
+        cache.expect(66)
+        cache.expect(61)
+        model(**prompt(60), past_key_values=cache)
+        cache.close()
+        for call in (
+            lambda: cache.expect(61),
+            lambda: cache.reorder_cache(torch.zeros(0, dtype=torch.long)),
+            lambda: cache.batch_repeat_interleave(2),
+            lambda: cache.batch_select_indices(torch.zeros(0, dtype=torch.long)),
+        ):
+            with pytest.raises(cxl_kv.SessionClosedError, match="this cache was closed"):
+                call()
+
+
 # - any sequence of operations ---------------------------------------------------------------------
 def states(rng, batch, tokens):
     """Keys or values, as projections, slices and expansions leave them in memory."""

@@ -461,9 +461,11 @@ class DaxCore(Core):
         elif command is SessionCommand.ADVANCE:
             self.header.mine(session)
             self.header.advance(session, argument)
-        else:
-            # Policy means nothing to plain memory, and there are no page words.
-            return command in (SessionCommand.APPLY_ALL, SessionCommand.APPLY_QUEUE)
+        elif command in (SessionCommand.APPLY_QUEUE, SessionCommand.PEEK):
+            queues, *_ = self._shape_fields(int(self.header.mine(session)["shape"]))
+            return self.window.fields(f"s{session}_queue")["queue"] < queues
+        else:  # policy means nothing to plain memory, and there are no page words
+            return command is SessionCommand.APPLY_ALL
         return True
 
     def close(self) -> None:

@@ -89,7 +89,6 @@ class RemoteTransport(Transport):
         self.lock = threading.RLock()
         self._number = self.locked = 0
         self._broken: str | None = None
-        self._closed = False
         # A server that answers does so soon; one that is stopped keeps the connection waiting.
         self._connection = connect(url, min(self._timeout, _HELLO_SECONDS))
         let_go_in_children(self)
@@ -121,7 +120,7 @@ class RemoteTransport(Transport):
     def _ask(self, op: Op, *parts) -> bytearray:
         self.home.check()  # before the lock, which in a child may be a lost thread's
         with self.lock:
-            self._usable()
+            self.check()
             self._number = self._number + 1 & 0xFFFFFFFF
             try:
                 send(self._connection, op, self._number, *parts)
@@ -142,12 +141,8 @@ class RemoteTransport(Transport):
             raise errors.TransportError(f"{self.url}: reply {code} is none of an error")
         raise error_of(reply)
 
-    def _usable(self) -> None:
-        """An error where nothing can be asked any more; as of a device of this process, also where
-        there is nothing to ask for."""
-        self.home.check()
-        if self._closed:
-            raise errors.TransportError("the device was closed; open it again")
+    def check(self) -> None:
+        super().check()
         if self._broken:
             raise errors.ConnectionLostError(self._broken)
 
@@ -165,7 +160,7 @@ class RemoteTransport(Transport):
         addresses = as_addresses(addresses)
         if 0 < len(addresses) <= MOST_LINES:  # handed out as it was received
             return self._load_part(addresses)
-        self._usable()
+        self.check()
         lines, status = (
             np.empty((len(addresses), LINE_BYTES), np.uint8),
             np.empty(len(addresses), np.uint8),
@@ -194,7 +189,7 @@ class RemoteTransport(Transport):
             )
             if (byte_enable == ALL_BYTES).all():
                 byte_enable = None
-        self._usable()
+        self.check()
         for first in range(0, len(addresses), MOST_LINES):
             cut = slice(first, first + MOST_LINES)
             part = addresses[cut]
@@ -209,12 +204,12 @@ class RemoteTransport(Transport):
 
     def spec_read(self, addresses) -> None:
         addresses = as_addresses(addresses)
-        self._usable()
+        self.check()
         for first in range(0, len(addresses), MOST_LINES):
             self._ask(Op.SPEC_READ, addresses[first : first + MOST_LINES])
 
     def view(self, offset, size, pages=None):
-        self._usable()
+        self.check()
         return None
 
     # - control ------------------------------------------------------------------------------------
@@ -238,14 +233,14 @@ class RemoteTransport(Transport):
                 yield
             finally:
                 self.locked -= 1
-                if not self.locked and not (self._broken or self._closed):
+                if not self.locked and not (self._broken or self.closed):
                     self._ask(Op.UNLOCK)
 
     def close(self) -> None:
         if self.home.left():
             return
         with self.lock:
-            self._closed = True
+            self.closed = True
             self.let_go()
 
 

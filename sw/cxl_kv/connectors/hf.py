@@ -289,7 +289,9 @@ class EndpointCache(Cache):
 
     def expect(self, length: int) -> None:
         """A row will come to hold `length` positions: where it cannot, the next pass, with the
-        prompt, is refused. `generate` says so by itself."""
+        prompt, is refused. `generate` says so by itself. Forgotten with that pass, and by
+        :meth:`reset`; of two before a pass the later one counts."""
+        self._usable()
         self._coming = integer("length", length, 0)
 
     def _check_room(self, end: int) -> None:
@@ -509,6 +511,7 @@ class EndpointCache(Cache):
         has begun to take an old row's place the cache is closed, since the rows can be neither what
         they were nor what they were to be.
         """
+        self._usable()
         old, length = self.rows, self.layers[0].length
         if not old:
             return
@@ -582,6 +585,7 @@ class EndpointCache(Cache):
         """Empty, with the sessions kept for the next batch."""
         super().reset()
         self._forget_plans()
+        self._coming = 0
         self._spare += self.rows
         self.rows = []
 

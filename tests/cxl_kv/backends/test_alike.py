@@ -12,97 +12,19 @@ import copy
 import os
 import pickle
 import random
-import tempfile
-from dataclasses import asdict
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from narrow_unit import RTL
-from tenants import tenants
+from worlds import World, outcome
 
 import cxl_kv
-from cxl_kv.batch import Batch
 from cxl_kv.blocks import BlockStore
-from cxl_kv.device import Device
-from cxl_kv.select import Chosen
-from cxl_kv.serving.server import Server
-from cxl_kv.transport import LocalTransport
-from cxl_kv.url import make_core
 
 _LABELS = ("raw16", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 #: What is asked of a device and not of what it stores: plain memory says nothing of it.
 _OF_A_TRACKER = {"hint", "telemetry", "page", "counters", "events", "policy"}
-
-
-class World:
-    """A device, and what a program has made on it."""
-
-    def __init__(self, stack, url: str, *, served: str = ""):
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        self.name, self.plain = f"{served} {url}", url.startswith("dax")
-        self.tenant = served in ("unix", "tcp")
-        self.core = make_core(url.format(folder=folder))
-        if served:
-            known = tenants(Path(folder), "alice")
-            server = stack.enter_context(Server(self.core, tokens=known, fetch=False))
-            address = server.listen(f"unix:{folder}/kelp.sock")
-            self.admin = stack.enter_context(cxl_kv.open(address + "?admin=1"))
-            if served == "tcp":
-                address = server.listen("tcp://127.0.0.1:0") + f"?token_file={folder}/alice.token"
-            self.handles = [self.admin] * 2
-            if self.tenant:
-                self.handles = [stack.enter_context(cxl_kv.open(address)) for _ in range(2)]
-        else:
-            self.admin = stack.enter_context(Device(LocalTransport(self.core)))
-            self.handles = [self.admin] * 2
-        self.sessions: dict[int, cxl_kv.Session] = {}
-        self.opened: list[cxl_kv.Session] = []
-        self.stores: dict[int, BlockStore] = {}
-        self.chosen: dict[int, Chosen] = {}
-
-    def settle(self):
-        """Nothing is under way; a simulation goes on only while it is spoken to."""
-        if hasattr(self.core, "settle") and not self.admin.closed:
-            self.core.settle()
-
-    def events(self, *, split):
-        """Of both handles: in their order where one of them has all sessions."""
-        told = [e for device in dict.fromkeys(self.handles) for e in device.events()]
-        hidden = ("number", "time", "ld_id")
-        told = [tuple((k, v) for k, v in e.items() if k not in hidden) for e in told]
-        return sorted(told) if split else told
-
-
-def seen(value):
-    """What a caller sees of a result, to be compared."""
-    if isinstance(value, np.ndarray):
-        flags = value.flags.writeable, value.flags.c_contiguous
-        return "array", value.dtype.str, value.shape, flags, value.tobytes()
-    if isinstance(value, Chosen):
-        return {k: seen(v) for k, v in asdict(value).items() if k != "session"}
-    if isinstance(value, cxl_kv.Completion):
-        return value.state, value.completed, seen(value.results), seen(value.error)
-    if isinstance(value, BaseException):
-        named = ("message", "session", "layer", "head", "page")
-        return type(value), str(value), [getattr(value, name, None) for name in named]
-    if isinstance(value, dict):
-        return {k: seen(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [type(value), *map(seen, value)]
-    if isinstance(value, cxl_kv.Session):
-        return repr(value)
-    if isinstance(value, Batch):
-        return len(value)
-    return type(value), value
-
-
-def outcome(call, world):
-    try:
-        return "returned", seen(call(world))
-    except Exception as error:
-        return "raised", seen(error)
 
 
 class Program:
@@ -115,6 +37,7 @@ class Program:
         self.crowded = not plain and not select and seed % 3 == 0
         self.shapes: dict[int, tuple] = {}  # slot → shape, tokens
         self.budgets: dict[int, int] = {}
+        self.steps: dict[int, int] = {}  # slot → auto_step
         self.live: set[int] = set()  # slots with an open session
         self.blocks = 0
 
@@ -253,8 +176,8 @@ class Program:
         def call(world):
             session = world.handles[handle].open_session(shape, max_tokens=most, policy=policy)
             world.sessions[slot] = session
-            world.opened.append(session)  # a device counts queues of those that somebody has
             self.shapes[slot], self.budgets[slot] = (shape, session.max_tokens), budget
+            self.steps[slot] = policy.auto_step
             self.live.add(slot)
             return session, session.page_tokens, session.max_tokens, session.pages, session.step
 
@@ -387,14 +310,16 @@ class Program:
         named = self.rng.choice(
             [{}, {"layer": self.index(shape.layers)}, {"head": self.index(shape.kv_heads)}]
         )
-        return (
-            "policy",
-            f"set_policy {slot} {policy} {named}",
-            lambda w: (
-                w.sessions[slot].set_policy(policy, **named),
-                w.sessions[slot].policy,
-            ),
-        )
+        if named and not self.odd():  # of some queues: the session's own
+            policy = policy.with_(auto_step=self.steps.get(slot, 0))
+
+        def call(world):
+            session = world.sessions[slot]
+            session.set_policy(policy, **named)
+            self.steps[slot] = session.policy.auto_step
+            return session.policy
+
+        return "policy", f"set_policy {slot} {policy} {named}", call
 
     def look(self, slot):
         r = self.rng
@@ -420,7 +345,7 @@ class Program:
             return "events", "events", lambda w: w.events(split=not self.select)
         if what in ("counters", "pools"):
             return "counters", what, lambda w: getattr(w.admin, what)()
-        if what == "frames":  # a tenant is told what the configuration has, closed or not
+        if what == "frames":
             layer = self.index(shape.layers)
             return "frames", f"frames {layer!r}", lambda w: w.handles[handle].frames(shape, layer)
         if what == "registers":
@@ -600,9 +525,7 @@ def differs(of, wanted, got, world):
     if world.plain and (of in _OF_A_TRACKER or of == "view"):
         refused = got[0] == "raised" and got[1][0] is cxl_kv.UnsupportedError
         return wanted[0] == "returned" and got[0] == "raised" and not refused
-    closed = world.admin.closed
-    # What a tenant is told of frames is the configuration's, and needs no device.
-    return wanted != got and not (of == "frames" and closed)
+    return wanted != got
 
 
 def run(program, worlds, calls):

@@ -20,6 +20,7 @@ from cxl_kv.backends import dax, dax_header, file_lock
 from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
 from cxl_kv.native import build, library
 from kelp_spec.config import named
+from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 
@@ -249,6 +250,23 @@ def test_a_closed_device_says_that_it_was_closed(path):
     for call in (lambda: device.open_session(SHAPE), lambda: device.registers.read("s0_state")):
         with pytest.raises(cxl_kv.TransportError, match="the device was closed; open it again"):
             call()
+
+
+@pytest.mark.parametrize("scheme", ["golden", "dax"])
+def test_a_look_at_a_page_is_no_refusal(path, scheme):
+    """One at a queue that the session does not have is."""
+    url = "golden:unit" if scheme == "golden" else f"dax:{path}?config=unit&create=1"
+    with cxl_kv.open(url) as device:
+        session = device.open_session(SHAPE.with_(layers=1))
+        session.page_state(0, 1, 0)
+        session.set_policy(cxl_kv.Policy(), head=1)
+        assert not session.state()["refused"]
+        for command in (SessionCommand.PEEK, SessionCommand.APPLY_QUEUE):
+            device.registers.write("s0_queue", queue=2)
+            device.registers.write("s0_command", command=command)
+            assert session.state()["refused"]
+            session.page_state(0, 1, 0)
+            assert not session.state()["refused"]
 
 
 def test_a_device_that_nobody_closed_leaves_nothing(path):
