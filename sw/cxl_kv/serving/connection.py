@@ -248,8 +248,7 @@ class Connection(Stream):
     def _refuse_version(self, error: OtherVersionError) -> None:
         """Say which version this is, in a frame of it, and then end: the client can name both."""
         self.closing, self.ending = True, "other version"
-        what = {"error": "TransportError", "message": str(error)}
-        self.write(frame(Reply.FAILED, 0, to_json(what)))
+        self.write(frame(Reply.FAILED, 0, to_json(failure(error))))
 
     def _expect(self) -> None:
         """The other side has to send something now: by when."""
