@@ -176,6 +176,10 @@ def record(
     )
     if chosen:
         console.print(f"{qkv_path(output)}: q, k, v of {len(chosen)} layers", soft_wrap=True)
+    elif qkv_path(output).exists():
+        console.print(
+            f"{qkv_path(output)} is of an earlier recording, and was left", soft_wrap=True
+        )
 
 
 _LAYERS = 1 << 16  #: no model has so many
