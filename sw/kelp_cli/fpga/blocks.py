@@ -40,6 +40,7 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
     if unknown := [name for name in wanted if name not in BLOCKS]:
         raise UserError(f"--only {unknown[0]} is unknown; known: {', '.join(BLOCKS)}")
     target = TARGETS[REFERENCE]
+    _recorded(path)  # refuses another file before what may be hours
     for n, name in enumerate(wanted, 1):
         with console.status(
             f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, "
@@ -77,9 +78,21 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
             for theirs, ours in COUNTED.items()
         }
         figures |= {"critical_path": critical_path(slowest), "bitstream": None}
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        write_whole(path, json.dumps(found | {name: figures}, indent=2) + "\n")
+        write_whole(path, json.dumps(_recorded(path) | {name: figures}, indent=2) + "\n")
         yield name, figures
+
+
+def _recorded(path: Path) -> dict:
+    """What earlier runs have left there; UserError where it is another file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is no record of kelp fpga blocks; remove it")
+    return found
 
 
 def show_blocks(config: str, only: list[str], seed: int, path: Path) -> bool:

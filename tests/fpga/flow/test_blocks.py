@@ -59,6 +59,14 @@ def test_each_is_refined_as_the_top_is_and_kept_at_once(tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == found and found["windows"]["critical_path"]["ns"] == 5.0
 
 
+@pytest.mark.parametrize("said", ["", "[]", "figures"])
+def test_another_file_is_refused_before_anything_is_placed(tmp_path, monkeypatch, said):
+    monkeypatch.setattr(kelp_fpga.flow.pnr, "place_and_route", None)
+    (path := tmp_path / "blocks.json").write_text(said, encoding="utf-8")
+    with pytest.raises(UserError, match="blocks.json is no record of kelp fpga blocks; remove it"):
+        next(blocks("unit", ["phase"], 1, path))
+
+
 @pytest.mark.slow  # synthesises and places two blocks
 def test_blocks_are_placed_alone_and_added_to_what_was_done(tmp_path):
     """The smallest block, with the tools; what an earlier run found stays."""
