@@ -63,7 +63,8 @@ class Hints(NotCopied):
     def push_mass(
         self, layer: int, head: int, masses, *, first_page: int = 0, advance: bool = False
     ) -> None:
-        """Attention mass that pages `first_page`, … of one queue received in this step.
+        """Attention mass that pages `first_page`, … of one queue received in this step; each is one
+        step of the page's moving average, so what is pushed twice counts twice.
 
         Parameters
         ----------
@@ -125,11 +126,12 @@ class Hints(NotCopied):
 
     def pin(self, layer: int, head: int, pages: Iterable[int]) -> None:
         """Pages of one queue that must stay resident. Refused by the device, with event
-        PIN_REFUSED, beyond pool limit − reserve."""
+        PIN_REFUSED, beyond pool limit − reserve. Pins do not add up: one :meth:`release` undoes
+        any number of them."""
         self._pages(HintKind.PIN, layer, head, pages)
 
     def release(self, layer: int, head: int, pages: Iterable[int]) -> None:
-        """Pages of one queue that may go again."""
+        """Pages of one queue that may go again, pinned or not."""
         self._pages(HintKind.RELEASE, layer, head, pages)
 
     def advance(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -151,14 +151,25 @@ def _rung(session, layer, tokens, lines: dict, fields) -> list[_Answer]:
     }
     bells = [of_all | {"queue": layer * shape.kv_heads + head} | fields for head in lines]
     answers, rows = [], list(lines.values())
-    session.choices += not fields.get("speculative")
+    former, chooses = session.choices, not fields.get("speculative")
+    session.choices += chooses  # whatever breaks off from here on
     for first in range(0, len(bells), c.select_groups):
         group = slice(first, first + c.select_groups)
         # One for each SELECT of a group: until it is answered, the group shows what the device told
         # of the head before.
         sequence = session.next_sequence()
         rung = [bell | {"sequence": sequence} for bell in bells[group]]
-        answers += _ask(session, places, sequence, rung, rows[group])
+        try:
+            told = _ask(session, places, sequence, rung, rows[group])
+        except SelectRefusedError:  # by a server, which has not rung it
+            session.choices = former + (chooses and first > 0)
+            raise
+        refusals = [answer for answer in told if isinstance(answer, Refusal)]
+        if refusals:
+            # A SELECT that is refused changes nothing: the choice before holds what it held.
+            session.choices = former + (chooses and (first > 0 or len(refusals) < len(told)))
+            _refused(refusals[0])
+        answers += told
     return answers
 
 
@@ -359,9 +370,9 @@ class _Answer(NamedTuple):
     wanted: list[dict[str, int]]
 
 
-def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
+def _ask(session, places, sequence, bells, lines) -> list[_Answer | Refusal]:
     """SELECTs of as many KV heads as there are groups, with the lines of their queries and plans;
-    their answers."""
+    the answer to each, or why it was refused."""
     transport, c = session.device.transport, session.device.config
     base = AddressMap(c).select_base
     count = session.shape.token_lines
@@ -389,7 +400,8 @@ def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
             if time.monotonic() > until:
                 raise TransportError(f"no answer to a SELECT within {_PATIENCE_SECONDS:.0f} s")
         if header["status"] == SelectStatus.REFUSED:
-            _refused(Refusal(header["refusal"]))
+            answers.append(Refusal(header["refusal"]))
+            continue
         # Not with the header: lines of one load may be read in any order, and these before they are
         # of this answer.
         entries = transport.load(told[1:]).lines.tobytes()
@@ -404,7 +416,7 @@ def _ask(session, places, sequence, bells, lines) -> list[_Answer]:
     return answers
 
 
-def _refused(refusal: Refusal):
+def _refused(refusal: Refusal) -> NoReturn:
     if refusal in (Refusal.BELL, Refusal.PLAN):
         what = {Refusal.BELL: "doorbell", Refusal.PLAN: "plan"}[refusal]
         raise TransportError(

@@ -95,8 +95,8 @@ class Session(NotCopied):
         worth what they would take the place of (docs/select_tables.md). What an answer waits
         for is fetched in any case.
     choices : int
-        How many :meth:`select` and :meth:`summarise` have made: each gives back what the device
-        holds for the one before.
+        How many :meth:`select` and :meth:`summarise` have made, but for those that were refused:
+        each gives back what the device holds for the one before.
     plans : dict of int → uint8 [kv_heads, lines of a token, 64]
         By layer, what :meth:`select` tells the device of how to summarise keys, as it was planned.
         Whoever fills the session with another sequence clears it.
@@ -164,9 +164,10 @@ class Session(NotCopied):
         ValueError
             Shape, dtype or position does not fit.
         DeviceFullError
-            A page got no frame; what was written to it is lost. It names the page. The device's
-            event does not say whose request found no frame: where another host's read of the page
-            did so just before, what was written may be there.
+            A page got no frame; what was written to it is lost. It names the page, of several the
+            first; the others that the call was given may be stored. The same call can be made again
+            when pages were released. The device's event does not say whose request found no frame:
+            where another host's read of the page did so just before, what was written may be there.
         PoisonError
             The same, where the event that says so is not to be had any more: the device's log had
             no room for it, or more than 1024 came meanwhile.
@@ -382,7 +383,8 @@ class Session(NotCopied):
         ValueError
             An argument does not fit, or a query has a NaN.
         SelectRefusedError
-            A server's budget has not so many pages, or the device refused.
+            A server's budget has not so many pages, or the device refused. Where all heads were
+            refused, the choice before holds what it held.
         TransportError
             The doorbell or the plan did not arrive as it was written.
         """

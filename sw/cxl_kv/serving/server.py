@@ -28,7 +28,7 @@ from logging import getLogger
 
 from ..control import Control
 from ..core import Core
-from ..errors import DeviceFullError, UnsupportedError
+from ..errors import DeviceFullError, TransportError, UnsupportedError
 from ..url import is_port, split
 from .connection import Connection, Departure, Hangup, Next, Stream
 from .fair import FairQueue, Pace, Share
@@ -208,9 +208,15 @@ class Server:
         """Who may connect from now on, in place of `tokens`; carried out by the server's thread
         within a turn. A tenant that is in both keeps its LD-ID, its sessions and its budget, and
         has its other limits anew. Whose token is another, or gone, is hung up on. Where more
-        tenants are new than LD-IDs are free, all stays as it is, and the log says so."""
+        tenants are new than LD-IDs are free, all stays as it is, and the log says so.
+        TransportError once the server is closed."""
+        self._usable()
         self._renewal = tokens
         os.eventfd_write(self._wake, 1)
+
+    def _usable(self):
+        if self._closed:
+            raise TransportError("the server was closed; make another one")
 
     def _renew(self):
         tokens, self._renewal = self._renewal, None
@@ -244,7 +250,8 @@ class Server:
     def listen(self, url: str, *, exposed: bool = False) -> str:
         """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A
         dead server's socket file is replaced. Over TCP, clients need tokens, and the address is one
-        of the loopback unless `exposed`."""
+        of the loopback unless `exposed`. TransportError once the server is closed."""
+        self._usable()
         scheme, rest, options = split(url) if ":" in url else ("", "", {})
         if options:
             raise ValueError(f"{url!r} is refused: its options are for those who connect")
@@ -282,7 +289,9 @@ class Server:
         return url
 
     def serve_metrics(self, address: str, *, exposed: bool = False) -> str:
-        """Serve `GET /metrics` on `host:port` to who has a token; its URL."""
+        """Serve `GET /metrics` on `host:port` to who has a token; its URL. TransportError once the
+        server is closed."""
+        self._usable()
         if not self.tokens.grants:
             raise ValueError(
                 f"metrics on {address} are refused: they need a token (kelp token, kelp serve "

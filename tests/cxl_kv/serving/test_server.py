@@ -450,6 +450,22 @@ def test_a_server_of_another_version_is_named(tmp_path, code, said, problem):
         assert gone == [True], "the connection is closed"
 
 
+def test_a_closed_server_says_so(tmp_path):
+    """And takes no address, which nobody would serve."""
+    path, known = tmp_path / "kelp.sock", tenants(tmp_path, "metrics")
+    server = Server(make_core(DEVICE), tokens=known)
+    for _ in range(2):
+        server.close()
+    for call in (
+        lambda: server.listen(f"unix:{path}"),
+        lambda: server.serve_metrics("127.0.0.1:0"),
+        lambda: server.renew(known),
+    ):
+        with pytest.raises(cxl_kv.TransportError, match="the server was closed"):
+            call()
+    assert not path.exists()
+
+
 def framed(version, *parts):
     """A frame as of `wire.frame`, of another version of the protocol."""
     head, *payload = wire.frame(*parts)
