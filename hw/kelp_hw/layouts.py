@@ -635,12 +635,11 @@ class Layouts:
 
 class PageValues(wiring.Signature):
     """Eviction engine → tables of choices (docs/select_tables.md). `value` of `page` of
-    `squeue`, in the cycle after; it is `known` where a turn or a guess of the queue has been over
-    since its session was opened."""
+    `squeue`, what the page is worth at least, in the cycle after."""
 
     def __init__(self, config: Config):
         address = {"squeue": Out(config.squeue_bits), "page": Out(config.page_bits)}
-        super().__init__(address | {"value": In(SCORE_BITS), "known": In(1)})
+        super().__init__(address | {"value": In(SCORE_BITS)})
 
 
 class DroppedPages(wiring.Signature):

@@ -17,6 +17,7 @@ __all__ = [
     "FETCH",
     "FLYING_SHARE",
     "FOLDED",
+    "GUESS_SHIFT",
     "LATER_READ",
     "ONE",
     "PROFILE_STEPS",
@@ -26,7 +27,6 @@ __all__ = [
     "THRESHOLD_CREDIT",
     "T_SHIFT",
     "T_SIDE",
-    "UNGUESSED",
     "V_SHIFT",
     "start_of_t",
     "start_of_v",
@@ -37,15 +37,15 @@ FAST, SLOW = 56, 8  #: weights of a read in the two frequencies (UQ0.12), of 256
 FOLDED = 255  #: idle steps that the fold tables tell apart
 PROFILE_STEPS = 64  #: after which a profile's counts are halved
 V_SHIFT, T_SHIFT = 7, 6  #: how slowly V and T learn
+GUESS_SHIFT = 4  #: a likelihood of 16 bits is a frequency of 12
 T_SIDE = 12  #: entries of a side of T: an octave each
 LATER_READ = 200  #: of 256: what a read one turn later is worth
-UNGUESSED = 205  #: of 256: what a value counts for, beside the guess that does not bear it out
 FLYING_SHARE = 8  #: of the frames one in so many may wait for the tier
 BACKLOG = 64  #: pages that the tier may have before it when one is asked for that nobody waits for
 EARLY_MOST = 32  #: pages fetched early for a queue
 #: credit that a read earns which LRU would have made, and that one of ours costs. LRU's shadow
-#: reads what is wanted, of which estimates say too much, so its reads count as three quarters
-EARNED, COST, CREDIT_MOST = 3, 4, 1024
+#: reads what is wanted, of which estimates say too much, so its reads count as seven eighths
+EARNED, COST, CREDIT_MOST = 7, 8, 2048
 FETCH = 1024  #: mass, of each query head's 65536, from which on a page that is wanted is fetched
 #: a page is fetched early from this likelihood on, less by THRESHOLD_CREDIT for each COST
 THRESHOLD, THRESHOLD_CREDIT = 26214, 87

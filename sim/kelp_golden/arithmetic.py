@@ -14,6 +14,8 @@ import functools
 
 import numpy as np
 
+from kelp_spec.policy import LOG_BITS
+
 __all__ = [
     "AGE_MASK",
     "EXP2_TABLE",
@@ -26,6 +28,7 @@ __all__ = [
     "fold",
     "halving",
     "initial",
+    "log2",
     "mass",
     "priority",
     "touch",
@@ -157,3 +160,9 @@ class Decay:
         if found is None:
             found = self.known[steps] = decay(steps, self.m, self.sh)
         return found
+
+
+def log2(x: int) -> int:
+    """log2 of x ≥ 1 with LOG_BITS after the point, linear between powers of two."""
+    whole = x.bit_length() - 1
+    return (whole << LOG_BITS) + (x << LOG_BITS >> whole) - (1 << LOG_BITS)

@@ -40,10 +40,10 @@ def candidate_class(
     return 2 if kept else int(last_step == step and not finished)
 
 
-def worth(tables: Tables, squeue: int, page: int) -> int | None:
-    """What tables say that a page is worth, less by what would mean something else as an offer;
-    None where nothing of the queue is known."""
-    return min(tables.worth(squeue, page), 65533) if tables.known(squeue) else None
+def worth(tables: Tables, squeue: int, page: int) -> int:
+    """What tables say that a page is worth at least, less by what would mean something else as an
+    offer."""
+    return min(tables.worth(squeue, page), 65533)
 
 
 class QueueState:
@@ -371,10 +371,10 @@ class Evictor:
                 )
                 first = self.queues.tables[squeue]
                 kind = candidate_class(page, last, step, newest, scan.finished, first)
-                value = worth(self.kelp.tables, squeue, page) if first else None
-                found.append(
-                    Candidate(kind, (scan.value if value is None else value) - 65535, page, last)
-                )
+                value = scan.value
+                if first:
+                    value = max(value, worth(self.kelp.tables, squeue, page))
+                found.append(Candidate(kind, value - 65535, page, last))
         self.candidates = sorted(found)[: self.config.candidates]
 
     def sweep(self, squeue: int) -> None:

@@ -15,9 +15,10 @@ from fractions import Fraction
 from kelp_spec import policy as p
 from kelp_spec.config import Config
 
+from .arithmetic import log2
 from .tables import Tables
 
-__all__ = ["KelpPolicy", "Scan", "Scores", "fold_table", "log2", "value"]
+__all__ = ["KelpPolicy", "Scan", "Scores", "fold_table", "value"]
 
 _TOP, _COUNT_TOP, _EPOCHS = (
     (1 << bits) - 1 for bits in (p.FREQUENCY_BITS, p.PROFILE_BITS, p.EPOCH_BITS)
@@ -37,12 +38,6 @@ _FOLD = fold_table(p.ALPHA, p.FREQUENCY_BITS)
 
 def _folded(x: int, idle: int) -> int:
     return x * _FOLD[min(idle, p.FOLDED)] >> p.FREQUENCY_BITS
-
-
-def log2(x: int) -> int:
-    """log2 of x ≥ 1 with LOG_BITS after the point, linear between powers of two."""
-    whole = x.bit_length() - 1
-    return (whole << p.LOG_BITS) + (x << p.LOG_BITS >> whole) - (1 << p.LOG_BITS)
 
 
 def value(frequency: int, count: int, idle: int, over: bool) -> int:

@@ -376,7 +376,7 @@ class SelectRegion:
         if bell.tables:
             most = max(0, -(-tables.credit(squeue // self.config.queues) // COST))
             early = tables.early(squeue, wanted, bell.newest)[:most]
-            self._fetch([(squeue, page) for page, _, _ in early])
+            self._fetch([(squeue, page) for page, _ in early])
 
     def _turn_over(self, session, squeue, newest) -> None:
         """Tables learn what the queue's choices took or wanted since its turn before: one that

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policy 2, the table policy, the executable specification (docs/select_tables.md): who would
-be wanted in a queue's next turn, what gives way, what is fetched. Integers; one session.
+"""Policy 2, the table policy, the executable specification (docs/select_tables.md): what gives
+way, what is fetched. Integers; one session.
 
 Frames and flights are in it, since what is decided depends on them; a flight is a page and the
 cycle in which it lands.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from kelp_spec import policy2 as p
 
+from .kelp_policy import Scores
 from .tables import Learning
 
 __all__ = ["TablePolicy"]
@@ -27,6 +29,8 @@ class _Page:
     held: bool = False
     shadow: bool = False  #: resident under LRU over one pool
     wanted: int = -1  #: the step in which it was last wanted
+    often: int = 0  #: policy `kelp`: its frequency, and the step of its last access
+    touched: int = 0
 
 
 class TablePolicy:
@@ -40,11 +44,14 @@ class TablePolicy:
         self.fetch = p.FETCH * heads
         self.pages = [[_Page() for _ in range(pages)] for _ in range(queues)]
         self.learnt = [Learning(pages) for _ in range(queues)]
+        sizes = {"pages": pages, "page_words": queues * pages, "squeues": queues, "sessions": 1}
+        self.scores, self.step = Scores(SimpleNamespace(**sizes)), 0
         self.flights: deque[tuple[int, _Page]] = deque()
         self.used = self.tier = self.credit = self.reads = self.guessed = self.gap = 0
 
-    def start(self, queue: int, pages) -> None:
-        """Pages that are resident when the session begins to decode."""
+    def start(self, queue: int, pages, newest: int) -> None:
+        """Pages that are resident when the session begins to decode, and the newest."""
+        self.scores.newest[queue] = newest
         for page in pages:
             one = self.pages[queue][page]
             one.resident = one.shadow = True
@@ -55,6 +62,11 @@ class TablePolicy:
             _, page = self.flights.popleft()
             page.flying, page.resident = False, True
 
+    def turn(self, queue: int, step: int) -> None:
+        """A queue's turn in a step is under way."""
+        self.step = step
+        self.scores.turn[0] = (step & 255, queue, 0)
+
     def hold(self, queue: int, pages) -> None:
         """Pages of a queue that may not go."""
         for number, page in enumerate(self.pages[queue]):
@@ -62,11 +74,14 @@ class TablePolicy:
 
     def opened(self, queue: int, newest: int, step: int) -> None:
         """The newest page is written for the first time."""
+        self.turn(queue, step)
         if self.used >= self.frames and not self._evict(newest):
             return
         page = self.pages[queue][newest]
         page.resident = page.shadow = True
-        page.wanted = step
+        page.wanted = page.touched = step
+        page.often = self.scores.allocate(0, queue, newest, step)
+        self.turn(queue, step)
         self.used += 1
 
     def demand(
@@ -107,11 +122,13 @@ class TablePolicy:
     def _evict(self, newest: int) -> bool:
         """The page of least value gives way, of equal ones the first; False where none may."""
         best = None
-        for pages, learnt in zip(self.pages, self.learnt, strict=True):
+        for queue, (pages, learnt) in enumerate(zip(self.pages, self.learnt, strict=True)):
             for number in range(1, newest):  # every choice takes the first and the newest
                 page = pages[number]
                 if page.resident and not page.held:
-                    value = learnt.pages[number].value
+                    gap = self.step - page.touched
+                    kelp = self.scores.scan(page.often, 0, queue, number, self.step, gap).value
+                    value = max(kelp, learnt.pages[number].value)
                     if best is None or value < best[0]:
                         best = value, page
         if best is not None:
@@ -127,13 +144,21 @@ class TablePolicy:
                     self.credit = min(self.credit + p.EARNED, p.CREDIT_MOST)
                     page.shadow = True
                 page.wanted = step
+                if page.resident:
+                    gap, page.touched = step - page.touched, step
+                    page.often = self.scores.touch(page.often, 0, queue, number, step, gap)
+        self.turn(queue, step)
         self._shrink()
         self.learnt[queue].turn_over(read, newest, step)
 
     def _shrink(self) -> None:
-        """LRU's shadow loses its oldest pages, of equal ones the lowest, beyond the frames."""
+        """LRU's shadow loses its oldest pages, of equal ones the lowest, beyond the frames. A page
+        of this step stays; where there are no others, the latest has found no frame."""
         held = [page for pages in self.pages for page in pages if page.shadow]
-        for page in sorted(held, key=lambda page: page.wanted)[: max(0, len(held) - self.frames)]:
+        beyond = max(0, len(held) - self.frames)
+        older = sorted((p for p in held if p.wanted < self.step), key=lambda page: page.wanted)
+        of_step = [page for page in held if page.wanted == self.step]
+        for page in [*older, *reversed(of_step)][:beyond]:
             page.shadow = False
 
     def early(self, queue: int, masses: dict[int, int], newest: int, now: int) -> None:

@@ -15,8 +15,11 @@ import numpy as np
 
 from kelp_spec import policy2 as p
 from kelp_spec.metadata import STEP_BITS
+from kelp_spec.policy import LOG_MOST
 
-__all__ = ["Learning", "Tables"]
+from .arithmetic import log2
+
+__all__ = ["Learning", "Tables", "guessed_value"]
 
 _STEPS = 1 << STEP_BITS
 _COHORTS = 256
@@ -27,8 +30,8 @@ _CREDIT_LEAST = -(1 << 15)
 class _Page:
     fast: int = 0  #: UQ0.12, as of the queue's last turn
     slow: int = 0
-    value: int = 0  #: how likely it is wanted in the next turn
-    post: int = 0  #: the same without the guess
+    value: int = 0  #: what the last guess says that it is worth; 0: none since its last turn
+    post: int = 0  #: how likely it is wanted in the next turn, before a guess
     before: int | None = None  #: its entry of V after its last turn
     guessed: int | None = None  #: its entry of T when its turn began
 
@@ -45,8 +48,16 @@ def _side(x: int) -> int:
     return min(max(_octave(max(x, 1)) - 16 + p.T_SIDE, 0), p.T_SIDE - 1)
 
 
+def guessed_value(likely: int) -> int:
+    """What a page is worth of which a guess says that it is so ``likely`` wanted (16 bits), as
+    policy `kelp` counts: as much as one that is read so often, and was a step ago. 0 where that is
+    less than once in 4096 steps."""
+    often = likely >> p.GUESS_SHIFT
+    return LOG_MOST - log2(4) + log2(often) if often else 0
+
+
 class Learning:
-    """What a queue's turns and guesses teach, and what each page is worth."""
+    """What a queue's turns and guesses teach, and what a guess says that each page is worth."""
 
     def __init__(self, pages: int):
         self.pages = [_Page() for _ in range(pages)]
@@ -74,7 +85,7 @@ class Learning:
             if number < newest:
                 self._learn(page, entry, was_read)
             page.before, page.guessed = entry, None
-            page.value = page.post = self.v[entry]
+            page.value, page.post = 0, self.v[entry]
         self.step = step
 
     def _learn(self, page: _Page, entry: int, was_read: bool) -> None:
@@ -90,9 +101,7 @@ class Learning:
         """A guessed query; ``masses`` of the pages that were scored, 16 bits each."""
         for number, page in enumerate(self.pages[:newest]):
             page.guessed = p.T_SIDE * _side(page.post) + _side(masses.get(number, 0))
-            likely = self.t[page.guessed]
-            rest = (p.ONE - likely) * page.post >> 16
-            page.value = likely + (rest * p.UNGUESSED >> 8)
+            page.value = guessed_value(self.t[page.guessed])
 
     def likely(self, page: int) -> int:
         """How likely the last guess says that a page is wanted, 16 bits; 0 where there was none
@@ -122,7 +131,8 @@ class Tables:
     """What is learnt of each queue, LRU's shadow and the credit of each session. Of ``config``
     count sessions, queues and pages. ``frames`` is the owner's to set: of LRU's pool.
 
-    ``value[squeue, page]``, 16 bits, is how likely the page is wanted in its queue's next turn.
+    ``value[squeue, page]``, 14 bits, is what the last guess since its queue's last turn says that
+    the page is worth, as policy `kelp` counts; 0 where there was none.
     ``marked[squeue]``: pages that choices took or wanted since the queue's last turn.
     """
 
@@ -151,16 +161,12 @@ class Tables:
         one = self._sessions[session]
         one.credit = max(one.credit - p.COST, _CREDIT_LEAST)
 
-    def known(self, squeue: int) -> bool:
-        """Whether a turn of the queue has been over, or it was guessed, since it was opened."""
-        return squeue in self._queues
-
     def mark(self, squeue: int, pages) -> None:
         """A choice takes or wants these pages of a queue whose turn is not over yet."""
         self.marked[squeue].update(pages)
 
     def worth(self, squeue: int, page: int) -> int:
-        """How likely the page is wanted next, 16 bits: what is marked is wanted in this turn."""
+        """What the page is worth at least, 16 bits: what is marked is wanted in this turn."""
         return p.ONE if page in self.marked[squeue] else int(self.value[squeue, page])
 
     def turn_over(self, squeue: int, read, newest: int, step: int) -> None:
@@ -222,17 +228,13 @@ class Tables:
         since its queue's last turn."""
         return self._queue(squeue).likely(page)
 
-    def early(self, squeue: int, absent, newest: int) -> list[tuple[int, int, int]]:
-        """After a guess: of the ``absent`` pages that it scored, (page, likely, value) of those
-        that the session's credit says are to be fetched, by page."""
+    def early(self, squeue: int, absent, newest: int) -> list[tuple[int, int]]:
+        """After a guess: of the ``absent`` pages that it scored, (page, likely) of those that the
+        session's credit says are to be fetched, by page."""
         credit = max(0, self.credit(squeue // self.config.queues))
         least = p.THRESHOLD - (credit * p.THRESHOLD_CREDIT // p.COST)
         found = ((page, self.likely(squeue, page)) for page in sorted(absent) if page < newest)
-        return [
-            (page, likely, int(self.value[squeue, page]))
-            for page, likely in found
-            if likely > least
-        ]
+        return [(page, likely) for page, likely in found if likely > least]
 
     def _queue(self, squeue: int) -> _Queue:
         if squeue not in self._queues:

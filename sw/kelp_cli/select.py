@@ -19,11 +19,13 @@ def register(app: typer.Typer) -> None:
 _MOST = 1 << 16  #: pages that are named or chosen, and tokens of a page
 #: Options that speak of recordings, or of their absence, alone.
 _OF_TRACE = (
-    *("residency", "wait_above", "policy", "guess", "told", "warm"),
-    *("lists", "rtl", "config"),
+    *("residency", "wait_above", "policy", "fetch_from", "guess", "told", "warm"),
+    *("lists", "rtl", "config", "gap"),
 )
 _OF_NO_TRACE = ("texts", "page_tokens", "code_bits")
-_NOT_OF_RTL = ("policy", "told", "lists", "page")
+_NOT_OF_RTL = ("policy", "fetch_from", "told", "lists", "page", "gap")
+#: A host that waits for what it reads is asked nothing else.
+_NOT_OF_GAP = (*("wait_above", "policy", "fetch_from", "guess", "told"), *("lists", "page"))
 #: With `--rtl`, with little resident alone.
 _OF_LITTLE = ("wait_above", "guess")
 
@@ -104,8 +106,20 @@ def select(
         ),
     ] = 1.0,
     policy: Annotated[
-        str, typer.Option(help="Of TRACE: what the device keeps: table (policy 2) or lru.")
+        str,
+        typer.Option(
+            help="Of TRACE: what the device keeps by: table (policy 2), kelp (policy 1) or lru."
+        ),
     ] = "table",
+    fetch_from: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Of TRACE: share of the mass from which on a page that is wanted is fetched; "
+            + "under lru each is.",
+        ),
+    ] = 1 / 64,
     guess: Annotated[
         bool, typer.Option("--guess/--no-guess", help="Of TRACE: the next layer's query is sent.")
     ] = True,
@@ -142,6 +156,14 @@ def select(
         ),
     ] = False,
     config: Annotated[str, typer.Option(help="With --rtl: the configuration.")] = "trace_select",
+    gap: Annotated[
+        bool,
+        typer.Option(
+            "--gap",
+            help="Of TRACE: of the gap between LRU and Belady, what policy 2 and policy kelp close "
+            + "where a host waits for all that the ideal reader chooses.",
+        ),
+    ] = False,
 ) -> None:
     """Mass found, recall and perplexity of the device's choice, everything resident, against an
     ideal reader's: the best pages by exact scores until 90 % of the mass. With TRACE: token time,
@@ -160,6 +182,9 @@ def select(
         if context.get_parameter_source(name).name != "DEFAULT":
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} goes {'without' if rtl else 'with'} --rtl")
+    for name in _NOT_OF_GAP if gap else ():
+        if context.get_parameter_source(name).name != "DEFAULT":
+            raise UserError(f"--{name.replace('_', '-')} goes without --gap")
     little = context.get_parameter_source("residency").name != "DEFAULT"
     for name in _OF_LITTLE if rtl and not little else ():
         if context.get_parameter_source(name).name != "DEFAULT":
@@ -173,9 +198,12 @@ def select(
 
         asked = select_worth.Asked(
             model, traces, tokens, first, None if rtl and not little else residency,
-            wait_above, policy, guess, told, warm,
+            wait_above, policy, fetch_from, guess, told, warm,
         )  # fmt: skip
         quota = chosen[0]
+        if gap:
+            select_worth.gap(asked, quota, most, json)
+            return
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None
         select_worth.worth(asked, quota, most, json, lists, page, config if rtl else None)

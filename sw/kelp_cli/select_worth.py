@@ -9,7 +9,7 @@ from kelp_spec.files import whole_file, write_whole
 
 from .output import UserError, anyway, console, progress_bar, show, write_json
 
-__all__ = ["Asked", "worth"]
+__all__ = ["Asked", "gap", "worth"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Asked:
     residency: str | None  #: None: of RTL, everything
     wait_above: float
     policy: str
+    fetch_from: float
     guess: bool
     told: bool
     warm: int
@@ -45,27 +46,14 @@ def _on_rtl(model, documents, residencies, asked: Asked, config, quota, most, js
     closed(model, documents, residencies, device=device, config=sizes, warm=asked.warm, json=json)
 
 
-def worth(
-    asked: Asked,
-    quota: int | None,
-    most: int,
-    json,
-    lists,
-    page,
-    config: str | None,
-) -> None:
-    """Measure, and show or write what was asked for; with a `config` on its RTL, whose `quota` it
-    is where none is given."""
+def _given(asked: Asked, residencies: list[float]):
+    """The model and its documents."""
     from kelp_sim.lab.recorder import RecorderError
     from kelp_sim.quality.llama import ModelError
     from kelp_sim.quality.tokens import TokenizerError
     from kelp_sim.select import worth as study
-    from kelp_sim.select.decode import Device
     from kelp_sim.trace.trace import TraceError
 
-    residencies = [] if asked.residency is None else _residencies(asked.residency)
-    if asked.policy not in ("table", "lru"):
-        raise UserError(f"--policy {asked.policy!r} is unknown; legal: table, lru")
     for path in asked.traces:
         if not path.is_file():
             fault = "is no file" if path.exists() else "no such file"
@@ -84,6 +72,62 @@ def worth(
             f"--warm {asked.warm} of {shortest} steps leaves none to judge by; legal: 0 to "
             + f"{shortest - 1}"
         )
+    return loaded, documents
+
+
+def gap(asked: Asked, quota: int, most: int, json) -> None:
+    """What of the gap between LRU and Belady is closed: shown, or written."""
+    from kelp_sim.select import gap as study
+    from kelp_sim.select.decode import Device
+    from kelp_sim.select.worth import HOST
+
+    residencies = _residencies(asked.residency)
+    loaded, documents = _given(asked, residencies)
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1000)
+        found = study.rows(
+            loaded,
+            documents,
+            residencies,
+            device=Device(quota=quota, most=most, compute=HOST),
+            warm=asked.warm,
+            progress=lambda what, share: bar.update(
+                task, description=what, completed=int(1000 * share)
+            ),
+        )
+    over = study.summary(found)
+    what = (
+        f"model {asked.model}; {len(documents)} documents; at most {most} pages, quota {quota} of "
+        + f"a guess, 100 µs of compute a layer, {asked.warm} warm-up steps"
+    )
+
+    def tell() -> None:
+        if str(json) != "-":
+            _show_gap(over)
+
+    with anyway(tell):
+        if json is not None:
+            write_json(json, "select-gap", {"what": what, "rows": found, "summary": over})
+
+
+def worth(
+    asked: Asked,
+    quota: int | None,
+    most: int,
+    json,
+    lists,
+    page,
+    config: str | None,
+) -> None:
+    """Measure, and show or write what was asked for; with a `config` on its RTL, whose `quota` it
+    is where none is given."""
+    from kelp_sim.select import worth as study
+    from kelp_sim.select.decode import ONE, POLICIES, Device
+
+    residencies = [] if asked.residency is None else _residencies(asked.residency)
+    if asked.policy not in POLICIES:
+        raise UserError(f"--policy {asked.policy!r} is unknown; legal: {', '.join(POLICIES)}")
+    loaded, documents = _given(asked, residencies)
     if config is not None:
         _on_rtl(loaded, documents, residencies, asked, config, quota, most, json)
         return
@@ -92,7 +136,8 @@ def worth(
         most=most,
         wait_above=asked.wait_above,
         told=asked.told,
-        table=asked.policy == "table",
+        policy=asked.policy,
+        fetch_from=round(asked.fetch_from * ONE),
         guess=asked.guess,
     )
     with progress_bar() as bar:
@@ -204,5 +249,40 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['worst_residency_loss']:+.1%}",
             "–" if row["flash_over_lru"] is None else f"{row['flash_over_lru']:.2f}",
             f"{row['link_over_chosen']:.2f}",
+        )
+    show(table)
+
+
+def _show_gap(rows: list[dict]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="A host that waits for what the ideal reader chooses",
+        title_justify="left",
+        title_style="bold",
+        caption="gap: 0 is LRU, 1 Belady, each over one pool; flash: pages read over LRU's; least, "
+        + "most: of one document",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("policy", "is told", "here", "missed", "gap", "least", "flash", "most"):
+        left = heading in ("policy", "is told")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+
+        def number(key, form, row=row):
+            return "–" if row[key] is None else f"{row[key]:{form}}"
+
+        table.add_row(
+            row["policy"],
+            row["told"],
+            f"{row['residency']:.1%}",
+            f"{row['misses'] / row['reads']:.2%}",
+            number("gap", "+.2f"),
+            number("least_gap", "+.2f"),
+            number("flash_over_lru", ".2f"),
+            number("most_flash_over_lru", ".2f"),
         )
     show(table)

@@ -737,11 +737,10 @@ def test_policy_2_learns_from_choices_and_guesses():
             for _, query in asked:
                 chosen = session.select(0, query, tokens=tokens, pages=2, fetch=True)
                 session.advance()
-        assert tables.known(0)
         pages = {page for page, _ in asked}
-        value = tables.value[0, : tokens // size]
-        rest = [p for p in range(1, len(value) - 1) if p not in pages]
-        assert min(value[sorted(pages)]) > np.median(value[rest])
+        post = np.array([page.post for page in tables._queue(0).pages[: tokens // size]])
+        rest = [p for p in range(1, len(post) - 1) if p not in pages]
+        assert min(post[sorted(pages)]) > np.median(post[rest])
         assert chosen.pages[0][0] == 0
         session.select(0, asked[0][1], tokens=tokens, speculative=True)
         assert tables.likely(0, asked[0][0]) > 0

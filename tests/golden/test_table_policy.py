@@ -22,7 +22,8 @@ def both(frames):
         at = queue * PAGES + 8
         pool.state[at - share : at] = memory.RESIDENT
         pool.shadow[at - share : at] = True
-        golden.start(queue, range(8 - share, 8))
+        golden.start(queue, range(8 - share, 8), 8)
+    pool.newest[:] = 8
     pool.at[memory.USED] = pool.at[memory.SHADOW] = share * QUEUES
     return pool, golden
 
@@ -36,6 +37,8 @@ def compare(pool, golden):
     learnt = [page for queue in golden.learnt for page in queue.pages]
     for name in ("value", "post", "fast", "slow"):
         assert getattr(pool, name).tolist() == [getattr(page, name) for page in learnt], name
+    for name in ("often", "touched"):
+        assert getattr(pool, name).tolist() == [getattr(page, name) for page in pages], name
     for name in ("v", "t"):
         assert getattr(pool, name).tolist() == [getattr(queue, name) for queue in golden.learnt]
     for name, place in (("used", memory.USED), ("credit", memory.CREDIT), ("reads", memory.READS)):
@@ -55,12 +58,15 @@ def drive(seed, frames, steps=90):
             # Every other page's time a host that gives the tier time for what is fetched early.
             now += int(rng.integers(500, 60_000 if step % 16 < 8 else 9000))
 
-            def turn(at, newest=newest, step=step):
-                return memory.Turn(PAGES, frames, HEADS, SLOT, True, newest, step, at)
+            def turn(at, newest=newest, queue=queue, step=step):
+                return memory.Turn(
+                    PAGES, frames, HEADS, SLOT, memory.TABLE, policy2.FETCH, newest, queue, step, at
+                )
 
             if step % 8 == 0:
                 memory.opened(pool, turn(now), queue)
                 golden.opened(queue, newest, step)
+            golden.turn(queue, step)
             memory.land(pool, now)
             golden.land(now)
             liked = np.argsort(-taste[queue, :newest] - 0.2 * rng.random(newest))[:5]

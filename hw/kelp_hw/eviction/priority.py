@@ -22,8 +22,8 @@ __all__ = ["PriorityUnit"]
 class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
     under policy `kelp` p = 65535 − value, and a page in use that is `finished` is an ordinary one.
-    With tables (`constants.tables`) the value is theirs where it is known, 65533 at most, so that
-    no priority means something else, and the first page is as much in use as the newest.
+    With tables (`constants.tables`) the value is what they say, where that is more, 65533 at most,
+    so that no priority means something else, and the first page is as much in use as the newest.
 
     Latency: `LATENCY` cycles; under `kelp`, whose value has the age in it, `KELP_LATENCY`.
     Interval: `INTERVAL`, one page per cycle, in order, never stalls. `constants` must hold still
@@ -38,7 +38,7 @@ class PriorityUnit(wiring.Component):
     i : in, always-ready stream of scanned
     constants : in, sweep_constants
     o : out, always-ready stream of judged
-    value, known : in
+    value : in
         With `Config.select_tables`: what tables have of the page that was at `i` in the cycle
         before.
     """
@@ -56,7 +56,7 @@ class PriorityUnit(wiring.Component):
                 "constants": In(layouts.sweep_constants),
                 "o": Out(stream.Signature(layouts.judged, always_ready=True)),
             }
-            | ({"value": In(SCORE_BITS), "known": In(1)} if config.select_tables else {})
+            | ({"value": In(SCORE_BITS)} if config.select_tables else {})
         )
 
     def elaborate(self, platform):
@@ -81,7 +81,7 @@ class PriorityUnit(wiring.Component):
         if c.select_tables:
             kept = kept | (held.tables & (self.i.p.page == 0))
             capped = Mux(self.value[1:].all(), (1 << SCORE_BITS) - 3, self.value)
-            worth = Mux(held.tables & self.known, capped, first.score)
+            worth = Mux(held.tables & (capped > first.score), capped, first.score)
         m.d.comb += [
             is_newest.eq(kept),
             in_use.eq((self.i.p.last_step == held.step) & ~(held.kelp & self.i.p.finished)),

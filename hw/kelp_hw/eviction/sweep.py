@@ -243,7 +243,6 @@ class Sweep(wiring.Component):
                 self.values.squeue.eq(s.squeue),
                 self.values.page.eq(self.i_scan.p.page),
                 priority.value.eq(self.values.value),
-                priority.known.eq(self.values.known),
             ]
         m.d.comb += [
             held.kelp.eq(look.policy),

@@ -20,6 +20,7 @@ from .table_shadow import CREDIT, TableShadow
 from .table_values import (
     COUNT_BITS,
     ENTRY,
+    GUESSED_BITS,
     MARK,
     NO_SIDES,
     PAGE,
@@ -75,17 +76,18 @@ class TableScores(wiring.Component):
         The page was scored by a guess; its mass, whether it is not resident.
     i_turn : in, stream of squeue, session, newest, step
     i_guess : in, stream of squeue, session, newest
-    o_early : out, stream of page, likely, value, none
+    o_early : out, stream of page, likely, none
         Of a guess, in ascending order, the pages that it scored and that were absent, below the
-        newest and likelier than THRESHOLD − (87 · max(0, credit) >> 2), with the credit as it was
+        newest and likelier than THRESHOLD − (87 · max(0, credit) >> 3), with the credit as it was
         when the guess was accepted; then one item `none`.
     frames : in
         Of the pool of LRU's shadow.
     value_of : in
         squeue, page.
-    value, known : out
-        What the page is worth now, UQ0.16, amid a walk of its queue as before that or after it; a
-        turn or a guess of the queue has been over since its session was opened.
+    value : out
+        What the page is worth at least, as policy `kelp` counts, amid a walk of its queue as before
+        that or after it: the most where it is marked; else what the queue's last guess since its
+        turn says; 0 where there was none.
     credit : out, array over sessions
         Signed.
     idle : out
@@ -112,9 +114,7 @@ class TableScores(wiring.Component):
         self.mass_layout = data.StructLayout({**where, "mass": SCORE_BITS, "absent": 1})
         self.turn_layout = data.StructLayout({**walk, "step": STEP_BITS})
         self.guess_layout = data.StructLayout(walk)
-        self.early_layout = data.StructLayout(
-            {"page": page, "likely": VALUE_BITS, "value": VALUE_BITS, "none": 1}
-        )
+        self.early_layout = data.StructLayout({"page": page, "likely": VALUE_BITS, "none": 1})
         super().__init__(
             {
                 "i_open": In(session),
@@ -127,7 +127,6 @@ class TableScores(wiring.Component):
                 "frames": In(range(c.total_frames + 1)),
                 "value_of": In(self.read_layout),
                 "value": Out(VALUE_BITS),
-                "known": Out(1),
                 "credit": Out(data.ArrayLayout(CREDIT, c.sessions)),
                 "idle": Out(1),
             }
@@ -151,8 +150,7 @@ class TableScores(wiring.Component):
 
     def _state(self, m):
         c, s = self.config, SimpleNamespace()
-        #: queues of which nothing is written, and those that have had a walk since it was
-        s.fresh, s.walked = Signal(c.squeues, init=-1), Signal(c.squeues)
+        s.fresh = Signal(c.squeues, init=-1)  #: queues of which nothing is written
         #: the walk under way: its queue, session, newest page, step; the page that is next and its
         #: distance
         s.squeue, s.session = Signal(c.squeue_bits), Signal(c.session_bits)
@@ -196,7 +194,7 @@ class TableScores(wiring.Component):
             return made
 
         s.new_page, s.new_count = Signal(PAGE), Signal(COUNT_BITS)
-        s.post, s.guess, s.value = Signal(VALUE_BITS), Signal(SIDES), Signal(VALUE_BITS)
+        s.post, s.guess, s.value = Signal(VALUE_BITS), Signal(SIDES), Signal(GUESSED_BITS)
         s.pages = rows("pages", PAGE, s.page, (s.turned[6], s.at[6], s.new_page))
         s.counts = rows(
             "counts", COUNT_BITS, s.distance, (s.turned[6], s.distances[6], s.new_count)
@@ -206,10 +204,10 @@ class TableScores(wiring.Component):
         guesses = (s.turned[3] | (s.guessed[3] & ~s.last[3]), s.at[3], s.guess)
         s.sides = rows("places", SIDES, s.page, guesses, NO_SIDES)
         s.reads, s.masses = rows("reads", 1, s.page), rows("masses", MARK, s.page)
-        # What is in `reads`, for who asks what a page is worth: that is the most until the value
-        # that the turn has found is written, and not only until the walk has read the mark.
+        # What is in `reads`, for who asks what a page is worth: that is the most until the turn has
+        # forgotten what the guess said, and not only until the walk has read the mark.
         m.submodules.marked = marked = Sram(depth=c.page_words, shape=1)
-        m.submodules.values = values = Sram(depth=c.page_words, shape=VALUE_BITS)
+        m.submodules.values = values = Sram(depth=c.page_words, shape=GUESSED_BITS)
         hidden, of = Signal(), self.value_of.squeue
         s.valued, read = Signal(), self.i_read
         m.d.comb += [
@@ -219,7 +217,7 @@ class TableScores(wiring.Component):
             values.write_address.eq(
                 Cat(Mux(s.starts, row, Mux(s.turns, s.at[11], s.at[10])), s.squeue)
             ),
-            values.write_data.eq(Mux(s.starts, 0, Mux(s.turns, s.post, s.value))),
+            values.write_data.eq(Mux(s.starts | s.turns, 0, s.value)),
             marked.read_en.eq(1),
             marked.read_address.eq(values.read_address),
             s.valued.eq(s.starts | s.turned[11]),
@@ -230,10 +228,7 @@ class TableScores(wiring.Component):
             marked.write_data.eq(~s.valued),
             self.value.eq(Mux(hidden, 0, Mux(marked.read_data, ~0, values.read_data))),
         ]
-        m.d.sync += [
-            hidden.eq(s.fresh.bit_select(of, 1)),
-            self.known.eq(s.walked.bit_select(of, 1) & ~s.fresh.bit_select(of, 1)),
-        ]
+        m.d.sync += hidden.eq(s.fresh.bit_select(of, 1))
 
     def _marks(self, m, s):
         """A mark is written where no row is being cleared, which comes before."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Arithmetic of policy 2's tables: what a turn makes of a page's frequencies and which entry of V
-it is in then; its entry of T and its value under a guess (docs/select_tables.md). A page a
-cycle: 4 cycles to the entry, 3 to a guess's value."""
+it is in then; its entry of T and what a guess says that it is worth (docs/select_tables.md). A
+page a cycle: 4 cycles to the entry, 3 to a guess's value."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec import policy2 as p
+from kelp_spec.policy import LOG_BITS, LOG_MOST
+
+from ..lib.log2 import Log2
 
 __all__ = [
     "COHORT",
@@ -17,6 +20,7 @@ __all__ = [
     "ENTRY",
     "FACTOR_BITS",
     "FREQUENCY_BITS",
+    "GUESSED_BITS",
     "MARK",
     "NO_SIDES",
     "PAGE",
@@ -31,6 +35,7 @@ __all__ = [
 
 FREQUENCY_BITS, COUNT_BITS, VALUE_BITS = 12, 7, 16
 FACTOR_BITS = 17  #: of what idle steps leave, UQ1.16
+GUESSED_BITS = 14  #: of what a guess says that a page is worth, as of policy `kelp`'s value
 #: an entry of V: buckets of fast, slow and count
 ENTRY = data.StructLayout({"count": 3, "slow": 3, "fast": 2})
 #: an entry of T: octaves of value and mass
@@ -169,7 +174,8 @@ class PageFrequencies(wiring.Component):
 
 
 class GuessedValue(wiring.Component):
-    """A page's value under a guess: t + ((65535 − t) · post >> 16) · 205 / 256.
+    """What a guess says that a page is worth, as policy `kelp` counts: 6144 + log2(t >> 4), 0 where
+    t < 16.
 
     Latency: `LATENCY` cycles. One page in each cycle (`INTERVAL`). No error cases.
 
@@ -177,27 +183,21 @@ class GuessedValue(wiring.Component):
     -------
     likely : in
         t, what T says.
-    post : in
-        The value without the guess.
     value : out
     """
 
-    LATENCY = 3
+    LATENCY = 1 + Log2.LATENCY
     INTERVAL = 1
 
     def __init__(self):
-        super().__init__(
-            {"likely": In(VALUE_BITS), "post": In(VALUE_BITS), "value": Out(VALUE_BITS)}
-        )
+        super().__init__({"likely": In(VALUE_BITS), "value": Out(GUESSED_BITS)})
 
     def elaborate(self, platform):
         m = Module()
-        likely = later(m, self.likely, 2, "likely")
-        product = Signal(2 * VALUE_BITS, reset_less=True)
-        rest = Signal(VALUE_BITS + 8, reset_less=True)
-        m.d.sync += [
-            product.eq((~self.likely)[:VALUE_BITS] * self.post),
-            rest.eq(product[VALUE_BITS:] * p.UNGUESSED),
-            self.value.eq(likely[2] + rest[8:]),
-        ]
+        often = self.likely[p.GUESS_SHIFT :]
+        m.submodules.log = log = Log2(bits=len(often), least=0)
+        some = later(m, often.any(), Log2.LATENCY, "some")
+        read_each_step = LOG_MOST - (2 << LOG_BITS)  # idle for four quarters of a step
+        m.d.comb += log.x.eq(often)
+        m.d.sync += self.value.eq(Mux(some[-1], read_each_step + log.o, 0))
         return m

@@ -74,7 +74,7 @@ def sequence(block, m, s):
                 m.next = "ACCEPT"
         with m.State("START"):
             m.d.comb += s.starts.eq(1)
-            m.d.sync += [s.row.eq(s.row + 1), s.walked.bit_select(s.squeue, 1).eq(0)]
+            m.d.sync += s.row.eq(s.row + 1)
             with m.If(s.row == block.rows - 1):
                 m.d.sync += s.fresh.bit_select(s.squeue, 1).eq(0)
                 m.next = "IDLE"
@@ -157,7 +157,6 @@ def _pages(m, s, steps):
                 m.next = "DRAIN"
     with m.State("DRAIN"):
         with m.If(~s.busy):
-            m.d.sync += s.walked.bit_select(s.squeue, 1).eq(1)
             with m.If(s.turns):
                 m.d.comb += [shadow.ends.eq(1), steps.write_en.eq(1)]
                 m.next = "SHADOW"
@@ -183,7 +182,7 @@ def _folds(m, s):
 
 def turn(block, m, s):
     """1: rows are read; 2: folded, and the shadow asked; 6: what it is now, its tables learn;
-    11: its value."""
+    11: how likely it is wanted next."""
     _folds(m, s)
     page2, count2 = Signal(PAGE, reset_less=True), Signal(COUNT_BITS, reset_less=True)
     read2 = Signal(reset_less=True)
@@ -232,7 +231,7 @@ def turn(block, m, s):
 
 
 def guess(block, m, s):
-    """1: rows are read; 3: T's entry; 7: what T says; 10: the value."""
+    """1: rows are read; 3: T's entry; 7: what T says; 10: what that is worth."""
     post2, mark2 = Signal(VALUE_BITS, reset_less=True), Signal(MARK, reset_less=True)
     m.d.sync += [post2.eq(s.posts.read_data), mark2.eq(s.masses.read_data)]
     sides3 = Signal(SIDES, reset_less=True)
@@ -246,7 +245,6 @@ def guess(block, m, s):
     absent10 = later(m, mark2.absent, 8, "absent")[8]
     m.d.comb += [
         guessed.likely.eq(likely[0]),
-        guessed.post.eq(later(m, post2, 5, "post")[5]),
         s.value.eq(guessed.value),
     ]
     less, least = Signal(VALUE_BITS - 1), Signal(VALUE_BITS - 1)
@@ -256,11 +254,11 @@ def guess(block, m, s):
         least.eq(p.THRESHOLD - less),
     ]
     # That a guess has ended is no item of the FIFO: a flipped bit must not lose it.
-    found = data.StructLayout({"page": len(s.page), "likely": VALUE_BITS, "value": VALUE_BITS})
+    found = data.StructLayout({"page": len(s.page), "likely": VALUE_BITS})
     m.submodules.early = early = fifo.SyncFIFO(width=found.size, depth=block.EARLY_DEPTH)
     o, item = block.o_early, found(early.r_data)
     m.d.comb += [
-        early.w_data.eq(Cat(s.at[10], likely[3], guessed.value)),
+        early.w_data.eq(Cat(s.at[10], likely[3])),
         early.w_en.eq(s.guessed[10] & absent10 & ~s.last[10] & (likely[3] > least)),
         o.valid.eq(early.r_rdy | s.ended),
         *(o.p[name].eq(item[name]) for name, _ in found),

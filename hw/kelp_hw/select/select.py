@@ -278,7 +278,6 @@ class Select(wiring.Component):
             tables.value_of.squeue.eq(self.values.squeue),
             tables.value_of.page.eq(self.values.page),
             self.values.value.eq(tables.value),
-            self.values.known.eq(tables.known),
             tables.frames.eq(self.frames),
             tables.i_spend.valid.eq(
                 result.valid

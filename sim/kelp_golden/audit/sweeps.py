@@ -171,8 +171,7 @@ class SweepAudit:
                 )
                 p, finished = 65535 - found.value, found.finished
                 if self.queues.tables[squeue]:
-                    value = worth(self.kelp.tables, squeue, page)
-                    p = p if value is None else 65535 - value
+                    p = min(p, 65535 - worth(self.kelp.tables, squeue, page))
             else:
                 p = arithmetic.priority(
                     score,

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kelp_golden import select as golden
+from kelp_spec import policy2
 
 from ..compiled import njit
 from ..quality.llama import Llama, attend
@@ -23,9 +24,20 @@ from . import kernel, memory
 from .readers import _blocks, plans_of, scale_of
 from .timing import RTL, Choice, Layer, Shape, Timing
 
-__all__ = ["Device", "Host", "Prefix", "Query", "Run", "attended", "decode", "frames_of"]
+__all__ = [
+    "Device",
+    "Host",
+    "NearHost",
+    "Prefix",
+    "Query",
+    "Run",
+    "attended",
+    "decode",
+    "frames_of",
+]
 
 ONE = 1 << 16
+POLICIES = {"lru": memory.LRU, "table": memory.TABLE, "kelp": memory.KELP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +51,9 @@ class Device:
     target: float = 0.9
     #: a layer waits while more than this share of its mass is missing; 1: never
     wait_above: float = 1.0
-    table: bool = True  #: policy 2; otherwise LRU over one pool
+    policy: str = "table"  #: of `POLICIES`: what a pool keeps by
+    #: mass of each query head's 65536 from which on a page that is wanted is fetched, but under LRU
+    fetch_from: int = policy2.FETCH
     guess: bool = True  #: the host sends the next layer's guessed query
     #: the mass of an absent candidate is known as if its keys were here: what estimates cost
     told: bool = False
@@ -47,7 +61,7 @@ class Device:
 
     def begin(self, prefix: Prefix) -> Host:
         """Its host, by the clock of :mod:`kelp_sim.select.timing`."""
-        return _Host(self, prefix)
+        return NearHost(self, prefix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +183,7 @@ def attended(q, k, v, chosen, position, size, out):
             out[head, i] /= whole
 
 
-class _Host:
+class NearHost:
     """One device with its keys, and what it counts."""
 
     def __init__(self, device: Device, prefix: Prefix):
@@ -198,6 +212,9 @@ class _Host:
         self.pool = memory.new_pool(self.queues, self.pages, self.frames)
         self._start(first)
         self.now = self._slots = 0
+        self._guesses = (
+            device.guess and device.policy != "lru" and self.frames < self.queues * self.pages
+        )
         self.run = prefix.run(device)
         self._sums, self._true = np.zeros((2, self.pages), np.int64)
         self._chosen, self._wanted = np.zeros((2, self.pages), bool)
@@ -211,6 +228,7 @@ class _Host:
             at = queue * self.pages + newest
             held = np.r_[queue * self.pages, at - share + 2 : at + 1]
             s.state[held], s.shadow[held] = memory.RESIDENT, True
+        s.newest[:] = newest
         s.at[memory.USED] = s.at[memory.SHADOW] = share * self.queues
 
     def _summarise(self, layer: int, head: int, part: slice) -> None:
@@ -227,11 +245,10 @@ class _Host:
                 self._summarise(layer, head, slice(position - self.shape.page_tokens, position))
 
     def _consider(self, layer: int, head: int, query, turn: memory.Turn, tokens: int):
-        queue = layer * self.shape.kv_heads + head
         mine = slice(head * self.shape.group, (head + 1) * self.shape.group)
         at = layer, head
         kept = self.kx[at], self.ke[at], self.codes[at], self._compiled[layer][head]
-        row = slice(queue * self.pages, (queue + 1) * self.pages)
+        _, row = self._queue(layer, head)
         asked = kernel.Asked(
             turn.newest, tokens, self.shape.page_tokens, self.d.quota, self.m, self.sh
         )
@@ -247,10 +264,11 @@ class _Host:
             self._sums[:] = self._true
         return found
 
-    def _turn(self, step: int, newest: int, now: int) -> memory.Turn:
+    def _turn(self, step: int, newest: int, queue: int, now: int) -> memory.Turn:
         slot = -(-self.shape.slot_bytes // self.d.timing.tier_bytes)
-        pool = self.pages, self.frames, self.shape.group, slot, self.d.table
-        return memory.Turn(*pool, newest, step + 1, int(now))
+        keeps = POLICIES[self.d.policy], self.d.fetch_from
+        pool = self.pages, self.frames, self.shape.group, slot, *keeps
+        return memory.Turn(*pool, newest, queue, step + 1, int(now))
 
     def attend(
         self, step: int, layer: int, position: int, query: Query, guess: Query | None
@@ -261,7 +279,7 @@ class _Host:
         first = layer * shape.kv_heads
         if tokens == 1:
             for queue in range(first, first + shape.kv_heads):
-                memory.opened(self.pool, self._turn(step, newest, start), queue)
+                memory.opened(self.pool, self._turn(step, newest, queue, start), queue)
         self.pool.held[:] = False
         clock = d.timing.begin(shape, d.quota, d.most)
         gathered, out = 0, np.empty_like(query.values)
@@ -274,8 +292,9 @@ class _Host:
             attended(
                 query.values[mine], *keys, self._chosen, position, shape.page_tokens, out[mine]
             )
-        if guess is not None and d.guess and d.table and self.frames < self.queues * self.pages:
-            self._early(layer + 1, guess, self._turn(step, newest, answered), tokens)
+        if guess is not None and self._guesses:
+            after = self._turn(step, newest, first + shape.kv_heads, answered)
+            self._early(layer + 1, guess, after, tokens)
         self.now = start + clock.over()
         run.cycles[step] += self.now - begun
         asked = shape.kv_heads * (d.timing.asked(shape) + d.timing.told(d.most))
@@ -289,33 +308,13 @@ class _Host:
 
     def _select(self, at, query, newest, tokens, start, clock: Layer) -> tuple[int, int]:
         """SELECT of a KV head behind others: when it is answered, and how many pages it chose."""
-        d, shape, s, run, (step, layer, head) = self.d, self.shape, self.pool, self.run, at
+        s, run, (step, layer, head) = self.pool, self.run, at
         now = start + clock.front
-        queue = layer * shape.kv_heads + head
-        keys = slice(queue * self.pages, (queue + 1) * self.pages)
-        target = round(d.target * ONE) * shape.group
+        queue, keys = self._queue(layer, head)
         memory.land(s, now)
-        turn = self._turn(step, newest, now)
-
-        def choose():
-            return kernel.choose(
-                self._sums, s.state[keys], newest, target, d.most, self._chosen, self._wanted
-            )
-
-        candidates, absent, looks = self._consider(layer, head, query, turn, tokens)
-        missing = choose()
-        gone = s.state[keys][: newest + 1] != memory.RESIDENT
-        true = self._true[: newest + 1][gone].sum()
-        run.missing[step, layer, head] = missing, true, candidates, absent
-        wait = 0
-        if missing > d.wait_above * ONE * shape.group and self._wanted.any():
-            run.waits[step, layer] = True
-            s.held[keys] = self._chosen
-            wait = max(0, memory.demand(s, turn, queue, self._wanted, self._sums, True) - now)
-            memory.land(s, now + wait)
-            self._consider(layer, head, query, turn, tokens)
-            choose()
-        run.chosen[step, layer, head] = self._chosen
+        turn = self._turn(step, newest, queue, now)
+        candidates, looks, wait = self._choice(at, query, turn, tokens)
+        run.chosen[at] = self._chosen
         s.held[keys] = self._chosen
         count = int(self._chosen.sum())
         did = Choice(
@@ -329,15 +328,59 @@ class _Host:
         )
         self._slots = count if head == 0 else self._slots + count
         answered = start + clock.serve(did, wait)
-        turn = self._turn(step, newest, answered)
+        turn = self._turn(step, newest, queue, answered)
         memory.turn_over(s, turn, queue, self._chosen | self._wanted)
         memory.demand(s, turn, queue, self._wanted, self._sums, False)
         return answered, count
+
+    def _choice(self, at, query, turn: memory.Turn, tokens: int) -> tuple[int, int, int]:
+        """Chosen and wanted pages of a KV head: how many candidates there were, how many of their
+        tokens were looked at, and how long the layer waits for the tier."""
+        d, shape, s, run, (step, layer, head) = self.d, self.shape, self.pool, self.run, at
+        queue, keys = self._queue(layer, head)
+        candidates, absent, looks = self._consider(layer, head, query, turn, tokens)
+        missing = self._choose(queue, turn)
+        gone = s.state[keys][: turn.newest + 1] != memory.RESIDENT
+        true = self._true[: turn.newest + 1][gone].sum()
+        run.missing[at] = missing, true, candidates, absent
+        if missing <= d.wait_above * ONE * shape.group or not self._wanted.any():
+            return candidates, looks, 0
+        run.waits[step, layer] = True
+        wait = self._fetched(queue, keys, turn)
+        self._consider(layer, head, query, turn, tokens)
+        self._choose(queue, turn)
+        return candidates, looks, wait
+
+    def _choose(self, queue: int, turn: memory.Turn) -> int:
+        """By the masses that were found: what is missing."""
+        target = round(self.d.target * ONE) * self.shape.group
+        state = self.pool.state[queue * self.pages : (queue + 1) * self.pages]
+        return kernel.choose(
+            self._sums, state, turn.newest, target, self.d.most, self._chosen, self._wanted
+        )
+
+    def _queue(self, layer: int, head: int) -> tuple[int, slice]:
+        """A KV head's queue, and its keys."""
+        queue = layer * self.shape.kv_heads + head
+        return queue, slice(queue * self.pages, (queue + 1) * self.pages)
+
+    def _fetched(self, queue: int, keys: slice, turn: memory.Turn) -> int:
+        """The layer waits until what is wanted is there: so many cycles."""
+        s = self.pool
+        s.held[keys] = self._chosen
+        latest = memory.demand(s, turn, queue, self._wanted, self._sums, True)
+        wait = max(0, latest - turn.now)
+        memory.land(s, turn.now + wait)
+        return wait
 
     def _early(self, layer: int, guess, turn: memory.Turn, tokens: int) -> None:
         for head in range(self.shape.kv_heads):
             queue = layer * self.shape.kv_heads + head
             self._consider(layer, head, guess, turn, tokens)
+            if self.d.policy == "kelp":
+                self._choose(queue, turn)
+                memory.ahead(self.pool, turn, queue, self._wanted, self._sums)
+                continue
             mass = np.minimum(self._sums // self.shape.group, 65535)
             memory.early(self.pool, turn, queue, mass, self._sums > 0)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One pool of frames with a clock, behind a device that chooses: what is resident, what the tier is
-bringing, what gives way, and policy 2 (docs/select_tables.md).
+bringing, and what gives way: by LRU, by policy `kelp` (docs/policy.md, whose victim is the page of
+least value of all here) or by policy 2 (docs/select_tables.md).
 
 Integers throughout; a key is queue · pages + page. Times are cycles of 1 ns.
 """
@@ -11,23 +12,42 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kelp_golden.kelp_policy import fold_table
+from kelp_spec import policy as p1
 from kelp_spec import policy2 as p2
 
 from ..compiled import njit
 from .timing import RTL
 
-__all__ = ["Pool", "Turn", "demand", "early", "land", "new_pool", "opened", "turn_over"]
+__all__ = [
+    "KELP",
+    "LRU",
+    "TABLE",
+    "Pool",
+    "Turn",
+    "ahead",
+    "demand",
+    "early",
+    "kelp_value",
+    "land",
+    "new_pool",
+    "opened",
+    "turn_over",
+]
 
 ABSENT, RESIDENT, FLYING = 0, 1, 2
+#: What a pool keeps by.
+LRU, TABLE, KELP = 0, 1, 2
 _LATENCY = RTL.tier_latency
+_FOLDS = np.array(fold_table(p1.ALPHA, p1.FREQUENCY_BITS))
 # Numbers of the pool, in `at`:
 USED, HEAD, TAIL, TIER, CREDIT, SHADOW, READS, EARLY, GUESSED, GAP = range(10)
 
 
 class Pool(NamedTuple):
     state: np.ndarray  #: [keys]
-    value: np.ndarray  #: of every page, 16 bits: how likely it is read in its next turn
-    post: np.ndarray  #: the same without the guess
+    value: np.ndarray  #: of every page: what the last guess says that it is worth; 0: none
+    post: np.ndarray  #: how likely it is read in its next turn, 16 bits, before a guess
     fast: np.ndarray
     slow: np.ndarray
     last: np.ndarray  #: the step in which it was last wanted; −1: never
@@ -41,6 +61,11 @@ class Pool(NamedTuple):
     flying: np.ndarray  #: keys that the tier brings, a ring in order of landing
     lands: np.ndarray  #: when each does
     held: np.ndarray  #: [keys] bool: pages that may not go
+    often: np.ndarray  #: policy `kelp`: how often it was read, FREQUENCY_BITS
+    touched: np.ndarray  #: the step in which it was last read or written
+    newest: np.ndarray  #: [queues]: the page that was written for the first time last
+    counts: np.ndarray  #: [queues, pages]: its profile, and when an entry was last counted
+    epochs: np.ndarray
     at: np.ndarray  #: numbers, see above
 
 
@@ -51,8 +76,11 @@ class Turn(NamedTuple):
     frames: int
     heads: int  #: query heads of a queue
     slot: int  #: cycles that the tier takes for a page
-    table: bool  #: policy 2; otherwise LRU
+    policy: int  #: LRU, TABLE or KELP
+    #: of each query head's 65536, from which on a page that is wanted is fetched; LRU fetches all
+    fetch: int
     newest: int  #: page
+    queue: int
     step: int
     now: int  #: cycles
 
@@ -81,6 +109,11 @@ def new_pool(queues: int, pages: int, frames: int) -> Pool:
         flying=zeros(keys + 1),
         lands=zeros(keys + 1),
         held=zeros(kind=np.bool_),
+        often=zeros(),
+        touched=zeros(),
+        newest=np.zeros(queues, np.int64),
+        counts=np.zeros((queues, pages), np.int64),
+        epochs=np.zeros((queues, pages), np.int64),
         at=zeros(10),
     )
 
@@ -94,6 +127,38 @@ def land(s, now):
 
 
 @njit
+def _count(s, queue, distance, step):
+    """What a profile has counted, halved once in each epoch since."""
+    passed = (step >> p1.EPOCH_SHIFT) - s.epochs[queue, distance]
+    return s.counts[queue, distance] >> (passed & (1 << p1.EPOCH_BITS) - 1)
+
+
+@njit
+def _counted(s, queue, distance, step, count):
+    s.counts[queue, distance] = count
+    s.epochs[queue, distance] = step >> p1.EPOCH_SHIFT
+
+
+@njit
+def _log(x):
+    """log2 of x ≥ 1, LOG_BITS after the point, linear between powers of two."""
+    whole = _log2(x)
+    return (whole << p1.LOG_BITS) + (x << p1.LOG_BITS >> whole) - (1 << p1.LOG_BITS)
+
+
+@njit
+def kelp_value(s, turn, queue, page):
+    """What policy `kelp` says of a page while the turn of ``turn.queue`` is under way."""
+    last = s.touched[queue * turn.pages + page]
+    over = queue < turn.queue
+    idle = turn.step - last - 1 + over if last < turn.step else 0
+    often = s.often[queue * turn.pages + page]
+    often += _count(s, queue, max(0, s.newest[queue] - page), turn.step) << p1.PROFILE_SHIFT
+    often = often * _FOLDS[min(idle << p1.FADE_SHIFT, p1.FOLDED)] >> p1.FREQUENCY_BITS
+    return p1.LOG_MOST + _log(p1.ONCE + often) - _log(4 * (idle + 1) + (p1.LATE if over else 0))
+
+
+@njit
 def _evict(s, turn):
     """Of all pages that may go the one of least value does; False where there is none. Of LRU the
     value is the step of the last read."""
@@ -103,7 +168,11 @@ def _evict(s, turn):
             key = queue * turn.pages + page
             if s.state[key] != RESIDENT or s.held[key]:
                 continue
-            value = s.value[key] if turn.table else s.last[key]
+            value = s.last[key]
+            if turn.policy != LRU:
+                value = kelp_value(s, turn, queue, page)
+            if turn.policy == TABLE:
+                value = max(value, s.value[key])
             if value < least:
                 found, least = key, value
     if found >= 0:
@@ -145,7 +214,7 @@ def demand(s, turn, queue, wanted, sums, must):
         key = queue * turn.pages + page
         if not wanted[page] or s.state[key] == RESIDENT:
             continue
-        if turn.table and not must and sums[page] < p2.FETCH * turn.heads:
+        if turn.policy and not must and sums[page] < turn.fetch * turn.heads:
             continue
         if s.state[key] == ABSENT:
             if not must and _busy(s, turn):
@@ -186,9 +255,22 @@ def _guess_place(post, mass):
 
 
 @njit
+def _read(s, turn, queue, page):
+    """Policy `kelp` learns that a page was read."""
+    key, most = queue * turn.pages + page, (1 << p1.PROFILE_BITS) - 1
+    distance = max(0, s.newest[queue] - page)
+    idle = min(max(turn.step - s.touched[key], 1) - 1, p1.FOLDED)
+    s.touched[key] = turn.step
+    often = s.often[key] * _FOLDS[idle] >> p1.FREQUENCY_BITS
+    s.often[key] = often + (((1 << p1.FREQUENCY_BITS) - 1 - often) * p1.ALPHA + 128 >> 8)
+    count = _count(s, queue, distance, turn.step) + 1
+    _counted(s, queue, distance, turn.step, min(most, count))
+
+
+@njit
 def turn_over(s, turn, queue, read):
     """The turn of a queue in this step is over: ``read`` are the pages that its choice took or
-    wanted. The tables learn, and every page of the queue has a new value; LRU's shadow counts."""
+    wanted. The tables learn, what a guess said counts no more, and LRU's shadow counts."""
     pages, newest, step = turn.pages, turn.newest, turn.step
     row = queue * pages
     if step & p2.PROFILE_STEPS - 1 == 0:
@@ -208,12 +290,19 @@ def turn_over(s, turn, queue, read):
                 s.at[CREDIT] = min(s.at[CREDIT] + p2.EARNED, p2.CREDIT_MOST)
                 s.shadow[key] = True
                 s.at[SHADOW] += 1
+            if s.state[key] == RESIDENT:
+                _read(s, turn, queue, page)
             s.last[key] = step
     while s.at[SHADOW] > turn.frames:
         oldest, when = -1, np.int64(1) << 60
         for key in range(len(s.last)):
-            if s.shadow[key] and s.last[key] < when:
+            if not s.shadow[key]:
+                continue
+            # A page of this step stays; where there are no others, the latest finds no frame.
+            if s.last[key] < min(when, step):
                 oldest, when = key, s.last[key]
+            elif s.last[key] == step and (oldest < 0 or s.last[oldest] == step):
+                oldest = key
         s.shadow[oldest] = False
         s.at[SHADOW] -= 1
     for page in range(newest + 1):
@@ -234,7 +323,24 @@ def turn_over(s, turn, queue, read):
         s.guessed[key] = -1
         s.before[key] = place
         s.post[key] = s.v[queue, place]
-        s.value[key] = s.post[key]
+        s.value[key] = 0
+
+
+@njit
+def _guessed(s, turn):
+    if turn.now != s.at[GUESSED]:
+        s.at[GAP], s.at[GUESSED] = turn.now - s.at[GUESSED], turn.now
+
+
+@njit
+def ahead(s, turn, queue, wanted, sums):
+    """A guessed query without tables: what it wants is fetched as what a choice wants, where it can
+    land before its turn."""
+    _guessed(s, turn)
+    before = s.at[READS]
+    if s.at[GAP] >= _LATENCY:
+        demand(s, turn, queue, wanted, sums, False)
+    s.at[EARLY] += s.at[READS] - before
 
 
 @njit
@@ -243,14 +349,13 @@ def early(s, turn, queue, mass, scored):
     ``scored``. Values are renewed, and the pages most likely to be read are fetched, where they can
     land before that turn."""
     row, newest = queue * turn.pages, turn.newest
-    if turn.now != s.at[GUESSED]:
-        s.at[GAP], s.at[GUESSED] = turn.now - s.at[GUESSED], turn.now
+    _guessed(s, turn)
     for page in range(newest):
         key = row + page
         at = _guess_place(s.post[key], mass[page] if scored[page] else 0)
         s.guessed[key] = at
-        rest = (p2.ONE - s.t[queue, at]) * s.post[key] >> 16
-        s.value[key] = s.t[queue, at] + rest * p2.UNGUESSED // 256
+        often = s.t[queue, at] >> p2.GUESS_SHIFT
+        s.value[key] = p1.LOG_MOST - _log(4) + _log(often) if often else 0
     for _ in range(p2.EARLY_MOST):
         if s.at[CREDIT] <= 0 or s.at[GAP] < _LATENCY or _busy(s, turn):
             break
@@ -276,8 +381,10 @@ def opened(s, turn, queue):
         return
     s.state[key] = RESIDENT
     s.at[USED] += 1
-    s.last[key] = step
+    s.last[key] = s.touched[key] = step
     s.seen[key] = step
+    s.often[key], s.newest[queue] = 0, turn.newest
+    _counted(s, queue, turn.newest, step, 0)
     if not s.shadow[key]:
         s.shadow[key] = True
         s.at[SHADOW] += 1

@@ -26,7 +26,7 @@ from .decode import frames_of
 from .readers import Ideal
 from .timing import Shape, Timing
 
-__all__ = ["NAMES", "Reading", "lines", "misses", "read", "time"]
+__all__ = ["NAMES", "Reading", "lines", "misses", "read", "sequence", "time"]
 
 NAMES = ("ideal", "dense", "quest", "freekv", "infinigen")
 _SAME = 0.8  #: cosine of two queries from which on FreeKV takes them for one
@@ -141,11 +141,12 @@ def _attend(q, k, v, rows, chosen, size) -> np.ndarray:
     return out
 
 
-def misses(reading: Reading, first: int, residency: float, shape: Shape) -> np.ndarray:
-    """[steps, layers, kv_heads]: pages that LRU over one pool has not, of those read."""
-    steps, layers, kv_heads, pages = reading.chosen.shape
-    step, layer, head, page = (a.astype(np.int32) for a in np.nonzero(reading.chosen))
-    sequence = AccessSequence(
+def sequence(chosen: np.ndarray, first: int, shape: Shape) -> AccessSequence:
+    """Pages that are read, bool [steps, layers, kv_heads, pages], in their order; ``first`` is the
+    token of the first step."""
+    _, layers, kv_heads, _ = chosen.shape
+    step, layer, head, page = (a.astype(np.int32) for a in np.nonzero(chosen))
+    return AccessSequence(
         layers=layers,
         kv_heads=kv_heads,
         page_tokens=shape.page_tokens,
@@ -156,9 +157,15 @@ def misses(reading: Reading, first: int, residency: float, shape: Shape) -> np.n
         queue=layer * kv_heads + head,
         page=page,
     )
-    frames = frames_of(residency, pages * sequence.queues)
-    found = run_list(Timeline.of(sequence), "lru", capacity=frames, pooled=True)
-    return sequence.counts(found.missed).reshape(steps, layers, kv_heads)
+
+
+def misses(reading: Reading, first: int, residency: float, shape: Shape) -> np.ndarray:
+    """[steps, layers, kv_heads]: pages that LRU over one pool has not, of those read."""
+    steps, layers, kv_heads, pages = reading.chosen.shape
+    accesses = sequence(reading.chosen, first, shape)
+    frames = frames_of(residency, pages * accesses.queues)
+    found = run_list(Timeline.of(accesses), "lru", capacity=frames, pooled=True)
+    return accesses.counts(found.missed).reshape(steps, layers, kv_heads)
 
 
 def lines(reading: Reading, first: int, shape: Shape) -> np.ndarray:

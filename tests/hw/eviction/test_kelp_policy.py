@@ -4,7 +4,8 @@
 
 import math
 
-from kelp_golden.kelp_policy import KelpPolicy, Scores, log2, value
+from kelp_golden.arithmetic import log2
+from kelp_golden.kelp_policy import KelpPolicy, Scores, value
 from kelp_spec import policy
 from kelp_spec.config import named
 

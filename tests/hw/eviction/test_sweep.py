@@ -58,8 +58,10 @@ class World:
         most = 1 << rng.choice([3, 12, 24])
         if tables:
             self.look["tables"] = rng.getrandbits(1)
-        self.known = rng.random() < 0.7
-        self.value = [rng.choice([rng.getrandbits(16), 65532, 65535]) for _ in range(c.pages)]
+        kinds = rng.choice([[0], [0, rng.getrandbits(16), 65532, 65535]])
+        self.value = [
+            rng.choice([*kinds, kinds[-1] and rng.getrandbits(16)]) for _ in range(c.pages)
+        ]
         self.pages = {
             p: {
                 "page": p,
@@ -91,8 +93,8 @@ class World:
                 continue
             last, score = at["last_step"], at["score"]
             if kelp:
-                if tables and self.known:
-                    score = min(self.value[page], 65533)
+                if tables:
+                    score = max(score, min(self.value[page], 65533))
                 priority = 65535 - score
             else:
                 age = arithmetic.age(self.swept_step, last)
@@ -176,7 +178,6 @@ class World:
         await ctx.tick()
         if c.select_tables:
             ctx.set(dut.values.value, self.value[asked])
-            ctx.set(dut.values.known, self.known)
         self.pipe.appendleft(sent)
 
     async def sweep(self, ctx):
@@ -217,7 +218,7 @@ class World:
             await self.tick(ctx, watched=False, quiet=True)
             ctx.set(dut.list.take, 0)
             self.seen["kelp" if self.look["policy"] else "plain"] += 1
-            self.seen["tables"] += self.look.get("tables", 0) and self.known
+            self.seen["tables"] += self.look.get("tables", 0) and any(self.value)
             if rng.random() < 0.1:
                 break
         else:

@@ -8,7 +8,7 @@ import pytest
 from simulation import simulate
 from timing import check_interval, varied
 
-from kelp_golden.kelp_policy import log2
+from kelp_golden.arithmetic import log2
 from kelp_hw.lib.log2 import Log2
 from kelp_spec.policy import LOG_BITS
 

@@ -53,7 +53,6 @@ class Taught(Room):
             await self.cycle()
             found.append(self.ctx.get(values.value))
         assert found == golden.value[queue, :10].tolist()
-        assert self.ctx.get(values.known) == golden.known(queue)
 
     async def select(self, region, bell, rows, *, group):
         await Room.ask(self, region, rows, group=group)
@@ -143,7 +142,7 @@ def test_a_guess_fetches_what_tables_say(offer, take, seed):
 
 
 def test_a_guess_fetches_no_more_than_there_is_credit_for():
-    """Of the same pages as many as are likely, two for 8 or less, one for 4 or less, none for
+    """Of the same pages as many as are likely, two for 16 or less, one for 8 or less, none for
     nothing."""
     room, rng = Taught(seed=3), np.random.default_rng(3)
     counts = []
@@ -154,7 +153,7 @@ def test_a_guess_fetches_no_more_than_there_is_credit_for():
             await room.ask(seeds[turn % 4], layer=turn)
             room.step(3)
         room.move(range(1, 9), PageState.COLD)
-        for most in (1 << 15, 8, 4, 0):
+        for most in (1 << 15, 16, 8, 0):
             await room.spend(most)
             before = len(room.fetched)
             await room.ask(seeds[0], layer=40, speculative=1, tables=1)
@@ -163,7 +162,7 @@ def test_a_guess_fetches_no_more_than_there_is_credit_for():
     room.run(host)
     print(counts)
     (credit, every), (_, two), (_, one), (_, none) = counts
-    assert credit > 8 and every > 2
+    assert credit > 16 and every > 2
     assert (two, one, none) == (2, 1, 0)
 
 

@@ -49,7 +49,6 @@ WITH = {
         values.squeue tables.value_of.squeue
         values.page tables.value_of.page
         tables.value values.value
-        tables.known values.known
     """,
 }
 WHOLE = CONFIG.with_(codec_lanes=32)

@@ -67,8 +67,8 @@ class Values:
 
 
 class Worths:
-    """In place of the golden tables: what each page is worth, at random; of some queues nothing is
-    known."""
+    """In place of the golden tables: what each page is worth at least, at random; 0 of all pages of
+    some queues."""
 
     def __init__(self, config, rng):
         self.value = {
@@ -76,13 +76,12 @@ class Worths:
             for q in range(config.squeues)
             for p in range(config.pages)
         }
-        self._known = [rng.random() < 0.8 for _ in range(config.squeues)]
+        for q in range(config.squeues):
+            if rng.random() < 0.2:
+                self.value |= {(q, p): 0 for p in range(config.pages)}
 
     def worth(self, squeue, page):
         return self.value[squeue, page]
-
-    def known(self, squeue):
-        return self._known[squeue]
 
 
 class TB:
@@ -585,7 +584,6 @@ class TB:
 
     def show_worth(self, asked):
         self.dut.values__value.value = self.tables.worth(*asked) if asked else 12345
-        self.dut.values__known.value = bool(asked and self.tables.known(asked[0]))
 
     def offer(self):
         """Offers a flush and a write-back that have ended; returns the write-back, or None. An

@@ -70,10 +70,9 @@ class TB:
             self.kelp and finished,
             self.tables,
         )
-        known = self.rng.randrange(3)
-        value = self.rng.choice([0, 65532, 65533, 65534, 65535, self.rng.randrange(1 << 16)])
+        value = self.rng.choice([0, score, 65532, 65533, 65534, 65535, self.rng.randrange(1 << 16)])
         if self.kelp:
-            p = 65535 - (min(value, 65533) if self.tables and known else score)
+            p = 65535 - (max(min(value, 65533), score) if self.tables else score)
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
         latency = PriorityUnit.KELP_LATENCY if self.kelp else PriorityUnit.LATENCY
         self.due.append((self.cycle + latency, eligible, expected))
@@ -88,7 +87,7 @@ class TB:
         await self.tick()
         self.dut.i__valid.value = 0
         if self.config.select_tables:
-            self.dut.value.value, self.dut.known.value = value, bool(known)
+            self.dut.value.value = value
 
     async def tick(self):
         await ReadOnly()
