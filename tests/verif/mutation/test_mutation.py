@@ -22,6 +22,8 @@ from paths import ROOT
 
 from kelp_hw.export.rtlil import to_rtlil
 from kelp_hw.lib.skid import Skid
+from kelp_hw.scores import table_scores, table_walk
+from kelp_hw.scores.table_scores import TableScores
 from kelp_verif.mutation import equivalence, netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
 from kelp_verif.mutation.equivalence import equivalent, equivalent_source
@@ -425,6 +427,19 @@ def test_a_mutant_may_be_in_a_function_beside_the_block():
         with source.mutated(Outside, mutant):
             assert to_rtlil(Outside(), name="top") != before
         assert to_rtlil(Outside(), name="top") == before
+
+
+def test_a_mutant_may_be_in_a_function_of_another_file_of_the_room():
+    """`TableScores` imports its walks; it is another one wherever it was imported to, for a
+    while."""
+    mutants = source.sites(TableScores, count=1000, seed=1)
+    files = {m.site.partition(" at ")[2].partition(":")[0] for m in mutants}
+    assert files == {"table_scores.py", "table_walk.py", "table_values.py"}  # `later`, `side`
+    before = table_walk.turn
+    change = next(m for m in mutants if "now.fast.eq(page2.fast)" in m.site)
+    with source.mutated(TableScores, change):
+        assert table_walk.turn is not before and table_scores.turn is table_walk.turn
+    assert table_walk.turn is before and table_scores.turn is before
 
 
 def test_a_site_of_the_netlist_is_asleep_until_it_is_chosen():

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 __all__ = ["SourceMutant", "apply", "mutated", "sites"]
 
@@ -37,7 +38,7 @@ _CHECKS = {"Assert", "Assume", "Cover"}
 @dataclass(frozen=True)
 class SourceMutant:
     """`what` happens to the `n`-th node (in `ast.walk`'s order) of the class and, one after
-    another, the functions of its module that it calls."""
+    another, the functions of its room that it calls."""
 
     number: int
     block: str
@@ -46,23 +47,41 @@ class SourceMutant:
     site: str
 
 
-def _trees(block: type) -> list[ast.ClassDef | ast.FunctionDef]:
-    """The class, and the functions of its module that its methods name, or one of these."""
-    source, first = inspect.getsourcelines(block)
+@dataclass(frozen=True)
+class _Part:
+    """The definition of a class or function, and the module that has it."""
+
+    tree: ast.ClassDef | ast.FunctionDef
+    module: ModuleType
+
+    @property
+    def file(self) -> str:
+        return Path(self.module.__file__).name
+
+
+def _parsed(thing: type | FunctionType) -> _Part:
+    source, first = inspect.getsourcelines(thing)
     (tree,) = ast.parse(textwrap.dedent("".join(source))).body
     ast.increment_lineno(tree, first - 1)
-    beside = {
-        part.name: part
-        for part in ast.parse(inspect.getsource(sys.modules[block.__module__])).body
-        if isinstance(part, ast.FunctionDef)
-    }
-    trees = [tree]
-    for part in trees:  # grows as it is walked
-        within = _methods(part).values() if part is tree else [part]
+    return _Part(tree, sys.modules[thing.__module__])
+
+
+def _parts(block: type) -> list[_Part]:
+    """The class, and the functions of its room that its methods name, or one of these."""
+    parts, met = [_parsed(block)], set()
+    room = sys.modules[block.__module__].__package__
+    for part in parts:  # grows as it is walked
+        within = _methods(part.tree).values() if part is parts[0] else [part.tree]
         nodes = [node for each in within for node in ast.walk(each)]
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        trees += [beside.pop(name) for name in sorted(names & beside.keys())]
-    return trees
+        for name in sorted({node.id for node in nodes if isinstance(node, ast.Name)}):
+            thing = vars(part.module).get(name)
+            if not isinstance(thing, FunctionType) or thing in met:
+                continue
+            met.add(thing)
+            home = sys.modules.get(thing.__module__)
+            if home is not None and home.__package__ == room:
+                parts.append(_parsed(thing))
+    return parts
 
 
 def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -72,33 +91,32 @@ def _methods(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return defined
 
 
-def _of_hardware(block: type) -> list[tuple[int, ast.AST]]:
-    """The nodes, and their positions, that are in methods and functions that build hardware,
+def _of_hardware(block: type) -> list[tuple[int, ast.AST, str]]:
+    """The nodes, their positions and files, that are in methods and functions that build hardware,
     without what is asserted, and without names and messages."""
-    tree, *functions = trees = _trees(block)
-    building = [*_methods(tree).values(), *functions]
+    parts = _parts(block)
+    building = [*_methods(parts[0].tree).values(), *(part.tree for part in parts[1:])]
     inside = {id(node) for part in building for node in ast.walk(part)}
-    nodes = [node for part in trees for node in ast.walk(part)]
-    for node in nodes:
+    nodes = [(node, part.file) for part in parts for node in ast.walk(part.tree)]
+    for node, _ in nodes:
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if isinstance(node, ast.JoinedStr) or (called and node.func.id in _CHECKS):
             inside -= {id(below) for below in ast.walk(node)}
-    return [(n, node) for n, node in enumerate(nodes) if id(node) in inside]
+    return [(n, node, file) for n, (node, file) in enumerate(nodes) if id(node) in inside]
 
 
 def sites(block: type, *, count: int, seed: int, first: int = 1) -> list[SourceMutant]:
     """Up to `count` mutants of `block`, drawn by `seed`."""
-    nodes = dict(_of_hardware(block))
-    found = [(n, what) for n, node in nodes.items() for what in _kinds(node)]
+    nodes = {n: (node, file) for n, node, file in _of_hardware(block)}
+    found = [(n, what) for n, (node, _) in nodes.items() for what in _kinds(node)]
     chosen = sorted(random.Random(seed).sample(found, min(count, len(found))))
-    name = Path(inspect.getfile(block)).name
     return [
         SourceMutant(
             first + k,
             block.__name__,
             n,
             what,
-            f"{what} at {name}:{nodes[n].lineno}: {ast.unparse(nodes[n])[:80]}",
+            f"{what} at {nodes[n][1]}:{nodes[n][0].lineno}: {ast.unparse(nodes[n][0])[:80]}",
         )
         for k, (n, what) in enumerate(chosen)
     ]
@@ -148,9 +166,9 @@ def _changes(block: type, mutant: SourceMutant):
     """What stands where in a module or class of which `mutant` is true."""
     from amaranth.hdl import Value
 
-    trees, n = _trees(block), mutant.n
-    for tree in trees:
-        nodes = list(ast.walk(tree))
+    n = mutant.n
+    for part in _parts(block):
+        nodes = list(ast.walk(part.tree))
         if n < len(nodes):
             break
         n -= len(nodes)
@@ -160,13 +178,20 @@ def _changes(block: type, mutant: SourceMutant):
         def visit(self, node):
             return _change(node, mutant.what) if node is target else self.generic_visit(node)
 
+    tree, module = part.tree, part.module
+    before = vars(module)[tree.name] if isinstance(tree, ast.FunctionDef) else None
     changed = ast.fix_missing_locations(ast.Module([Replace().visit(tree)], []))
-    module = sys.modules[block.__module__]
     space = dict(vars(module)) | {"_value_of": Value.cast}
     exec(compile(changed, f"{block.__name__}_mutant.py", "exec"), space)
-    if isinstance(tree, ast.FunctionDef):
-        return [(module, tree.name, space[tree.name])]
-    return [(block, name, vars(space[block.__name__])[name]) for name in _methods(tree)]
+    if before is None:
+        return [(block, name, vars(space[block.__name__])[name]) for name in _methods(tree)]
+    # Wherever the function was imported to.
+    return [
+        (owner, name, space[tree.name])
+        for owner in list(sys.modules.values())
+        for name, thing in list(vars(owner).items() if isinstance(owner, ModuleType) else ())
+        if thing is before
+    ]
 
 
 @contextlib.contextmanager
