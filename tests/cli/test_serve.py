@@ -141,7 +141,7 @@ GoldenCore.load = load
 """
     url = f"unix:{tmp_path}/kelp.sock"
     said = kelp("serve", "golden:unit_select", "--listen", url, code=1, before=lost)
-    assert said == "kelp: golden:unit_select is not served: the board is gone\n"
+    assert said == "kelp: the board is gone\n"
 
 
 def test_top_shows_what_the_device_counts(served):
@@ -197,7 +197,7 @@ def test_metrics_are_the_counters(tmp_path):
     assert 'kelp_request_seconds_count{tenant="alice",request="open"} 1\n' in hers
     bins = re.findall(r'seconds_bucket{tenant="alice",request="open",le="(.+?)"} (\d)', hers)
     assert bins[-1] == ("+Inf", "1") and [n for _, n in bins] == sorted(n for _, n in bins)
-    assert re.search(r'kelp_build_info{version="[^"]+",protocol="2",config="unit"} 1', text)
+    assert re.search(r'kelp_build_info{version="[^"]+",protocol="3",config="unit"} 1', text)
     for private in ("sessions_open", "session_step", "accesses_total", "hangups", "pool_used"):
         assert f"kelp_{private}" in text and f"kelp_{private}" not in hers
     assert 'kelp_device_answers_total{kind="miss",log2_cycles="0"} 0\n' in text

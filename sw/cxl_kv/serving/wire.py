@@ -37,6 +37,7 @@ import socket
 import struct
 import zlib
 from enum import IntEnum
+from numbers import Integral
 from typing import NamedTuple
 
 from .. import errors
@@ -123,7 +124,7 @@ def failure(error: Exception) -> dict:
         **{
             name: value if isinstance(value, bool) else int(value)
             for name, value in told.items()
-            if value is not None
+            if isinstance(value, Integral)  # a client's nonsense may be in a refusal of it
         },
     }
 

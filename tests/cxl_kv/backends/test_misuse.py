@@ -167,12 +167,14 @@ def test_what_is_closed_says_so_of_every_call(worlds):
     stores, later = {}, {}
     for world in worlds:
         device = world.handles[0]
-        closed, stores[world] = device.open_session(SHAPE), BlockStore(device, 64)
-        world.sessions = {0: closed, 1: device.open_session(SHAPE, max_tokens=8)}
+        # One after another: a device of the RTL has two sessions.
+        closed = device.open_session(SHAPE)
         closed.write(0, ONE, ONE)
-        stores[world].put("a", b"1")
         closed.close()
+        stores[world] = BlockStore(device, 64)
+        stores[world].put("a", b"1")
         stores[world].close()
+        world.sessions = {0: closed, 1: device.open_session(SHAPE, max_tokens=8)}
         later[world] = BlockStore(device, 64)
     alike(worlds, OF_A_SESSION, lambda w: w.sessions[0], cxl_kv.SessionClosedError)
     alike(worlds, OF_A_STORE, lambda w: stores[w], cxl_kv.SessionClosedError)
