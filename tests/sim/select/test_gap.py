@@ -5,23 +5,16 @@ are the documents', and rows say what they promise."""
 
 import numpy as np
 import pytest
-from paths import ROOT
 
 from kelp_golden import kelp_policy
-from kelp_sim.select import gap, memory, rivals, study
+from kelp_sim.select import gap, memory, rivals
 from kelp_sim.select.decode import Device, decode
 from kelp_sim.select.readers import Ideal
 from kelp_sim.select.timing import Shape
 from kelp_spec import policy, policy2
 
-FIRST, TOKENS, MOST = 240, 300, 4
+FIRST, MOST = 240, 4
 ASKS = {"quota": 4, "most": MOST, "compute": 100_000}
-
-
-@pytest.fixture(scope="module")
-def small():
-    model, [(_, ids)] = study.documents(ROOT / "data" / "model", 1, TOKENS)
-    return model, ids
 
 
 def test_it_reads_what_the_ideal_reader_reads(small):

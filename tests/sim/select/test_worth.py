@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from paths import ROOT
 
 from kelp_golden import select as golden
 from kelp_sim.select import rivals, study, worth, worth_page
@@ -16,13 +15,7 @@ from kelp_sim.select.readers import Device as Batch
 from kelp_sim.select.readers import Ideal, _blocks, plans_of, scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, _Port
 
-FIRST, TOKENS = 240, 300
-
-
-@pytest.fixture(scope="module")
-def small():
-    model, [(_, ids)] = study.documents(ROOT / "data" / "model", 1, TOKENS)
-    return model, ids
+FIRST = 240
 
 
 def test_everything_resident_is_the_batch_study(small):
