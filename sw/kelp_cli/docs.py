@@ -47,7 +47,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     from kelp_verif.coverage.record import markdown as coverage_markdown
     from kelp_verif.mutation.hunt import markdown
 
-    from .select_example import example_markdown
+    from .select.example import example_markdown
 
     config = named(DOCUMENTED)
     verification, choice = (directory / name for name in _PARTS)

@@ -25,7 +25,7 @@ def select_rows(
     from kelp_verif.select.hits import hits_beside_choice
 
     from ..output import progress_bar
-    from ..select_rtl import BAR, CONFIG, hold
+    from ..select.rtl import BAR, CONFIG, hold
 
     path = Path("data/traces/attn_3.npz")
     name = config or CONFIG

@@ -14,7 +14,7 @@ from kelp_sim.select.decode import Device, Run, decode
 from kelp_sim.select.worth import HOSTS
 from kelp_spec.config import Config
 
-from .output import UserError, anyway, progress_bar, show, write_json
+from ..output import UserError, anyway, progress_bar, show, write_json
 
 __all__ = ["closed"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .output import UserError, drawable, writable
+from ..output import UserError, drawable, writable
 
 __all__ = ["register"]
 
@@ -194,21 +194,22 @@ def select(
     writable(lists, json=json, folder=page)
     drawable(page)
     if traces:
-        from . import select_worth
+        from . import gap as gaps
+        from . import worth
 
-        asked = select_worth.Asked(
+        asked = worth.Asked(
             model, traces, tokens, first, None if rtl and not little else residency,
             wait_above, policy, fetch_from, guess, told, warm,
         )  # fmt: skip
         quota = chosen[0]
         if gap:
-            select_worth.gap(asked, quota, most, json)
+            gaps.gap(asked, quota, most, json)
             return
         if rtl and context.get_parameter_source("quotas").name == "DEFAULT":
             quota = None
-        select_worth.worth(asked, quota, most, json, lists, page, config if rtl else None)
+        worth.worth(asked, quota, most, json, lists, page, config if rtl else None)
         return
-    from .select_study import Asked, study
+    from .study import Asked, study
 
     asked = Asked(
         model, texts, tokens or 2048, 1792 if first is None else first, chosen, most,

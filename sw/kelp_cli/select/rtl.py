@@ -15,7 +15,7 @@ from kelp_sim.select.readers import scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, Timing
 from kelp_spec.config import Config, ConfigError, named
 
-from .output import UserError, anyway, progress_bar, show, write_json
+from ..output import UserError, anyway, progress_bar, show, write_json
 
 __all__ = ["BAR", "CONFIG", "Held", "choosing", "hold", "rtl"]
 

@@ -5,7 +5,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .output import UserError, anyway, console, progress_bar, show, write_json, write_whole
+from ..output import UserError, anyway, console, progress_bar, show, write_json, write_whole
 
 __all__ = ["Asked", "study"]
 

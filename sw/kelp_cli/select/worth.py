@@ -2,14 +2,16 @@
 
 """``kelp select TRACE…``: what a choice near memory is worth with little memory."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kelp_spec.files import whole_file, write_whole
 
-from .output import UserError, anyway, console, progress_bar, show, write_json
+from ..output import UserError, anyway, console, progress_bar, show, write_json
 
-__all__ = ["Asked", "gap", "worth"]
+__all__ = ["Asked", "documents_of", "progress", "residencies_of", "worth"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ def _on_rtl(model, documents, residencies, asked: Asked, config, quota, most, js
     """On the RTL of `config`, everything resident where no residency is given."""
     from kelp_sim.select.decode import Device
 
-    from .select_closed import closed
-    from .select_rtl import choosing, rtl
+    from .closed import closed
+    from .rtl import choosing, rtl
 
     sizes = choosing(config, quota)
     if not residencies:
@@ -46,7 +48,15 @@ def _on_rtl(model, documents, residencies, asked: Asked, config, quota, most, js
     closed(model, documents, residencies, device=device, config=sizes, warm=asked.warm, json=json)
 
 
-def _given(asked: Asked, residencies: list[float]):
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar, and who hears what runs and the share that is done."""
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1000)
+        yield lambda what, share: bar.update(task, description=what, completed=int(1000 * share))
+
+
+def documents_of(asked: Asked, residencies: list[float]):
     """The model and its documents."""
     from kelp_sim.lab.recorder import RecorderError
     from kelp_sim.quality.llama import ModelError
@@ -75,41 +85,6 @@ def _given(asked: Asked, residencies: list[float]):
     return loaded, documents
 
 
-def gap(asked: Asked, quota: int, most: int, json) -> None:
-    """What of the gap between LRU and Belady is closed: shown, or written."""
-    from kelp_sim.select import gap as study
-    from kelp_sim.select.decode import Device
-    from kelp_sim.select.worth import HOST
-
-    residencies = _residencies(asked.residency)
-    loaded, documents = _given(asked, residencies)
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1000)
-        found = study.rows(
-            loaded,
-            documents,
-            residencies,
-            device=Device(quota=quota, most=most, compute=HOST),
-            warm=asked.warm,
-            progress=lambda what, share: bar.update(
-                task, description=what, completed=int(1000 * share)
-            ),
-        )
-    over = study.summary(found)
-    what = (
-        f"model {asked.model}; {len(documents)} documents; at most {most} pages, quota {quota} of "
-        + f"a guess, 100 µs of compute a layer, {asked.warm} warm-up steps"
-    )
-
-    def tell() -> None:
-        if str(json) != "-":
-            _show_gap(over)
-
-    with anyway(tell):
-        if json is not None:
-            write_json(json, "select-gap", {"what": what, "rows": found, "summary": over})
-
-
 def worth(
     asked: Asked,
     quota: int | None,
@@ -124,10 +99,10 @@ def worth(
     from kelp_sim.select import worth as study
     from kelp_sim.select.decode import ONE, POLICIES, Device
 
-    residencies = [] if asked.residency is None else _residencies(asked.residency)
+    residencies = [] if asked.residency is None else residencies_of(asked.residency)
     if asked.policy not in POLICIES:
         raise UserError(f"--policy {asked.policy!r} is unknown; legal: {', '.join(POLICIES)}")
-    loaded, documents = _given(asked, residencies)
+    loaded, documents = documents_of(asked, residencies)
     if config is not None:
         _on_rtl(loaded, documents, residencies, asked, config, quota, most, json)
         return
@@ -140,17 +115,9 @@ def worth(
         fetch_from=round(asked.fetch_from * ONE),
         guess=asked.guess,
     )
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1000)
+    with progress() as heard:
         found = study.worth(
-            loaded,
-            documents,
-            residencies,
-            device=device,
-            warm=asked.warm,
-            progress=lambda what, share: bar.update(
-                task, description=what, completed=int(1000 * share)
-            ),
+            loaded, documents, residencies, device=device, warm=asked.warm, progress=heard
         )
     over, over_100us = study.summary(found.rows), study.summary(found.rows_100us)
     what = (
@@ -192,7 +159,7 @@ def worth(
         console.print(f"{page / 'select.html'} written", soft_wrap=True)
 
 
-def _residencies(text: str) -> list[float]:
+def residencies_of(text: str) -> list[float]:
     try:
         found = [float(part) for part in text.split(",")]
         if not all(0 < share <= 1 for share in found):
@@ -249,40 +216,5 @@ def _show(rows: list[dict], what: str) -> None:
             f"{row['worst_residency_loss']:+.1%}",
             "–" if row["flash_over_lru"] is None else f"{row['flash_over_lru']:.2f}",
             f"{row['link_over_chosen']:.2f}",
-        )
-    show(table)
-
-
-def _show_gap(rows: list[dict]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="A host that waits for what the ideal reader chooses",
-        title_justify="left",
-        title_style="bold",
-        caption="gap: 0 is LRU, 1 Belady, each over one pool; flash: pages read over LRU's; least, "
-        + "most: of one document",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for heading in ("policy", "is told", "here", "missed", "gap", "least", "flash", "most"):
-        left = heading in ("policy", "is told")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-
-        def number(key, form, row=row):
-            return "–" if row[key] is None else f"{row[key]:{form}}"
-
-        table.add_row(
-            row["policy"],
-            row["told"],
-            f"{row['residency']:.1%}",
-            f"{row['misses'] / row['reads']:.2%}",
-            number("gap", "+.2f"),
-            number("least_gap", "+.2f"),
-            number("flash_over_lru", ".2f"),
-            number("most_flash_over_lru", ".2f"),
         )
     show(table)

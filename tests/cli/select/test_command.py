@@ -10,8 +10,9 @@ from command import kelp
 from paths import ROOT
 from rich.console import Console
 
-from kelp_cli import select_rtl, select_worth
 from kelp_cli.output import UserError
+from kelp_cli.select import rtl as select_rtl
+from kelp_cli.select import worth as select_worth
 from kelp_rtl.device import DriverError
 from kelp_spec.config import named
 
@@ -59,9 +60,33 @@ def test_bad_options_are_one_line():
         (("--model", "nowhere"), "nowhere"),
         (("--residency", "0.5"), "--residency goes with TRACE"),
         (("--no-guess",), "--guess goes with TRACE"),
+        (("--gap",), "--gap goes with TRACE"),
+        (("--gap", "--policy", "kelp", str(ROOT / "LICENSE")), "--policy goes without --gap"),
+        (("--gap", "--rtl", str(ROOT / "LICENSE")), "--gap goes without --rtl"),
+        (("--policy", "fifo", str(ROOT / "LICENSE")), "legal: lru, table, kelp"),
+        (("--fetch-from", "2", str(ROOT / "LICENSE")), "be less than or equal to 1"),
     ):
         done = kelp("select", *options)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_policies_close_of_the_gap(tmp_path):
+    """A table of eighty columns, and rows."""
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "LICENSE").read_text(encoding="utf-8"), encoding="utf-8")
+    asks = (
+        *("select", str(text), "--model", MODEL, "--tokens", "150", "--first", "112", "--warm"),
+        *("4", "--quotas", "3", "--most", "4", "--residency", "0.5", "--gap"),
+    )
+    done = kelp(*asks, "--json", str(tmp_path / "gap.json"))
+    found = json.loads((tmp_path / "gap.json").read_text(encoding="utf-8"))
+    told = [(row["policy"], row["told"]) for row in found["summary"]]
+    guess, read = "pages read, guessed query", "pages read"
+    near = [("table", guess), ("table", read), ("kelp", guess)]
+    assert told == [*near, ("lru", read), ("belady", read), ("kelp", read)]
+    assert [row["gap"] for row in found["rows"]][3:5] == [0, 1]
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and sum(" 50.0%" in line for line in lines) == len(told)
 
 
 def test_worth_with_little_memory(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from kelp_cli.select_example import example
+from kelp_cli.select.example import example
 from kelp_spec.select import ANSWER_FIELDS, CHOSEN_FIELDS, SlotState, record
 
 
