@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import fields
 from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
+from kelp_spec.config_text import changed
 
 from .arguments import instance, integer, nothing_left, short, switch, whole
 from .core import Core
@@ -22,7 +21,6 @@ DEFAULT_CONFIG = "trace"
 _LEGAL = (
     "golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path, cxl:/path, serial:/path"
 )
-_NAME = re.compile(r"[A-Za-z0-9._+,=()-]{1,100}")  #: it becomes part of the names of files
 _HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 
 
@@ -61,46 +59,8 @@ def _is_encodable(text: str) -> bool:
 
 def config_of(name: str, options: dict[str, str]) -> Config:
     """The named configuration with the options that are fields of Config; they are taken out of
-    `options`. ConfigError when it is refused. Its name, which its digest depends on, says what was
-    changed, unless the option `name` says another: that of a device which was built under a name
-    of its own."""
-    config, changes = named(name or DEFAULT_CONFIG), {}
-    called = options.pop("name", None)
-    if called is not None and not _NAME.fullmatch(called):
-        raise ValueError(
-            f"name = {short(called)} is refused; legal: letters, digits and . _ - + , = ( )"
-        )
-    for field in fields(Config):
-        if field.name in options and field.name != "name":
-            if field.type == "bool":
-                changes[field.name] = switch(options, field.name)
-                continue
-            text = options.pop(field.name)
-            try:
-                if field.name == "frames":
-                    changes["frames"] = tuple(int(n) for n in text.split(","))
-                elif field.name == "pool_formats":
-                    changes["pool_formats"] = tuple(text.split(","))
-                elif field.type == "str":
-                    changes[field.name] = text
-                else:
-                    changes[field.name] = int(text)
-            except ValueError:
-                raise ValueError(
-                    f"{field.name} = {short(text)} is refused; legal: "
-                    + ("four counts with commas" if field.name == "frames" else "a number")
-                ) from None
-    if called is not None:
-        return config.with_(**changes, name=called)
-    if not changes:
-        return config
-    # A name is part of the names of files.
-    said = {
-        name: "+".join(map(str, value)).replace("/", "-") if isinstance(value, tuple) else value
-        for name, value in sorted(changes.items())
-    }
-    parts = ",".join(f"{name}={value}" for name, value in said.items())
-    return config.with_(**changes, name=f"{config.name}({parts})")
+    `options` (`kelp_spec.config_text.changed`). ConfigError when it is refused."""
+    return changed(named(name or DEFAULT_CONFIG), options)
 
 
 def make_core(url: str) -> Core:
@@ -128,12 +88,14 @@ def _core_of(url: str) -> Core:
     if scheme == "rtl":
         lockstep = switch(options, "lockstep")
         seed = integer("seed", whole(options, "seed", 1), 0, (1 << 64) - 1)
+        tier = whole(options, "tier_latency", 25_000)
+        tier = integer("tier_latency", tier, 0, 500_000)  # the device gives up after twice that
         config = config_of(rest, options)
         try:
             from .backends.rtl import RtlCore
 
             nothing_left(url, options)
-            return RtlCore(config, lockstep=lockstep, seed=seed)
+            return RtlCore(config, lockstep=lockstep, seed=seed, tier_latency=tier)
         except ModuleNotFoundError as error:
             raise UnsupportedError(
                 f"{url} needs the RTL simulation, and {error.name!r} is not installed: {_HOW}"

@@ -11,14 +11,20 @@ import typer
 from rich import box
 from rich.table import Table
 
-from kelp_spec.config import NAMED, POOLS, Config, named
+from kelp_spec.config import NAMED, POOLS, Config
+from kelp_spec.config_text import configuration
 from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.metadata import page_word_fields
 
 from .output import show, write_json
 
-__all__ = ["describe", "register"]
+__all__ = ["CONFIGURATION", "describe", "register"]
+
+#: What an option that takes a configuration says of itself.
+CONFIGURATION = (
+    "A named configuration (kelp config lists them), other sizes after it: 'NAME?field=value&…'."
+)
 
 
 def describe(config: Config) -> dict:
@@ -63,7 +69,10 @@ def register(app: typer.Typer) -> None:
     def config_(
         name: Annotated[
             str | None,
-            typer.Argument(help="One configuration in full; all in brief when left out."),
+            typer.Argument(
+                help="One configuration in full, named or with other sizes "
+                + "('unit?queues=8&frames=64,16,16,16'); all in brief when left out."
+            ),
         ] = None,
         json: Annotated[
             Path | None, typer.Option("--json", help="Also write it to this file (- is stdout).")
@@ -71,7 +80,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show the named configurations: queues, pages, frames, widths and what they cost in
         memory."""
-        chosen = [named(name)] if name else list(NAMED.values())
+        chosen = [configuration(name)] if name else list(NAMED.values())
         if json is not None:
             write_json(json, "config", {"configurations": [describe(c) for c in chosen]})
             if str(json) == "-":

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from .config import CONFIGURATION
 from .output import UserError, anyway, console, drawable, progress_bar, show, writable
 from .replay.choices import Choices, parse_policy
 from .replay.engines import lockstep_part, measured, resident, run_rtl
@@ -44,7 +45,9 @@ def demo(
         Path,
         typer.Option("--output", "-o", help="Where report.html, report.json and the plots go."),
     ] = Path("build/demo"),
-    config: Annotated[str, typer.Option(help="Named configuration that fits it.")] = "smollm2",
+    config: Annotated[
+        str, typer.Option(help=f"{CONFIGURATION} It fits the recording.")
+    ] = "smollm2",
     accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 2_000,
     first_step: Annotated[
         int, typer.Option(help="Full speed begins here, where a page opens.")
@@ -70,6 +73,13 @@ def demo(
             + "ladder from LRU to it."
         ),
     ] = "kelp",
+    tier_latency: Annotated[
+        int | None,
+        typer.Option(
+            help="Full speed: cycles of 1 ns from a page's miss to its first byte.",
+            show_default="25000",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Seeds the model's initial values and the host's first tag.")
     ] = 1,
@@ -92,6 +102,7 @@ def demo(
         formats=FORMATS,
         policy=policy,
         seed=seed,
+        tier_latency=tier_latency,
         prefetch="none" if parse_policy(policy) == Policy.KELP else "layer_ahead",
     )
     whole = chosen.plan()

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kelp_spec.config import Config, named
+from kelp_spec.config import Config
+from kelp_spec.config_text import configuration
 from kelp_spec.files import write_whole
 
+from .config import CONFIGURATION
 from .output import console, show, writable, write_json
 
 __all__ = ["described", "module_text", "register", "write_verilog"]
@@ -169,9 +171,7 @@ def verilog(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")
     ],
-    config: Annotated[
-        str, typer.Option(help="Named configuration (kelp config lists them).")
-    ] = "trace",
+    config: Annotated[str, typer.Option(help=CONFIGURATION)] = "trace",
     external_macros: Annotated[
         bool,
         typer.Option(
@@ -187,7 +187,7 @@ def verilog(
     flat ports and its timing constraints, a smoke bench, the C header of its registers and
     addresses, a FuseSoC core file and a JSON description, memories included; of one with flits
     their front beside it."""
-    chosen = named(config)
+    chosen = configuration(config)
     writable(folder=output)
     with console.status(f"generating configuration {chosen.name} …"):
         files = write_verilog(chosen, output, external_macros=external_macros)

@@ -40,6 +40,7 @@ def test_demo_agrees_and_reports(
     trace = save(tmp_path / "small.npz", contents(with_kv=False, **sizes))
     part = ["--accesses", str(accesses), "--lockstep-accesses", str(lockstep)]
     part += ["--first-step", str(first_step), "--residency", residency]
+    part += ["--tier-latency", "25000" if config == "trace" else "1000"]
     done = kelp("demo", str(trace), "-o", str(tmp_path), "--config", config, *part, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

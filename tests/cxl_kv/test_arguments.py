@@ -50,6 +50,8 @@ def session(device):
         ("rtl:unit?seed=-1", "seed = -1 is refused"),
         ("rtl:unit?seed=x", "seed=x"),
         ("rtl:unit?lockstep=yes", "lockstep=yes"),
+        ("rtl:unit?tier_latency=-1", "tier_latency = -1 is refused; legal: 0"),
+        ("rtl:unit?tier_latency=25us", "tier_latency=25us"),
         ("dax:/tmp?create=yes", "create=yes"),
         ("dax:/tmp", "dax:/tmp: Is a directory$"),
         ("dax:/dev/null", "/dev/null has 0 bytes"),

@@ -70,6 +70,19 @@ def stored(bits, fmt, host_type):
     return round_trip(lines, host_type, fmt).reshape(bits.shape)
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("cycles", "least", "most"), [(200, 7, 13), (30_000, 14, 18)])
+def test_how_long_the_cold_tier_takes_is_said_in_the_url(cycles, least, most):
+    """Latencies of misses by ⌊log2⌋: the longest one waits for others, too."""
+    shape = small(formats="raw16", dtype="fp16")
+    url = RTL.replace("tier_latency=500", f"tier_latency={cycles}")
+    with cxl_kv.open(url) as device, device.open_session(shape, max_tokens=16) as session:
+        session.write([0, 1], *tensors(shape, session.max_tokens))
+        session.read([0, 1], stop=session.max_tokens)
+        found = np.flatnonzero(device.latency_histograms()["miss"])
+    assert least <= found.max() <= most, found
+
+
 #: What `make test` reads back from the RTL: each host type; each manner of scale, and none.
 QUICK = {("raw16", "fp16"), ("fp8_e5m2", "bf16"), ("int8", "bf16"), ("int4", "fp16")}
 

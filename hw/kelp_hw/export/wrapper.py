@@ -4,6 +4,8 @@ description."""
 
 from __future__ import annotations
 
+import re
+
 from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
 from kelp_spec.cxlio.config import Space
@@ -220,9 +222,10 @@ def core_file(config: Config, files: list[str]) -> str:
         for f in files
     )
     top = top_name(config)
+    name = f"{top.removeprefix('kelp_')}_{re.sub(r'[^A-Za-z0-9_]+', '_', config.name).strip('_')}"
     return f"""CAPI=2:
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-name: kelp:cxl:{top.removeprefix("kelp_")}_{config.name.replace("-", "_")}:0.1.0
+name: kelp:cxl:{name}:0.1.0
 description: KELP, a CXL endpoint that understands LLM KV cache ({config.name}, {config.digest})
 
 filesets:

@@ -242,7 +242,7 @@ def free_running(
     endpoint when the history is over, `on_step` is told whenever a step of the replay has ended.
     The golden model works in a thread of its own while the simulation goes on.
     """
-    session = Device(job)
+    session = Device(job, flash=job.flash)
     driver = session.driver
     begun = [False]
 
@@ -299,7 +299,7 @@ def resident_cycles(job: Job, *, progress: Callable[[int], None] | None = None) 
     """[steps]: the cycles of each step of a job whose every page has a frame, at full speed, as
     `Replay.step_cycles` has them. Nothing is judged but that nothing was missed: ReplayError
     otherwise."""
-    session = Device(job)
+    session = Device(job, flash=job.flash)
     driver = session.driver
     for first, end in job.chunks():
         if first == job.history:

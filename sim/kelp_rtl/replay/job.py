@@ -18,7 +18,7 @@ from kelp_spec.address import AddressMap
 from kelp_spec.metadata import Answer, Op, Outcome, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, RegisterMap
 
-from ..device import Driver, RunRules, UncheckedDriver, Waves
+from ..device import Driver, FlashTiming, RunRules, UncheckedDriver, Waves
 from ..program import PARTIAL, READ, WRITE, Program, Response
 from ..program import Result as Answers
 from ..records import Commits
@@ -70,6 +70,7 @@ class Job:
     #: by step: hint lines that the host writes when it is over
     hints: Sequence[Sequence[bytes]] = ()
     seed: int = 1
+    flash: FlashTiming = FlashTiming()  #: at full speed
     plant: str | None = None  #: one of PLANTS
     waves: Path | None = None
     checked: bool = True  #: the stream rule is asserted in the RTL

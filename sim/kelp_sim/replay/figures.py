@@ -123,6 +123,7 @@ def summarise(
     columns = meter.columns(sequence.steps)
     found = references(sequence, done.capacity, on_start=on_start)
     slots = np.array([slot_bytes(done.setup.stored_lines(q)) for q in range(sequence.queues)])
+    tier = {"slots": slots, "tier_latency": done.tier_latency}
     return ReplayResult(
         trace=done.trace.name,
         engine=engine,
@@ -142,9 +143,10 @@ def summarise(
         mismatches=measured.mismatches,
         mismatch_examples=tuple(measured.examples),
         lockstep=lockstep.counts,
-        waiting=waiting(sequence, columns["step_misses"], slots=slots),
+        tier_latency=done.tier_latency,
+        waiting=waiting(sequence, columns["step_misses"], **tier),
         reference_waiting={
-            name: waiting(sequence, one.misses, slots=slots) for name, one in found.items()
+            name: waiting(sequence, one.misses, **tier) for name, one in found.items()
         },
         step_cycles=measured.step_cycles,
         resident_step_cycles=measured.resident_step_cycles,

@@ -22,6 +22,7 @@ from kelp_spec.policy import Policy
 
 from ..trace.accesses import AccessSequence, access_sequence
 from ..trace.trace import LINE_BYTES, Trace, TraceError
+from .waiting import TIER_LATENCY
 
 __all__ = ["BUDGETS", "Excerpt", "Plan", "Prefetch", "Retention", "capacity_shares", "plan"]
 
@@ -82,6 +83,7 @@ class Plan:
     capacity: int
     budget: str
     seed: int
+    tier_latency: int = TIER_LATENCY  #: cycles; of a replay at full speed
 
     @property
     def policy(self) -> str:

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from .reference import REFERENCES, Reference
-from .waiting import Waiting
+from .waiting import TIER_LATENCY, Waiting
 
 __all__ = ["PageResidency", "ReplayResult"]
 
@@ -59,6 +59,7 @@ class ReplayResult:
     lockstep: Mapping[str, int] = field(default_factory=dict)
 
     # Who waits (docs/replay.md).
+    tier_latency: int = TIER_LATENCY  #: cycles from a page's miss to its first byte
     waiting: Waiting  #: of the engine's misses; its cycles are the model's
     reference_waiting: Mapping[str, Waiting]  #: the same of each of `references`
     #: [steps] cycles of the engine's clock, and of the same requests with everything resident; None

@@ -45,14 +45,18 @@ def slot_bytes(stored_lines: int) -> int:
 
 
 def waiting(
-    sequence: AccessSequence, misses: np.ndarray, *, slots: np.ndarray | int | None = None
+    sequence: AccessSequence,
+    misses: np.ndarray,
+    *,
+    slots: np.ndarray | int | None = None,
+    tier_latency: int = TIER_LATENCY,
 ) -> Waiting:
     """From the misses of each step and queue, [steps, queues].
 
     A (step, layer) of n line requests lasts n + ANSWER cycles with everything resident. When k of
-    its accesses miss, the tier's time takes the place of n where that is longer: TIER_LATENCY and
-    k slots at TIER_BYTES a cycle. ``slots``: bytes of a slot, of each queue; those of a raw16 page
-    by default.
+    its accesses miss, the tier's time takes the place of n where that is longer: ``tier_latency``
+    and k slots at TIER_BYTES a cycle. ``slots``: bytes of a slot, of each queue; those of a raw16
+    page by default.
     """
     if slots is None:
         slots = slot_bytes(2 * sequence.page_tokens * sequence.lines_per_token)
@@ -60,7 +64,7 @@ def waiting(
     fetched = (misses * slots).reshape(by_layer).sum(axis=2)
     missed = misses.reshape(by_layer).any(axis=2)
     lines = sequence.line_counts().reshape(by_layer).sum(axis=2)
-    tier = np.where(missed, TIER_LATENCY + -(-fetched // TIER_BYTES), 0)
+    tier = np.where(missed, tier_latency + -(-fetched // TIER_BYTES), 0)
     return Waiting(
         layers=float(missed.mean()),
         tokens=float(missed.any(axis=1).mean()),

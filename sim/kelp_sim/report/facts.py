@@ -185,6 +185,7 @@ def _what_ran(result: ReplayResult) -> Section:
                 "; ".join(f"{where}: {stored}" for where, stored in result.formats.items()),
             ),
             Row("engine, seed", f"{result.engine}, {result.seed}"),
+            Row("cold tier, cycles", f"{result.tier_latency:,}"),
             Row("command", result.command),
         ],
     )
@@ -201,6 +202,7 @@ def as_json(result: ReplayResult) -> dict:
         "config_hash": result.config_hash,
         "policy": result.policy,
         "seed": int(result.seed),
+        "tier_latency": int(result.tier_latency),
         "residency": float(result.residency),
         "capacity_frames": int(result.capacity),
         "formats": dict(result.formats),

@@ -4,6 +4,8 @@ Simulation is not acceleration."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kelp_spec.address import Region
@@ -27,25 +29,29 @@ class RtlCore(Core):
         `golden:`. Answers are the same either way.
     seed : int
         Of the driver.
+    tier_latency : int
+        Cycles of 1 ns that a read or a write of the cold tier takes, before its bytes.
     """
 
-    def __init__(self, config: Config, *, lockstep: bool = False, seed: int = 1):
+    def __init__(
+        self, config: Config, *, lockstep: bool = False, seed: int = 1, tier_latency: int = 25_000
+    ):
         super().__init__()
         from kelp_rtl.device import Driver, DriverError, Failure, FlashTiming
         from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
 
         self.config, self.lockstep = config, lockstep
-        self._program, self._opcodes, self._failure, self._flash, self._error = (
+        self._program, self._opcodes, self._failure, self._error = (
             Program,
             (READ, WRITE, PARTIAL, SPEC_READ),
             Failure,
-            FlashTiming,
             DriverError,
         )
         # NXM and POISON are told apart from DATA by one look-up.
         self._status = np.zeros(max(Response) + 1, np.uint8)
         self._status[Response.POISON], self._status[Response.NXM] = Status.POISON, Status.NOT_MAPPED
-        self.driver = Driver(config, seed=seed)
+        self._flash = FlashTiming(latency=tier_latency, write_latency=tier_latency)
+        self.driver = Driver(config, seed=seed, flash=self._flash)
 
     def _run(self, program):
         try:
@@ -102,10 +108,11 @@ class RtlCore(Core):
         tries = 1 + self.driver.read64("cold_retries")
         done = self.driver.counts()["flash_reads"]
         self.driver.configure(
-            flash=self._flash(
+            flash=replace(
+                self._flash,
                 failures=[
                     self._failure(index=done + i, op=ColdOp.READ) for i in range(tries * count)
-                ]
+                ],
             )
         )
 

@@ -10,6 +10,7 @@ import typer
 
 from kelp_spec.files import write_whole
 
+from ..config import CONFIGURATION
 from ..output import UserError, console, writable
 from ..verilog import module_text
 from .shared import MOST_MHZ, Baud, BoardName, Built, directory_of, known_board
@@ -91,9 +92,7 @@ def vivado(
 
 
 def axi(
-    config: Annotated[
-        str, typer.Option(help="Named configuration (kelp config lists them).")
-    ] = "trace",
+    config: Annotated[str, typer.Option(help=CONFIGURATION)] = "trace",
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into.")] = Path(
         "build/axi"
     ),
@@ -103,9 +102,9 @@ def axi(
     from kelp_fpga.axi.axi_endpoint import AxiEndpoint
     from kelp_fpga.axi.axi_ports import axi_ports_markdown
     from kelp_hw.export.verilog import macro_sources
-    from kelp_spec.config import named
+    from kelp_spec.config_text import configuration
 
-    chosen = named(config)
+    chosen = configuration(config)
     writable(folder=output)
     top = AxiEndpoint(config=chosen)
     with console.status(f"generating {config}"):

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kelp_spec.config import named
+from kelp_spec.config_text import configuration
 
+from ..config import CONFIGURATION
 from ..output import UserError, console
 
 __all__ = ["register"]
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
     @app.command(name="linux")
     def boot(
         config: Annotated[
-            str, typer.Option(help="Named configuration, one that has CXL.io (kelp config).")
+            str, typer.Option(help=f"{CONFIGURATION} One that has CXL.io.")
         ] = "unit_cxl",
         seconds: Annotated[float, typer.Option(help="For the boot, at most.")] = 300.0,
         perf: Annotated[
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
         def say(text: str) -> None:
             console.print(Text.assemble((f"{time.monotonic() - began:6.1f} s", "dim"), f"  {text}"))
 
-        chosen = named(config)
+        chosen = configuration(config)
         if not chosen.cxlio:
             raise UserError(f"configuration {config!r} has no CXL.io; unit_cxl has")
         folder, report = run(chosen, seconds, perf, verbose, say)

@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -22,6 +22,8 @@ __all__ = [
 
 #: Stored formats where none are asked for: three of the five, one pool.
 FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
+#: Cycles; after twice as many the device gives a fetch up.
+_MOST_LATENCY = 500_000
 
 
 class Source(StrEnum):
@@ -52,25 +54,32 @@ class Choices:
     prefetch: str = "none"
     window: int = 1
     seed: int = 1
+    tier_latency: int | None = None
 
     def plan(self):
         """The replay's plan; UserError where there can be none."""
         from kelp_sim.replay.plan import Excerpt, Prefetch, plan
+        from kelp_sim.replay.waiting import TIER_LATENCY
         from kelp_sim.trace.trace import read
-        from kelp_spec.config import named
+        from kelp_spec.config_text import configuration
         from kelp_spec.metadata import PrefetchSource
 
         if not 0 <= self.window <= 63:
             raise UserError(f"window = {self.window} is refused; legal: 0 … 63 pages each side")
         if not 0 <= self.seed < 1 << 32:
             raise UserError(f"--seed {self.seed} is refused; legal: 0 … {(1 << 32) - 1}")
+        latency = TIER_LATENCY if self.tier_latency is None else self.tier_latency
+        if not 0 <= latency <= _MOST_LATENCY:
+            raise UserError(
+                f"--tier-latency {latency} is refused; legal: 0 … {_MOST_LATENCY} cycles"
+            )
         policy = parse_policy(self.policy)
         sources = parse_sources(self.prefetch)
         window = self.window if PrefetchSource.WINDOW in sources else 0
         try:
-            return plan(
+            chosen = plan(
                 read(self.trace),
-                named(self.config),
+                configuration(self.config),
                 residency=self.residency,
                 excerpt=Excerpt(
                     accesses=self.accesses,
@@ -82,6 +91,7 @@ class Choices:
                 prefetch=Prefetch(sources=sources, window=window),
                 seed=self.seed,
             )
+            return replace(chosen, tier_latency=latency)
         except ValueError as error:  # TraceError among them: each is one line
             raise UserError(str(error)) from None
 

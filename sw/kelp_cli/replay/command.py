@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..config import CONFIGURATION
 from ..output import UserError, anyway, drawable, progress_bar, show, writable, write_json
 from . import engines
 from .choices import FORMATS, Choices, Source
@@ -40,9 +41,7 @@ def replay(
             + "golden model alone."
         ),
     ] = Engine.RTL,
-    config: Annotated[
-        str, typer.Option(help="Named configuration (kelp config lists them).")
-    ] = "trace",
+    config: Annotated[str, typer.Option(help=CONFIGURATION)] = "trace",
     residency: Annotated[
         float, typer.Option(help="Frames, as a share of the pages at the end.")
     ] = 0.25,
@@ -116,6 +115,13 @@ def replay(
     seed: Annotated[
         int, typer.Option(help="Seeds the model's initial values and the host's first tag.")
     ] = 1,
+    tier_latency: Annotated[
+        int | None,
+        typer.Option(
+            help="Full speed: cycles of 1 ns from a page's miss to its first byte, and of a write.",
+            show_default="25000",
+        ),
+    ] = None,
     waves: Annotated[
         Path | None,
         typer.Option(
@@ -170,6 +176,7 @@ def replay(
         prefetch=prefetch,
         window=window,
         seed=seed,
+        tier_latency=tier_latency,
     ).plan()
     writable(waves, json=json, folder=report)
     drawable(report)

@@ -162,6 +162,7 @@ def _faults():
 
 
 def _job(chosen, *, plant=None, waves=None, checked):
+    from kelp_rtl.device import FlashTiming
     from kelp_rtl.replay import Job
 
     requests = chosen.requests
@@ -177,6 +178,7 @@ def _job(chosen, *, plant=None, waves=None, checked):
         lines=chosen.lines,
         hints=chosen.hints,
         seed=chosen.seed,
+        flash=FlashTiming(latency=chosen.tier_latency, write_latency=chosen.tier_latency),
         plant=plant,
         waves=waves,
         checked=checked,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..config import CONFIGURATION
 from ..output import UserError, drawable, writable
 
 __all__ = ["register"]
@@ -155,7 +156,7 @@ def select(
             + "what the RTL chooses with so little, beside the model with a clock.",
         ),
     ] = False,
-    config: Annotated[str, typer.Option(help="With --rtl: the configuration.")] = "trace_select",
+    config: Annotated[str, typer.Option(help=f"With --rtl. {CONFIGURATION}")] = "trace_select",
     gap: Annotated[
         bool,
         typer.Option(

@@ -13,7 +13,8 @@ from kelp_rtl.replay.choices import PHASES, Asked, Chosen, choices
 from kelp_sim.select.decode import ONE, Device, Run, decode
 from kelp_sim.select.readers import scale_of
 from kelp_sim.select.timing import RTL, Choice, Shape, Timing
-from kelp_spec.config import Config, ConfigError, named
+from kelp_spec.config import Config, ConfigError
+from kelp_spec.config_text import configuration
 
 from ..output import UserError, anyway, progress_bar, show, write_json
 
@@ -157,7 +158,7 @@ def by_the_model(
 def choosing(config: str, quota: int | None) -> Config:
     """The configuration of a name, which must choose, and name as many pages as are asked for."""
     try:
-        sizes = named(config)
+        sizes = configuration(config)
     except ConfigError as error:
         raise UserError(str(error)) from None
     if not sizes.select:

@@ -16,7 +16,7 @@ import random
 import ml_dtypes
 import numpy as np
 import pytest
-from narrow_unit import RTL
+from narrow_unit import GOLDEN, RTL
 from worlds import World, outcome
 
 import cxl_kv
@@ -566,7 +566,7 @@ PROGRAMS = {
         150,
     ),
     "rtl": (
-        [(RTL.replace("rtl", "golden"), ""), (f"{RTL}&lockstep=1", "")],
+        [(GOLDEN, ""), (f"{RTL}&lockstep=1", "")],
         {"timed": True},
         (2,),
         40,

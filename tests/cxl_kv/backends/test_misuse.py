@@ -8,7 +8,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from narrow_unit import RTL
+from narrow_unit import GOLDEN, RTL
 from worlds import World, outcome
 
 import cxl_kv
@@ -20,7 +20,7 @@ _UNIT = "golden:unit?sessions=3"
 WORLDS = {
     "a served model": [(_UNIT, how) for how in ("", "unix", "tcp", "admin")],
     "plain memory": [(_UNIT, ""), (_DAX, ""), (_DAX, "unix"), (_DAX, "admin")],
-    "rtl": [(RTL.replace("rtl", "golden"), ""), (f"{RTL}&lockstep=1", "")],
+    "rtl": [(GOLDEN, ""), (f"{RTL}&lockstep=1", "")],
 }
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 NONE = np.zeros((2, 0, 32), np.float16)

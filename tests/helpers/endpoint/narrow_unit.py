@@ -3,9 +3,12 @@
 """Configuration `unit` with eight codec lanes: what tests of the whole endpoint drive, all of them
 one model, which has two thirds of the logic that 32 lanes would make."""
 
-from cxl_kv.url import config_of
+from kelp_spec.config_text import configuration
 
-__all__ = ["RTL", "UNIT"]
+__all__ = ["GOLDEN", "RTL", "UNIT"]
 
-RTL = "rtl:unit?codec_lanes=8"  #: as a device of cxl_kv
-UNIT = config_of("unit", {"codec_lanes": "8"})  #: the same
+_NAME = "unit?codec_lanes=8"
+#: As a device of cxl_kv; what it answers does not depend on how long a miss takes.
+RTL = f"rtl:{_NAME}&tier_latency=500"
+GOLDEN = f"golden:{_NAME}"
+UNIT = configuration(_NAME)  #: the same

@@ -545,6 +545,8 @@ RTL = (
     "1-:raw16",
     "--prefetch",
     "layer_ahead,previous",
+    "--tier-latency",  # most cycles of a miss are those in which nothing happens
+    "1000",
 )
 
 

@@ -44,9 +44,9 @@ def test_cycles_are_lines_or_the_tiers_time(sequence):
     assert waiting(sequence, misses).cycles == resident - of_layer + TIER_LATENCY + of_raw16
 
 
-def test_a_tier_that_is_done_before_the_lines_costs_nothing(sequence, monkeypatch):
-    monkeypatch.setattr("kelp_sim.replay.waiting.TIER_LATENCY", 1)
-    found = waiting(sequence, np.eye(sequence.steps, 4, dtype=int), slots=TIER_BYTES)
+def test_a_tier_that_is_done_before_the_lines_costs_nothing(sequence):
+    misses = np.eye(sequence.steps, 4, dtype=int)
+    found = waiting(sequence, misses, slots=TIER_BYTES, tier_latency=1)
     assert found.layers > 0 and found.token_time == 1
 
 

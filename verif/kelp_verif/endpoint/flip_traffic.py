@@ -18,7 +18,8 @@ import numpy as np
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
-from kelp_spec.config import Config, named
+from kelp_spec.config import Config
+from kelp_spec.config_text import configuration
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import PrefetchSource, ScoreSource
 
@@ -27,7 +28,7 @@ from .flip_model import FlipDriver
 __all__ = ["CONFIG", "PRESSURES", "TURN", "Host", "Seen", "ready_device"]
 
 #: Half of each tenant's pages fit. Its codec has eight lanes, which spares a third of the model.
-CONFIG: Config = named("unit").with_(name="unit(codec_lanes=8)", codec_lanes=8)
+CONFIG: Config = configuration("unit?codec_lanes=8")
 _PAGES = 8  # of a queue, in whatever configuration
 
 #: Stored formats of K and V in each layer of a session.

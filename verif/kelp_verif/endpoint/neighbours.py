@@ -22,7 +22,8 @@ from rich.table import Table
 
 from kelp_rtl.device import Descriptor, Driver, FlashTiming, MemoryTiming, QueueParameters, RunRules
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program, Response, rwd
-from kelp_spec.config import Config, named
+from kelp_spec.config import Config
+from kelp_spec.config_text import configuration
 from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.messages import M2SReq
@@ -451,7 +452,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in ATTACKS if args.only in name]
     if not names:
         parser.error(f"--only {args.only!r}: there is {', '.join(ATTACKS)}")
-    bench = Neighbours(named(args.config), cycles=args.cycles, memory=args.memory, seed=args.seed)
+    bench = Neighbours(
+        configuration(args.config), cycles=args.cycles, memory=args.memory, seed=args.seed
+    )
     cells = list(bench.cells(names, ("full", "quarter")))
     bench.close()
     title = f"{args.config}, {args.cycles} cycles a cell, memory at {args.memory}, seed {args.seed}"

@@ -22,6 +22,7 @@ from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, Failure, FlashTiming, MemoryTiming, Pressure, RunRules
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program, Response, rwd
 from kelp_spec.config import POOLS, Config, named
+from kelp_spec.config_text import configuration
 from kelp_spec.formats import LINE_BYTES, Format, HostType
 from kelp_spec.hints import ENTRIES, ENTRY_BITS, HEADER, HintKind
 from kelp_spec.messages import M2SReq
@@ -702,7 +703,7 @@ def main(arguments=None) -> int:
             config = drawn(seed, coherence=options.coherence)
             print(config, flush=True)
         else:
-            config = wide(options.queues) if options.queues else named(options.config)
+            config = wide(options.queues) if options.queues else configuration(options.config)
             config = config.with_(coherence=config.coherence or options.coherence)
         for name in options.weather:
             try:

@@ -11,7 +11,8 @@ import numpy as np
 
 from kelp_rtl.device import Descriptor, Driver, FlashTiming, MemoryTiming, QueueParameters
 from kelp_rtl.program import READ, WRITE, Program, Result
-from kelp_spec.config import Config, named
+from kelp_spec.config import Config
+from kelp_spec.config_text import configuration
 from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import PageState
 from kelp_spec.policy import Policy
@@ -84,7 +85,7 @@ def endpoint_rows(
     """All hits: page-sequential reads, writes and both, random lines, random pages, latency, DRAM
     lines per host line, whose bar is for pages of 128 lines. A configuration with few line slots
     needs a memory of less `latency` than the bars are for."""
-    config = named(config_name)
+    config = configuration(config_name)
     rng = np.random.default_rng(1)
     worst = {}
     for fmt in formats:
@@ -159,7 +160,7 @@ def endpoint_rows(
 
 def kelp_rows(config_name: str = "64x64") -> Iterator[Row]:
     """Under policy `kelp`: hits page by page, random pages, latency, and the miss path."""
-    config = named(config_name)
+    config = configuration(config_name)
     rng = np.random.default_rng(1)
     driver = _open(config, Format.RAW16, Policy.KELP)
     pages = _lines(driver, 16, 8).reshape(128, -1)
@@ -205,7 +206,7 @@ def miss_rows(config_name: str = "64x64", *, policy: Policy = Policy.EMA) -> Ite
     every frame was written before, so that each fetch costs a write-back too, and the storm asks
     half as often; eviction keeps as many frames free as it can have on their way to the flash.
     """
-    config = named(config_name)
+    config = configuration(config_name)
     driver = Driver(
         config,
         memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY),
@@ -377,7 +378,7 @@ def dirty_pressure(
 
 def scale_row(config_name: str) -> Row:
     """Cycles per line request at 5 % page misses and 128 lines per access."""
-    config = named(config_name)
+    config = configuration(config_name)
     driver = Driver(
         config,
         memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY),
