@@ -90,7 +90,11 @@ def run(formats, seed, count=4):
 
 
 @pytest.mark.parametrize(
-    "formats", [(Format.RAW16, Format.RAW16), (Format.INT8, Format.INT4)], ids=str
+    "formats",
+    [
+        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.slow),
+        pytest.param((Format.INT8, Format.INT4), id="int8-int4"),
+    ],
 )
 def test_every_op_of_a_choice_is_the_golden_models(formats):
     s, held = run(formats, 21, 12)
@@ -155,7 +159,11 @@ def run_all(formats, seed, count, waits=False):
 
 
 @pytest.mark.parametrize(
-    "formats", [(Format.RAW16, Format.RAW16), (Format.INT8, Format.INT4)], ids=str
+    "formats",
+    [
+        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.slow),
+        pytest.param((Format.INT8, Format.INT4), id="int8-int4"),
+    ],
 )
 def test_selects_of_two_sessions_at_once(formats):
     s, held = run_all(formats, 31, 4)

@@ -56,7 +56,7 @@ def bench():
 
 @pytest.mark.timeout(1200)  # it may build the model
 def test_bits_in_each_memory_of_the_front(bench):
-    result = campaign(each=3, only=["coherence."], states=1, bench=bench)
+    result = campaign(each=2, only=["coherence."], states=1, bench=bench)
     judge(result, checked)
     directory = result["memories"]["coherence.front.directory.rows.rows"]
     assert directory["1"][Outcome.CORRECTED] and directory["2"][Outcome.FATAL]

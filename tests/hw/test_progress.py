@@ -91,7 +91,13 @@ def tiny_pool(seed, fmt, *, policy, sources, steps):
     return counters
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        pytest.param(Format.INT4, id="int4"),
+        pytest.param(Format.RAW16, id="raw16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_tiny_pool_goes_on(fmt):
     """Policy `kelp` with the documented reserve. Prefetches of every source wait for a miss id, and
     then find no frame."""

@@ -336,20 +336,21 @@ def _alike(old, new):
 
 
 @pytest.mark.parametrize(
-    ("weather", "config"),
+    ("weather", "config", "resets"),
     [
-        pytest.param(WEATHER[0], UNIT, id="calm", marks=pytest.mark.slow),
-        pytest.param(WEATHER[1], UNIT, id="rough"),
-        pytest.param(WEATHER[1], named("unit_select"), id="chooses"),
+        pytest.param(WEATHER[0], UNIT, 2, id="calm", marks=pytest.mark.slow),
+        pytest.param(WEATHER[1], UNIT, 2, id="rough"),
+        pytest.param(WEATHER[1], named("unit_select"), 1, id="chooses"),
+        pytest.param(WEATHER[1], named("unit_select"), 4, id="more", marks=pytest.mark.slow),
     ],
 )
-def test_a_reset_device_is_a_new_one(weather, config):
+def test_a_reset_device_is_a_new_one(weather, config, resets):
     """One device lives through several resets, each in the midst of what it did so far and of a
     program; its twins are new each time."""
     old = Twin(reseeded(1), config)
     old.begin(reseeded(99), weather)
     old.set_up()
-    for seed in range(2):
+    for seed in range(resets):
         old.device.run(old.traffic(600), max_cycles=900 + 400 * seed, partial=True)
         new = Twin(reseeded(2 + seed), config)
         for twin in (old, new):

@@ -34,7 +34,7 @@ def test_storm(weather):
 
 
 @pytest.mark.parametrize(
-    "weather", ["fair", "memory", pytest.param("foul", marks=pytest.mark.slow)]
+    "weather", ["fair", *(pytest.param(w, marks=pytest.mark.slow) for w in ("memory", "foul"))]
 )
 def test_storm_among_choices(weather):
     """SELECT and GATHER among everything else."""

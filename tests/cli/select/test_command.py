@@ -6,7 +6,7 @@ import io
 import json
 
 import pytest
-from command import kelp
+from command import kelp, refused
 from paths import ROOT
 from rich.console import Console
 
@@ -66,7 +66,7 @@ def test_bad_options_are_one_line():
         (("--policy", "fifo", str(ROOT / "LICENSE")), "legal: lru, table, kelp"),
         (("--fetch-from", "2", str(ROOT / "LICENSE")), "be less than or equal to 1"),
     ):
-        done = kelp("select", *options)
+        done = refused("select", *options)
         assert done.returncode and said in done.stderr and "Traceback" not in done.stderr
 
 
@@ -170,7 +170,7 @@ def test_bad_input_for_worth_is_one_line(tmp_path):
         ((small, "--rtl", "--quotas", "3"), "--quotas 3 is not the device's; legal: 8"),
         ((small, "--rtl", "--config", "trace"), "--config trace: it chooses no pages"),
     ):
-        done = kelp("select", *options, "--model", MODEL)
+        done = refused("select", *options, "--model", MODEL)
         assert done.returncode and "Traceback" not in done.stderr
         assert said in " ".join(done.stderr.split()), done.stderr
 

@@ -10,7 +10,9 @@ from kelp_verif.fpga.sdram_chip_bench import COMMANDS
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
-@pytest.mark.parametrize("mhz", [50, pytest.param(80, marks=pytest.mark.slow), 125])
+@pytest.mark.parametrize(
+    "mhz", [pytest.param(50, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.slow), 125]
+)
 def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
     records = {}
     # each from power-up: the chip must not miss refreshes in a reset

@@ -524,7 +524,8 @@ def test_the_host_and_the_device_stay_coherent(name, blocks):
     assert (figures.lost > 40) == (name == "silent")
 
 
-@pytest.mark.parametrize("protect", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow  # models of their own
+@pytest.mark.parametrize("protect", [True, False])
 def test_other_shapes(protect):
     """Many ways of short sectors; memories without check bits."""
     config = CONFIG.with_(protect=protect, sessions=3, queues=5)

@@ -20,7 +20,7 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
 
 LINUX = ROOT / "data" / "linux"
 # The device's own first: a hunt's mutants are in the design that is built first.
-CONFIGS = ("joined", "recorded")
+CONFIGS = ("joined", pytest.param("recorded", marks=pytest.mark.slow))
 MODEL = Model(public=PUBLIC)
 # The stand-in's command effects log had no effects; ours are true. Line of the recording → what it
 # read, and what the RTL reads.
@@ -78,7 +78,9 @@ def test_what_a_driver_relies_on(config, test):
     run("kelp_verif.cxlio.checks_bench", config, test)
 
 
-@pytest.mark.parametrize(("capacity", "both", "met"), [(1, 0, 15), (8, 10, 50)])
+@pytest.mark.parametrize(
+    ("capacity", "both", "met"), [(1, 0, 15), pytest.param(8, 10, 50, marks=pytest.mark.slow)]
+)
 def test_every_bit_that_a_host_may_write(capacity, both, met):
     """Of a device of two GiB, too, so that both decoders have memory in every interleaving. Few
     addresses lie inside the one window of the smallest: 28 to 52 with seeds 1 to 6."""
@@ -114,6 +116,7 @@ def test_perf_counts_what_it_counted():
     assert differs == {line - 1: values for line, values in EFFECTS.items()}
 
 
+@pytest.mark.slow  # two models of their own
 def test_after_any_power_up_no_memory_has_lost_anything():
     """Not even where a host reads, or writes a part of, what nobody has written: no flip-flop and
     no row of a memory begins with a value."""

@@ -785,7 +785,9 @@ def test_flipped_bits_of_a_fill_are_told_whatever_part_is_read(config, bits, tol
         assert found.figures[told], f"quarter {quarter}"
 
 
-@pytest.mark.parametrize(("bits", "told"), [(1, "corrected"), (2, "fatal")])
+@pytest.mark.parametrize(
+    ("bits", "told"), [pytest.param(1, "corrected", marks=pytest.mark.slow), (2, "fatal")]
+)
 @everywhere
 def test_flipped_bits_of_each_code_word_are_told(config, bits, told):
     """In a run for each of them, as soon as the word is used: one is corrected, two are fatal

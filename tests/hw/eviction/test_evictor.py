@@ -11,11 +11,16 @@ from kelp_spec.config import named
 from kelp_spec.policy import Policy
 
 ROOMY = named("unit").with_(queues=2, pages=16, frames=(16, 8, 8, 8))  # several pages of each queue
+KELP, MIXED = [Policy.KELP], [Policy.KELP, Policy.EMA, Policy.KELP, Policy.KELP]
 TABLES = named("unit_select").with_(queues=2, frames=(16, 8, 8, 8))
 
 
 @pytest.mark.parametrize(
-    ("pools", "budgets"), [([0, 0, 1], [0, 2, 5]), ([2, 3], [4, 8])], ids=["large", "small"]
+    ("pools", "budgets"),
+    [
+        pytest.param([0, 0, 1], [0, 2, 5], id="large", marks=pytest.mark.slow),
+        pytest.param([2, 3], [4, 8], id="small"),
+    ],
 )
 def test_every_claim_is_the_golden_evictors(pools, budgets):
     """Where many queues are beyond their budgets, and where few are, so that the one that asks
@@ -25,12 +30,13 @@ def test_every_claim_is_the_golden_evictors(pools, budgets):
 
 
 @pytest.mark.parametrize(
-    "policies",
-    [[Policy.KELP], [Policy.KELP, Policy.EMA, Policy.KELP, Policy.KELP]],
-    ids=["kelp", "mixed"],
-)
-@pytest.mark.parametrize(
-    ("config", "pools"), [(ROOMY, [0]), (SMALL, [0, 1, 2, 3])], ids=["roomy", "small"]
+    ("config", "pools", "policies"),
+    [
+        pytest.param(ROOMY, [0], KELP, id="roomy-kelp"),
+        pytest.param(SMALL, [0, 1, 2, 3], MIXED, id="small-mixed"),
+        pytest.param(ROOMY, [0], MIXED, id="roomy-mixed", marks=pytest.mark.slow),
+        pytest.param(SMALL, [0, 1, 2, 3], KELP, id="small-kelp", marks=pytest.mark.slow),
+    ],
 )
 def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, policies):
     records = run(config, "lockstep", ops=500, policies=policies, pools=pools).records
@@ -41,8 +47,11 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, pol
 
 @pytest.mark.parametrize(
     ("config", "seed"),
-    [(ROOMY, None), (SMALL, None), (SMALL, 91987038)],
-    ids=["roomy", "small", "at"],
+    [
+        pytest.param(ROOMY, None, id="roomy", marks=pytest.mark.slow),
+        pytest.param(SMALL, None, id="small", marks=pytest.mark.slow),
+        pytest.param(SMALL, 91987038, id="at"),
+    ],
 )
 def test_every_claim_is_the_golden_evictors_while_policies_change(config, seed):
     """A list that one policy left is not used as the other's would be. `at`: a queue goes to policy
@@ -52,7 +61,13 @@ def test_every_claim_is_the_golden_evictors_while_policies_change(config, seed):
     assert records["victims"] > 80 and records["refreshed"] > 10
 
 
-@pytest.mark.parametrize("policies", [[2], [2, Policy.KELP, 2, Policy.EMA]], ids=["all", "mixed"])
+@pytest.mark.parametrize(
+    "policies",
+    [
+        pytest.param([2], id="all"),
+        pytest.param([2, Policy.KELP, 2, Policy.EMA], id="mixed", marks=pytest.mark.slow),
+    ],
+)
 def test_every_claim_by_tables_is_the_golden_evictors(policies):
     """Policy 2, in a configuration with tables: what they say is taken, where they know of a
     queue."""

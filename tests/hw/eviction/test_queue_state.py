@@ -30,7 +30,9 @@ def run(config, test, **params):
     )
 
 
-@pytest.mark.parametrize("config", [named("unit"), WIDE], ids=["unit", "wide"])
+@pytest.mark.parametrize(
+    "config", [named("unit"), pytest.param(WIDE, marks=pytest.mark.slow)], ids=["unit", "wide"]
+)
 def test_queue_state_is_its_golden_model(config):
     records = run(config, "random_results", rounds=100).records
     assert (

@@ -232,7 +232,13 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("name", "pages"), [("unit", 8), ("unit", 256), ("unit_coherent", 256), ("unit_select", 256)]
+    ("name", "pages"),
+    [
+        ("unit", 8),
+        pytest.param("unit", 256, marks=pytest.mark.slow),
+        pytest.param("unit_coherent", 256, marks=pytest.mark.slow),
+        ("unit_select", 256),
+    ],
 )
 def test_the_list_is_the_models(name, pages):
     """Words of the map that are empty and full, allocations up to the first decision, stalls."""

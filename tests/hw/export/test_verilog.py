@@ -116,6 +116,7 @@ def test_wires_of_no_bits_are_dropped():
     assert drop_empty_wires(f"  wire [-1:0] \\b$1 ;\n{kept}  reg [-1:0] c;\n") == kept
 
 
+CONTENT = [5, 0xDEADBEEF, 3, 0, 9]
 _READS_ALL = """
 module reads_all;
     reg clk = 0;
@@ -138,18 +139,23 @@ endmodule
 
 def test_a_table_that_nothing_writes_is_a_function(tmp_path):
     """It says the same, without an initial value, which synthesis for an ASIC leaves out."""
-    content = [5, 0xDEADBEEF, 3, 0, 9]
-    text = module_text(ConstantMemory(content=content, protect=True), "rom")
+    text = module_text(ConstantMemory(content=CONTENT, protect=True), "rom")
     assert not re.search(r"(?m)^ *initial\b", text) and "endfunction" in text
     (tmp_path / "rom.v").write_text(text, encoding="utf-8")
     done = verilator(tmp_path, "--lint-only", "-Wall", *WAIVED, "--top-module", "rom", "rom.v")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow  # compiles a model
+def test_a_table_that_is_a_function_reads_as_a_memory_would(tmp_path):
+    text = module_text(ConstantMemory(content=CONTENT, protect=True), "rom")
+    (tmp_path / "rom.v").write_text(text, encoding="utf-8")
     (tmp_path / "bench.sv").write_text(_READS_ALL, encoding="utf-8")
     built = verilator(tmp_path, *_BUILT, "--top-module", "reads_all", "rom.v", "bench.sv")
     assert built.returncode == 0, built.stderr
     ran = subprocess.run([tmp_path / "obj_dir" / "Vreads_all"], capture_output=True, text=True)
     read = [line for line in ran.stdout.splitlines() if line[:1].isdigit()]
-    assert read == [f"{value} 0" for value in [*content, 0, 0, 0]]
+    assert read == [f"{value} 0" for value in [*CONTENT, 0, 0, 0]]
 
 
 def test_a_memory_that_is_written_stays_one():

@@ -18,7 +18,12 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
 
 @pytest.mark.parametrize(
     ("config", "cycles"),
-    [("unit", 12_000), ("unit_coherent", 6_000), ("unit_cxl", 6_000), ("trace", 3_000)],
+    [
+        ("unit", 12_000),
+        pytest.param("unit_coherent", 6_000, marks=pytest.mark.slow),
+        ("unit_cxl", 6_000),
+        pytest.param("trace", 3_000, marks=pytest.mark.slow),
+    ],
 )
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}

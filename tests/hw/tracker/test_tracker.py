@@ -124,7 +124,7 @@ def test_ops_of_a_choice_agree_with_golden():
     assert min(faults) > 0
 
 
-@pytest.mark.parametrize("narrow", [1, 2])
+@pytest.mark.parametrize("narrow", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_hazards_on_one_page(narrow):
     for flips in (0, 0.1):
         records = random_ops(changes={"parked": 64}, phases=60, narrow=narrow, flips=flips)
@@ -171,6 +171,7 @@ def test_flipped_bits_are_told_where_they_are_used():
     run_cocotb(made(hw.Tracker, config=config), bench=BENCH, test="flipped_bits", model=MODEL)
 
 
+@pytest.mark.slow  # a model of its own
 def test_rates_at_640_queues():
     config = named("ulx3s")
     records = run_cocotb(

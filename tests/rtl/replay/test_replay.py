@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command import kelp
+from command import kelp, refused
 from trace_files import contents, save
 
 from kelp_golden.audit.stream import Audit, FrameRecord, ResultRecord, ScoreRecord
@@ -526,7 +526,7 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
 def test_what_is_the_users_to_mend_is_one_line(small, tmp_path, arguments, fault):
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"\0" * 100)
-    done = kelp(
+    done = refused(
         "replay", *(a.format(small=small, broken=broken) for a in arguments), "--engine", "golden"
     )
     assert done.returncode != 0
@@ -562,7 +562,8 @@ def longer(tmp_path_factory):
     ("mode", "config"),
     [
         ("--lockstep", "unit_select"),
-        ("--free-running", "unit_select"),
+        # At full speed test_demo replays with this model.
+        pytest.param("--free-running", "unit_select", marks=pytest.mark.slow),
         pytest.param("--free-running", "trace", marks=pytest.mark.slow),
     ],
 )

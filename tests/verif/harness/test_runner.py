@@ -87,6 +87,7 @@ def test_unknown_test_name_is_not_a_pass(test):
         run(Increment(), test=test, params={"step": 1}, seed=1)
 
 
+@pytest.mark.slow  # compiles Verilator's run time with waves
 def test_waves_are_kept(monkeypatch):
     result = run(Increment(), params={"step": 1}, seed=1, waves=True)
     assert "i__payload" in result.waves.read_text(encoding="utf-8")
