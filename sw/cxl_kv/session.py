@@ -948,7 +948,13 @@ class Session(NotCopied):
             raise DeviceFullError(
                 "the device is full: the page found no frame, and its content is lost", **place
             )
-        if why in ("MEMORY_READ_FAILED", "MEMORY_WRITE_FAILED"):
+        if why == "MEMORY_READ_FAILED":
+            raise PoisonError(
+                "the device's memory has answered a read with an error, and may hold what was "
+                + "written: read the page again, or write it anew or recompute it",
+                **place,
+            )
+        if why == "MEMORY_WRITE_FAILED":
             raise PoisonError(
                 "the device's memory has answered with an error; write the page anew or "
                 + "recompute it",

@@ -17,6 +17,7 @@ from cxl_kv.control import Control
 from cxl_kv.core import ALL_BYTES, Loaded
 from cxl_kv.device import Device
 from cxl_kv.transport import LocalTransport
+from kelp_rtl.device import MemoryTiming
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, AddressMap, KvAddress
 from kelp_spec.config import named
 from kelp_spec.hints import HintKind, HintLine, pack
@@ -108,6 +109,24 @@ def test_a_page_that_flash_lost_is_named(device):
         heads=head,
     )
     assert (first.read([0, 1], stop=32)[1] == v).all()
+
+
+def test_why_memory_made_poison_is_told():
+    """Though the device tells of it behind its answer (docs/interface.md, "Order")."""
+    with cxl_kv.open(RTL) as device:
+        session, driver = device.open_session(SHAPE), device.transport.core.driver
+        k, v = tensors(tokens=4)
+        session.write([0, 1], k, v)
+        for n in range(16):
+            driver.configure(memory=MemoryTiming())
+            session.read([0, 1], stop=4)  # after which no buffer has lines of layer 0
+            driver.configure(memory=MemoryTiming(read_error=1.0))
+            began = driver.time
+            with pytest.raises(cxl_kv.PoisonError, match="answered a read with an error"):
+                session.read(0, heads=n % 2, start=n % 4, stop=n % 4 + 1)
+            # Of a page of many lines no register would say so yet.
+            assert driver.time - began > UNIT.page_lines + 64
+            assert {e["code"] for e in device.events()} == {"MEMORY_READ_FAILED"}
 
 
 def pinned_full(device, *, cold=False):

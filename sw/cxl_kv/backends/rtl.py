@@ -17,6 +17,8 @@ from ..errors import TransportError
 
 __all__ = ["RtlCore"]
 
+_TOLD = 64  #: cycles, beside one for each line of a page, in which the device tells of an error
+
 
 class RtlCore(Core):
     """One simulated endpoint.
@@ -67,7 +69,12 @@ class RtlCore(Core):
         result = self._run(
             self._program(opcode=self._opcodes[0], address=nameable(addresses), ld_id=ld_id)
         )
-        return Loaded(result.data, self._status[result.response])
+        status = self._status[result.response]
+        if (status == Status.POISON).any():
+            # A failed read of memory is told behind its answer (docs/interface.md, "Order"), sooner
+            # than a host at a link's end can ask.
+            self.driver.idle(self.config.page_lines + _TOLD)
+        return Loaded(result.data, status)
 
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
