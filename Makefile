@@ -35,7 +35,7 @@ test: $(STAMP) ## every test but the slow ones and the long proofs (ARGS="-k cod
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP) ## the tests that `make test` leaves out, but for proofs and lint
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow -k "not lint" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow or night" -k "not lint" $(ARGS)
 
 lint-configs: $(STAMP) ## the Verilog of every named configuration under Verilator's -Wall
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow -k lint $(ARGS)

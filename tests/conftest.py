@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import timeit
-from collections import Counter
+from collections import Counter, defaultdict
 
 import hypothesis
 import pytest
@@ -31,15 +31,36 @@ _CPU_BEFORE = pytest.StashKey[float]()
 _BUDGET = 40
 
 
+def _at_night(item):
+    return item.get_closest_marker("slow") or item.get_closest_marker("night")
+
+
+def _sample(items):
+    """Of the cases of a test that is marked ``sampled`` every third is in `make test`: those in
+    which the places of the parameters' values add up to a multiple of three, so that each value is
+    in some. The others are the night's."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not _at_night(item):
+            cases[item.path, item.originalname].append(item)
+    for each in cases.values():
+        kept = [item for item in each if sum(item.callspec.indices.values()) % 3 == 0] or each[:1]
+        for item in each:
+            if item not in kept:
+                item.add_marker(pytest.mark.night)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(config, items):
-    """Without a -m of its own or a test's name, a run leaves out ``slow`` tests and every ``prove``
-    test that is not also ``quick``; -k chooses among the rest. Workers take file by file, those
-    with the longest time limits first, so that no long one is left for the end."""
+    """Without a -m of its own or a test's name, a run leaves out ``slow`` and ``night`` tests, and
+    every ``prove`` test that is not also ``quick``; -k chooses among the rest. Workers take file by
+    file, those with the longest time limits first, so that no long one is left for the end."""
+    _sample(items)
     if not config.option.markexpr and not any("::" in argument for argument in config.args):
         left_out = [
             item
             for item in items
-            if item.get_closest_marker("slow")
+            if _at_night(item)
             or (item.get_closest_marker("prove") and not item.get_closest_marker("quick"))
         ]
         if left_out:

@@ -48,6 +48,7 @@ def test_blocks_come_back_as_they_went_in(device, size):
 
 
 @pytest.mark.parametrize("queues", [1, 1023, 1024])
+@pytest.mark.sampled
 def test_a_store_takes_every_queue_of_a_session(queues):
     """Also of as many as a configuration may have."""
     url = f"golden:unit?queues={queues}&pages=4"

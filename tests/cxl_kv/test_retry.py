@@ -114,6 +114,7 @@ def faults(monkeypatch, device, at, late):
     ("name", "late"),
     [(name, late) for name in CALLS for late in (False, True)[: 2 - (name in _ADDS_UP)]],
 )
+@pytest.mark.sampled
 def test_a_call_that_broke_off_can_be_made_again(name, late, monkeypatch):
     call, untouched = CALLS[name], Setting()
     wanted = seen(call(untouched))

@@ -158,6 +158,7 @@ def test_a_slot_shows_nowhere_in_a_page_word():
 
 
 @pytest.mark.parametrize("switches", [0, 1, 2])
+@pytest.mark.sampled
 def test_slots_do_not_fill_a_pool_of_an_eighth_of_the_pages(switches):
     """Layer after layer, step after step: those of one layer are held and no others, each chosen
     page that is there gets its slot, and what is written and fetched beside them finds a frame."""
@@ -950,6 +951,7 @@ def _summarised(device, session, layer):
 
 @pytest.mark.parametrize("limit", [30, 16])
 @pytest.mark.parametrize("policy", [{}, {"score": "pushed"}, {"switches": 1}, {"switches": 2}])
+@pytest.mark.sampled
 def test_pages_are_summarised_though_frames_are_few(policy, limit):
     """24 pages of each of four queues in 30 frames, or fewer: without that the pages that were
     written first have gone; of what comes later only the new pages are looked at. Nothing is

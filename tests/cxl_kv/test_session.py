@@ -72,6 +72,7 @@ def stored(bits, fmt, host_type):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("cycles", "least", "most"), [(200, 7, 13), (30_000, 14, 18)])
+@pytest.mark.sampled
 def test_how_long_the_cold_tier_takes_is_said_in_the_url(cycles, least, most):
     """Latencies of misses by ⌊log2⌋: the longest one waits for others, too."""
     shape = small(formats="raw16", dtype="fp16")

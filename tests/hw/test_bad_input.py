@@ -280,6 +280,7 @@ QUICK_FORMATS = (Format.RAW16, Format.INT4)
         for fmt in Format
     ],
 )
+@pytest.mark.sampled
 def test_partial_writes(fmt):
     """Every pattern, on never-written and on written lines, resident and cold, stored again in the
     page's format."""
@@ -396,6 +397,7 @@ def strange_lines(host_type, count, rng):
 
 @pytest.mark.parametrize("host_type", HostType, ids=lambda h: h.name.lower())
 @pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
+@pytest.mark.sampled
 def test_strange_values(fmt, host_type):
     d = Driver(UNIT, flash=FAST, seed=7, rules=QUICK)
     d.open_session(
@@ -821,6 +823,7 @@ def command_program(d, session, command):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled
 def test_close_and_reopen_under_traffic(seed):
     d = endpoint(
         seed=seed,

@@ -92,7 +92,7 @@ def run(formats, seed, count=4):
 @pytest.mark.parametrize(
     "formats",
     [
-        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.slow),
+        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.night),
         pytest.param((Format.INT8, Format.INT4), id="int8-int4"),
     ],
 )
@@ -161,7 +161,7 @@ def run_all(formats, seed, count, waits=False):
 @pytest.mark.parametrize(
     "formats",
     [
-        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.slow),
+        pytest.param((Format.RAW16, Format.RAW16), id="raw16", marks=pytest.mark.night),
         pytest.param((Format.INT8, Format.INT4), id="int8-int4"),
     ],
 )

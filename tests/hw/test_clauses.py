@@ -200,6 +200,7 @@ def test_a_prefetch_list_fetches_the_pages_that_it_names():
 
 # - steps ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.sampled
 def test_auto_step_advances_after_so_many_accesses(every):
     """An access is the first line of a page in a step; the step that it ends is still its own."""
     rng = np.random.default_rng(every)
@@ -309,6 +310,7 @@ def test_a_long_miss_is_counted_by_all_its_cycles(bits):
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.sampled
 def test_time_wraps_under_traffic(bits, lost):
     """Fetches that begin on one side of 2^16 or 2^32 cycles and land on the other, at the first try
     or, where that is `lost`, at the second, whose time the first's deadline tells: data, latencies

@@ -66,6 +66,7 @@ def test_the_whole_coherent_device():
     "bench",
     ["device_bench", "sanitize_bench", pytest.param("attack_bench", marks=pytest.mark.slow)],
 )
+@pytest.mark.sampled
 def test_the_whole_device(bench):
     """What a host does with it; that a sanitize leaves nothing; what is against the rules."""
     seen = run_cocotb(

@@ -60,6 +60,7 @@ def test_a_bit_in_each_memory_at_once(bench):
             assert seen["corrected"] > 10
 
 
+@pytest.mark.night
 @pytest.mark.timeout(1200)
 def test_two_bits_in_each_memory(bench):
     judge(campaign(each=1, bits=(2,), only=protected(), states=1, bench=bench), checked)

@@ -62,6 +62,7 @@ def test_bits_in_each_memory_of_the_front(bench):
     assert directory["1"][Outcome.CORRECTED] and directory["2"][Outcome.FATAL]
 
 
+@pytest.mark.night
 @pytest.mark.timeout(1200)
 def test_what_no_check_bits_tell_is_seen(bench):
     """So the bench would tell a decoder that overlooks something."""

@@ -208,7 +208,7 @@ def test_answers_do_not_depend_on_another_tenant(seed):
     assert sum(any(line) for _, line in data) > 100
 
 
-@pytest.mark.parametrize("intruder", [OTHER, pytest.param(ME, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("intruder", [OTHER, pytest.param(ME, marks=pytest.mark.night)])
 def test_events_of_a_tenant_do_not_depend_on_another(intruder):
     """Poison, closed and foreign accesses of the other stand under its own LD-ID; under the
     tenant's, they are seen."""

@@ -183,6 +183,7 @@ def test_failed_reads_leave_nothing(formats):
         pytest.param(INT4, id="int4"),
     ],
 )
+@pytest.mark.sampled
 def test_a_memory_that_takes_nothing_stops_nobody(formats):
     s = MemoryShadow(UNIT, formats, seed=5)
     s.errors(reads=1.0, writes=1.0)

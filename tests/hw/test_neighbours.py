@@ -43,6 +43,7 @@ def bench():
         ("writes in part", 1 / 23, 380, 1 / 24),
     ],
 )
+@pytest.mark.sampled
 def test_what_is_left(bench, attack, lines, longest, theirs):
     """Lines a cycle at least, cycles of a turn at most, and what the tenant itself gets."""
     cell = bench.cell(attack)

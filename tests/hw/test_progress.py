@@ -95,7 +95,7 @@ def tiny_pool(seed, fmt, *, policy, sources, steps):
     "fmt",
     [
         pytest.param(Format.INT4, id="int4"),
-        pytest.param(Format.RAW16, id="raw16", marks=pytest.mark.slow),
+        pytest.param(Format.RAW16, id="raw16", marks=pytest.mark.night),
     ],
 )
 def test_a_tiny_pool_goes_on(fmt):

@@ -338,12 +338,12 @@ def _alike(old, new):
 @pytest.mark.parametrize(
     ("weather", "config", "resets"),
     [
-        pytest.param(WEATHER[0], UNIT, 2, id="calm", marks=pytest.mark.slow),
+        pytest.param(WEATHER[0], UNIT, 2, id="calm", marks=pytest.mark.night),
         pytest.param(WEATHER[1], UNIT, 2, id="rough"),
-        pytest.param(WEATHER[1], named("unit_select"), 1, id="chooses"),
-        pytest.param(WEATHER[1], named("unit_select"), 4, id="more", marks=pytest.mark.slow),
+        pytest.param(WEATHER[1], named("unit_select"), 4, id="chooses", marks=pytest.mark.night),
     ],
 )
+@pytest.mark.sampled
 def test_a_reset_device_is_a_new_one(weather, config, resets):
     """One device lives through several resets, each in the midst of what it did so far and of a
     program; its twins are new each time."""

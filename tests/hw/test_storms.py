@@ -29,12 +29,13 @@ def sound(config, seed, weather, **options):
 
 
 @pytest.mark.parametrize("weather", WEATHERS)
+@pytest.mark.sampled
 def test_storm(weather):
     sound(UNIT, 2, weather, chapters=2, count=500)
 
 
 @pytest.mark.parametrize(
-    "weather", ["fair", *(pytest.param(w, marks=pytest.mark.slow) for w in ("memory", "foul"))]
+    "weather", ["fair", *(pytest.param(w, marks=pytest.mark.night) for w in ("memory", "foul"))]
 )
 def test_storm_among_choices(weather):
     """SELECT and GATHER among everything else."""

@@ -276,6 +276,7 @@ def _equal(after, fresh):
 
 
 @pytest.mark.parametrize("policy", [0, 1])
+@pytest.mark.sampled
 def test_next_owner_finds_a_fresh_device(policy):
     """Under both policies the next owner's decisions and scores are those of a fresh device, too.
 

@@ -225,6 +225,7 @@ def way(a: str, b: str) -> tuple[int, int]:
     return x2 - x1, y2 - y1
 
 
+@pytest.mark.slow  # half a minute of it compiles
 @pytest.mark.parametrize("seed", range(4))
 def test_a_refined_placement_is_as_legal_as_before_and_shorter(seed):
     before = design(seed)

@@ -639,6 +639,7 @@ def test_progress_is_reported():
     assert len(seen) > 10 and seen == sorted(seen) and seen[-1][0] == 100
 
 
+@pytest.mark.slow  # compiles Verilator's run time with waves
 def test_waves(tmp_path):
     d = driver(waves=Waves(tmp_path / "run.vcd"))
     d.run(Program.reads(at(range(3))))

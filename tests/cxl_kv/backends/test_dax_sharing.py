@@ -441,6 +441,7 @@ def contend(path, seed, seconds):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled
 def test_processes_race_for_sessions(path, seed):
     """Four processes for two sessions: whatever is read is the reader's own."""
     deadline, started, running = time.monotonic() + 4, 0, {}

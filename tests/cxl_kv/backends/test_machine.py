@@ -470,6 +470,7 @@ BACK_ENDS = {
 
 
 @pytest.mark.parametrize("name", BACK_ENDS)
+@pytest.mark.sampled
 def test_any_sequence_of_calls(name):
     kind, examples, steps = BACK_ENDS[name]
     more = int(os.environ.get("KELP_EXAMPLES", "1"))

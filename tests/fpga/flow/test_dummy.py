@@ -10,7 +10,7 @@ from kelp_fpga.flow.build import size
 from kelp_fpga.flow.dummy import Dummy, dummy
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_dummy_is_as_large_as_asked_for(tmp_path):
     """With the real tools: 4 block RAMs with 60 chains of 5 functions around each, none of which
     may go; so few map worse than a device full."""

@@ -30,6 +30,7 @@ class Uart(wiring.Component):
 
 
 @pytest.mark.parametrize("divisor", [4, 27])
+@pytest.mark.sampled
 def test_uart(divisor):
     result = run_cocotb(
         Uart(divisor),

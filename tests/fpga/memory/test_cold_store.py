@@ -12,6 +12,7 @@ from kelp_verif.harness.runner import Model, run_cocotb
 
 
 @pytest.mark.parametrize("ultra", [False, True], ids=["block RAM", "UltraRAM"])
+@pytest.mark.sampled
 def test_cold_tier_and_memory_test(ultra):
     result = run_cocotb(
         MemorySide(named("unit"), ultra=ultra),

@@ -11,7 +11,8 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
 @pytest.mark.parametrize(
-    "mhz", [pytest.param(50, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.slow), 125]
+    "mhz",
+    [pytest.param(50, marks=pytest.mark.night), pytest.param(80, marks=pytest.mark.night), 125],
 )
 def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
     records = {}
@@ -53,6 +54,7 @@ def test_the_chip_accepts_what_is_right_and_sees_each_wrong_command():
 
 
 @pytest.mark.parametrize("name", _SET_UP)
+@pytest.mark.sampled
 def test_the_chip_sees_a_wrong_set_up(name):
     hz = 125e6 if name == "tCK" else 80e6  # CAS latency 2 at a period below tCK2
     for seed in range(1, 20):

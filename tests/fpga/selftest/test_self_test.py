@@ -140,6 +140,7 @@ def test_right_answers_pass_and_requests_are_as_written():
     [(0, Part.LOOPBACK, 0), (1, Part.LOOPBACK, 0), (2, Part.CODEC, 1), (3, Part.ECC, 2)],
 )
 @pytest.mark.parametrize("how", ["bit", "status", "poison"])
+@pytest.mark.sampled
 def test_a_wrong_answer_is_found_in_its_part(wrong, part, check, how):
     answers = list(RIGHT)
     data, opcode, poison = answers[wrong]

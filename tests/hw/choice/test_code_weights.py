@@ -56,6 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("lines", "most", "late", "seed", "wild"), CASES)
+@pytest.mark.sampled
 def test_each_bit_and_no_bit(lines, most, late, seed, wild):
     group = Group(seed, heads=2, lines=lines, pages=1, wild=wild)
     weight, base, cycles = weighed(group, lines=most, late=late)
@@ -81,6 +82,7 @@ def test_what_is_left_where_exponents_leave_nothing(exponent, sign):
 
 
 @pytest.mark.parametrize(("seed", "wild", "bits"), [(64, False, 32), (75, True, 0)])
+@pytest.mark.sampled
 def test_nothing_is_left_of_the_plan_before(seed, wild, bits):
     """It had two lines, and is walked in part, as far as to its last cycle, or whole."""
     group = Group(seed, heads=1, lines=1, pages=1, wild=wild)

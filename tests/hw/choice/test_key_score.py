@@ -96,6 +96,7 @@ def test_idle_is_when_no_line_is_inside(products):
 
 @pytest.mark.parametrize("bank", [0, 1])
 @pytest.mark.parametrize("into", [0, 1])
+@pytest.mark.sampled
 def test_a_query_may_change_under_lines_of_the_other_bank_alone(bank, into):
     """A line of the query is written in each cycle in which a token is inside."""
     group = Group(6, heads=1, lines=1, pages=1)

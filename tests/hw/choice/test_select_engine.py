@@ -299,6 +299,7 @@ def test_no_more_pages_are_chosen_than_there_are_slots():
 
 
 @pytest.mark.parametrize("target", [0, 1 << 15, 1 << 16])
+@pytest.mark.sampled
 def test_the_target_ends_a_choice(target):
     group = Group(9, heads=2, lines=1, pages=20, tokens=4)
     asked = requests(group, [19, 19], target=target, most=8)

@@ -57,6 +57,7 @@ def test_summaries_are_the_golden_ones(fmt, lines, tokens, elements, wild):
 
 
 @pytest.mark.parametrize("elements", [4, 8, 16, 32])
+@pytest.mark.sampled
 def test_what_comes_behind_a_whole_code_is_left_out(elements):
     """The first elements have 32 bits, also with the most that one may have, and each behind them
     wants one."""

@@ -70,6 +70,7 @@ def test_every_code_in_every_lane(lanes, fmt, host_type):
 @by_host
 @by_block_format
 @by_lanes
+@pytest.mark.sampled
 def test_every_code_as_block_maximum_in_every_lane(lanes, fmt, host_type):
     for lines in block_maximum(host_type, np.random.default_rng(11), lanes=8):
         assert_encodes(lines, host_type, fmt, lanes)
@@ -77,6 +78,7 @@ def test_every_code_as_block_maximum_in_every_lane(lanes, fmt, host_type):
 
 @by_host
 @by_block_format
+@pytest.mark.sampled
 def test_every_code_below_larger_exponents_in_every_lane(fmt, host_type):
     # Twelve exponents below the maximum everything is zero in either format; the slow test goes all
     # the way down.

@@ -62,6 +62,7 @@ def test_bench(lanes):
         *((f, 8, 4) for f in Format),
     ],
 )
+@pytest.mark.sampled
 def test_of_one_format_alone_or_of_a_whole_line(fmt, lanes, count):
     """A Quantiser that is made for it, amid pauses: answers, and when they come."""
     lines, host_types, formats = mixed_lines(np.random.default_rng(3), count)

@@ -304,6 +304,7 @@ def test_writes_in_every_cycle_keep_no_request_out():
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2, 40])
+@pytest.mark.sampled
 def test_a_gathered_read_follows_the_writes_that_were_taken_before_it(writes):
     """The inner device takes no RwD for a while, and then all: none that was taken comes behind a
     gathered read that was taken after it, for the read may be of its line, and the host's caches
@@ -514,6 +515,7 @@ def weather(name, *, make=CoherentFront, transactions=4_000, commits=4_000, **mo
 
 @pytest.mark.parametrize("blocks", [0, 1])
 @pytest.mark.parametrize("name", WEATHERS)
+@pytest.mark.sampled
 def test_the_host_and_the_device_stay_coherent(name, blocks):
     figures = weather(name, blocks=blocks)
     assert (figures.blocks > 20) == bool(blocks)

@@ -260,6 +260,7 @@ class Answers:
 
 @pytest.mark.parametrize("sector", [2, 4, 8, 32])
 @pytest.mark.parametrize("blocks", [0, 1])
+@pytest.mark.sampled
 def test_blocks_are_called_back_at_once_and_answered_in_any_form(sector, blocks):
     rng, dut, seen = random.Random(sector), new_engine(sector), set()
 
@@ -449,6 +450,7 @@ class SideBySide:
 
 
 @pytest.mark.parametrize(("sector", "timeout", "seed"), [(4, 0, 1), (8, 60, 2), (32, 150, 3)])
+@pytest.mark.sampled
 def test_recalls_side_by_side(sector, timeout, seed):
     """Each BISnp once and in order, each line that is kept told of once, an end when all is over; a
     silent line is given up when its time is over, and no sooner."""

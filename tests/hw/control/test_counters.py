@@ -102,6 +102,7 @@ def test_queue_counters_may_be_few():
         ),
     ],
 )
+@pytest.mark.sampled
 def test_the_bench_catches_a_planted_bug(old, new):
     block = mutant(QueueCounters, old, new)(config=UNIT.with_(**ODD))
     with pytest.raises(AssertionError, match="failed with seed"):

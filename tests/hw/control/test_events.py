@@ -100,6 +100,7 @@ def test_a_source_with_an_event_in_every_cycle_keeps_no_other_out(at):
         pytest.param("self.take & self.taken.overflow", "self.take", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         run(mutant(EventLog, old, new)(config=UNIT, sources=3), "events", cycles=9_000, sources=3)

@@ -46,6 +46,7 @@ KNOWN = {"resident.known": 1}
         ("low_water", 1, {"i.p.byte_enable": (1 << 64) - 1}, Registers.WRITE_LATENCY + 7),
     ],
 )
+@pytest.mark.sampled
 def test_latency_and_interval(name, write, prepare, expected):
     block = Registers(config=UNIT, event_sources=1)
     given = [access(name, write) | prepare] * (2 * expected + 4)
@@ -56,6 +57,7 @@ def test_latency_and_interval(name, write, prepare, expected):
 
 
 @pytest.mark.parametrize("name", ["count_accesses", "count_sweeps", "s0_queue_hits"])
+@pytest.mark.sampled
 def test_what_a_reader_may_not_see_is_not_waited_for(name):
     """Nor is a pause asked for, though a queue counts in every cycle."""
     block, cycles = Registers(config=UNIT, event_sources=1), 4 * Registers.COUNTERS_LATENCY
@@ -166,6 +168,7 @@ def test_steps_of_sessions_take_turns():
 
 
 @pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.sampled
 def test_steps_that_fall_due_while_one_waits_are_not_lost(every):
     """Whether it is still to be offered, is offered, is being taken or has just been: with any
     distance between M0's turns, the step comes to what the accesses say."""

@@ -142,6 +142,7 @@ def test_an_eviction_that_the_hosts_lines_have_ended_is_no_event():
         ("at_ingress.eq(self.spec_dropped)", "at_ingress.eq(0)"),
     ],
 )
+@pytest.mark.sampled
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         run(mutant(Telemetry, old, new), cycles=2_000)

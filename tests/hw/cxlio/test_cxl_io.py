@@ -20,7 +20,7 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
 
 LINUX = ROOT / "data" / "linux"
 # The device's own first: a hunt's mutants are in the design that is built first.
-CONFIGS = ("joined", pytest.param("recorded", marks=pytest.mark.slow))
+CONFIGS = ("joined", pytest.param("recorded", marks=pytest.mark.night))
 MODEL = Model(public=PUBLIC)
 # The stand-in's command effects log had no effects; ours are true. Line of the recording → what it
 # read, and what the RTL reads.
@@ -74,12 +74,13 @@ def test_random_accesses(config):
         "flips",
     ],
 )
+@pytest.mark.sampled
 def test_what_a_driver_relies_on(config, test):
     run("kelp_verif.cxlio.checks_bench", config, test)
 
 
 @pytest.mark.parametrize(
-    ("capacity", "both", "met"), [(1, 0, 15), pytest.param(8, 10, 50, marks=pytest.mark.slow)]
+    ("capacity", "both", "met"), [(1, 0, 15), pytest.param(8, 10, 50, marks=pytest.mark.night)]
 )
 def test_every_bit_that_a_host_may_write(capacity, both, met):
     """Of a device of two GiB, too, so that both decoders have memory in every interleaving. Few

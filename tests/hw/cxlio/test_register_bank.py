@@ -29,6 +29,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.sampled
 def test_random_accesses(name):
     block, rng = BLOCKS[name], random.Random(name)
     bank, golden = RegisterBank(block=block), Registers(block)

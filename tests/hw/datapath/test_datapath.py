@@ -165,6 +165,7 @@ def mixture(config, seed, formats, *, count=2500, pages=9, hot=8):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("memory", [QUICK, ROUGH, STALLED], ids=["quick", "rough", "stalled"])
 @everywhere
+@pytest.mark.sampled
 def test_mixture_of_every_format(config, seed, memory):
     figures = run(mixture(config, seed, list(Format)), memory).figures
     # While no op comes for long, writes take all slots that there are.
@@ -418,6 +419,7 @@ def hits(t, page, count=16):
 
 
 @pytest.mark.parametrize("flips", [None, Flips(1, period=1)], ids=["sound", "flipped"])
+@pytest.mark.sampled
 def test_lines_are_written_as_soon_as_they_are_complete(flips):
     """In whatever slot: nothing else is to be done with them. Flipped bits do not reach memory."""
     t = Traffic(NARROW, 1)
@@ -595,6 +597,7 @@ def paced(config, fmt, order, what):
 @pytest.mark.parametrize("order", ["by line", "by eight", "random"])
 @pytest.mark.parametrize("fmt", [Format.RAW16, Format.FP8_E5M2, Format.INT8, Format.INT4])
 @rated
+@pytest.mark.sampled
 def test_rate(config, fmt, order, what):
     """A line a cycle, or in as many cycles as the codec takes. Random lines with scales need two
     DRAM lines each."""
@@ -703,6 +706,7 @@ def erring(config, seed, formats, *, reads, writes, pages=5, hot=99, count=1500)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("chances", [(20, 20), (0, 100), (100, 0), (256, 256)])
 @everywhere
+@pytest.mark.sampled
 def test_nothing_is_silently_wrong_while_memory_errs(config, seed, chances):
     """Errors of reads and of writes, so many of 256, under every manner of memory."""
     reads, writes = chances
@@ -786,7 +790,7 @@ def test_flipped_bits_of_a_fill_are_told_whatever_part_is_read(config, bits, tol
 
 
 @pytest.mark.parametrize(
-    ("bits", "told"), [pytest.param(1, "corrected", marks=pytest.mark.slow), (2, "fatal")]
+    ("bits", "told"), [pytest.param(1, "corrected", marks=pytest.mark.night), (2, "fatal")]
 )
 @everywhere
 def test_flipped_bits_of_each_code_word_are_told(config, bits, told):

@@ -55,6 +55,7 @@ def run_mixed(name, cycles, engine=None):
 
 
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.sampled
 def test_free_running_choices_in_a_pool_of_both_policies_pass_the_audit(name):
     records = run_mixed(name, 12_000).records
     assert records["victims"] > 20 and records["sweeps"] > records["victims"]
@@ -282,6 +283,7 @@ def _tell_both(it, other):
 
 
 @pytest.mark.parametrize("other", [0.0, 0.5], ids=["alone", "beside another source"])
+@pytest.mark.sampled
 def test_the_evictor_and_the_orphans_tell_in_one_cycle_and_neither_is_lost(monkeypatch, other):
     """In each order, and while the evictor goes on and on. In the log, too, each is found, or the
     overflow says that one is missing: the lane has one place."""
@@ -316,6 +318,7 @@ def test_the_evictor_and_the_orphans_tell_in_one_cycle_and_neither_is_lost(monke
     ],
     ids=["heard while the evictor tells", "the orphans first", "neither"],
 )
+@pytest.mark.sampled
 def test_two_events_in_one_cycle_that_become_one_are_seen(monkeypatch, old, new, said):
     it = _TwoTell(monkeypatch, (old, new))
     with pytest.raises(AssertionError, match=said):

@@ -18,7 +18,7 @@ TABLES = named("unit_select").with_(queues=2, frames=(16, 8, 8, 8))
 @pytest.mark.parametrize(
     ("pools", "budgets"),
     [
-        pytest.param([0, 0, 1], [0, 2, 5], id="large", marks=pytest.mark.slow),
+        pytest.param([0, 0, 1], [0, 2, 5], id="large", marks=pytest.mark.night),
         pytest.param([2, 3], [4, 8], id="small"),
     ],
 )
@@ -34,8 +34,8 @@ def test_every_claim_is_the_golden_evictors(pools, budgets):
     [
         pytest.param(ROOMY, [0], KELP, id="roomy-kelp"),
         pytest.param(SMALL, [0, 1, 2, 3], MIXED, id="small-mixed"),
-        pytest.param(ROOMY, [0], MIXED, id="roomy-mixed", marks=pytest.mark.slow),
-        pytest.param(SMALL, [0, 1, 2, 3], KELP, id="small-kelp", marks=pytest.mark.slow),
+        pytest.param(ROOMY, [0], MIXED, id="roomy-mixed", marks=pytest.mark.night),
+        pytest.param(SMALL, [0, 1, 2, 3], KELP, id="small-kelp", marks=pytest.mark.night),
     ],
 )
 def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, policies):
@@ -48,8 +48,8 @@ def test_every_claim_under_policy_kelp_is_the_golden_evictors(config, pools, pol
 @pytest.mark.parametrize(
     ("config", "seed"),
     [
-        pytest.param(ROOMY, None, id="roomy", marks=pytest.mark.slow),
-        pytest.param(SMALL, None, id="small", marks=pytest.mark.slow),
+        pytest.param(ROOMY, None, id="roomy", marks=pytest.mark.night),
+        pytest.param(SMALL, None, id="small", marks=pytest.mark.night),
         pytest.param(SMALL, 91987038, id="at"),
     ],
 )
@@ -65,7 +65,7 @@ def test_every_claim_is_the_golden_evictors_while_policies_change(config, seed):
     "policies",
     [
         pytest.param([2], id="all"),
-        pytest.param([2, Policy.KELP, 2, Policy.EMA], id="mixed", marks=pytest.mark.slow),
+        pytest.param([2, Policy.KELP, 2, Policy.EMA], id="mixed", marks=pytest.mark.night),
     ],
 )
 def test_every_claim_by_tables_is_the_golden_evictors(policies):
@@ -79,6 +79,7 @@ def test_every_claim_by_tables_is_the_golden_evictors(policies):
 @pytest.mark.parametrize(
     "policies", [[Policy.EMA], [Policy.KELP], list(Policy)], ids=["ema", "kelp", "mixed"]
 )
+@pytest.mark.sampled
 def test_a_victim_is_found_in_whichever_queue_it_is(policies):
     run(SMALL, "one_queue_after_another", policies=policies, pools=[0])
 

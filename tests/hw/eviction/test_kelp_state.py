@@ -53,6 +53,7 @@ def access(squeue, step=0):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.sampled
 def test_the_latest_queues_left_wait_in_their_order(seed):
     """Accesses at any pace against an evictor of any pace: who waits is what a bounded queue holds
     whose oldest entry gives way. Both it and its end are met, also in one cycle."""

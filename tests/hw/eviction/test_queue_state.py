@@ -31,7 +31,7 @@ def run(config, test, **params):
 
 
 @pytest.mark.parametrize(
-    "config", [named("unit"), pytest.param(WIDE, marks=pytest.mark.slow)], ids=["unit", "wide"]
+    "config", [named("unit"), pytest.param(WIDE, marks=pytest.mark.night)], ids=["unit", "wide"]
 )
 def test_queue_state_is_its_golden_model(config):
     records = run(config, "random_results", rounds=100).records
@@ -54,6 +54,7 @@ def test_an_event_costs_one_walk_over_640_queues():
 @pytest.mark.parametrize("lists", [True, False], ids=["listed", "unlisted"])
 @pytest.mark.parametrize("use", ["shown", "refreshed", "looked up", "offered"])
 @pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.sampled
 def test_settings_are_told_of_where_lines_are_counted(bits, use, lists):
     """Bits flip in the settings of a queue, and its lines are shown to the registers, its excess is
     worked out anew, or the evictor asks for it. Where it lists no page there is nothing to count,

@@ -134,6 +134,7 @@ def test_an_eviction_without_flips():
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled
 def test_one_flip_is_corrected_and_two_are_fatal(name):
     rng, bits = random.Random(name), range(width(name))
     for bit in rng.sample(bits, 2):

@@ -24,6 +24,7 @@ M3, SCORED = 4, 7  #: cycles from a SCAN's handshake to its result, and to the p
 
 
 @pytest.mark.parametrize("resident", [1, 100, 1500])
+@pytest.mark.sampled
 def test_a_sweep_costs_words_and_pages(resident):
     records = run(LARGE, "sweep_cycles", resident=resident).records
     assert records["words"] == 128
@@ -235,11 +236,12 @@ class World:
     ("name", "pages"),
     [
         ("unit", 8),
-        pytest.param("unit", 256, marks=pytest.mark.slow),
-        pytest.param("unit_coherent", 256, marks=pytest.mark.slow),
+        pytest.param("unit", 256, marks=pytest.mark.night),
+        pytest.param("unit_coherent", 256, marks=pytest.mark.night),
         ("unit_select", 256),
     ],
 )
+@pytest.mark.sampled
 def test_the_list_is_the_models(name, pages):
     """Words of the map that are empty and full, allocations up to the first decision, stalls."""
     config = named(name).with_(name="other", pages=pages)

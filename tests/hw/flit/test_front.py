@@ -22,6 +22,7 @@ LIMIT = 6000
 @pytest.mark.parametrize(
     ("offer", "read", "link"), [(0.7, 0.3, 0.5), (0.1, 0.9, 0.9), (1, 0.8, 0.15)]
 )
+@pytest.mark.sampled
 def test_all_arrives_in_order(offer, read, link):
     both = Link(offer=dict.fromkeys(PORTS, offer), read=dict.fromkeys(PORTS, read), link=link)
 
@@ -49,6 +50,7 @@ def test_each_channel_passes_a_message_a_cycle():
 
 
 @pytest.mark.parametrize("stuck", PORTS)
+@pytest.mark.sampled
 def test_a_channel_that_nobody_reads_stops_no_other(stuck):
     both = Link(offer=dict.fromkeys(PORTS, 1), read={stuck: 0}, credits=8)
 

@@ -186,6 +186,7 @@ def test_messages_are_the_golden_models(direction, offer, ready):
 
 
 @pytest.mark.parametrize(("harm", "cycles"), [(0, 100), (0.3, 100), (0.6, 600)])
+@pytest.mark.sampled
 def test_lines_in_halves(harm, cycles):
     """Lines and little else: every fourth is half in one flit and half in the next, which may not
     come; nor may those behind it, so that another line's second half comes in its place."""
@@ -196,6 +197,7 @@ def test_lines_in_halves(harm, cycles):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled
 def test_what_is_hostile_is_refused_as_a_whole(direction, seed):
     """Flipped kinds, headers, whole flits; each is told, and messages go on coming."""
     both = Both(direction, harm=0.3, seed=seed).simulate(300)
@@ -205,6 +207,7 @@ def test_what_is_hostile_is_refused_as_a_whole(direction, seed):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("credits", [4, 16, 64])
+@pytest.mark.sampled
 def test_a_sender_with_a_credit_too_many(direction, credits):
     """Now and then; without check bits, too."""
     channels = DIRECTIONS[direction].channels
@@ -215,6 +218,7 @@ def test_a_sender_with_a_credit_too_many(direction, credits):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.sampled
 def test_no_channel_waits_for_anothers_reader(direction):
     channels = DIRECTIONS[direction].channels
     for stuck in channels:

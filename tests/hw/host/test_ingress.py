@@ -125,6 +125,7 @@ def test_a_choice_is_told_of_writes_that_have_no_place():
         ("& ~req_goes", ""),  # RwD without pause keep reads out
     ],
 )
+@pytest.mark.sampled
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         run("random_messages", mutant(Ingress, old, new), cycles=4_000)

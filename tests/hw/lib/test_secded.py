@@ -40,6 +40,7 @@ def decode_all(code, cases):
 
 
 @pytest.mark.parametrize("width", [4, 16, 46, 57, 64])
+@pytest.mark.sampled
 def test_flips(width):
     code = Secded(width)
     rng = random.Random(width)

@@ -18,6 +18,7 @@ def test_latency_and_interval():
 @pytest.mark.parametrize(
     "depth, width", [(20480, 27), (640, 27), (8192, 26), (20480, 9), (5000, 40)]
 )
+@pytest.mark.sampled
 def test_reads_what_was_written(depth, width):
     run_cocotb(
         SplitSram(depth=depth, shape=width),

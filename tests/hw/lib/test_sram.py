@@ -19,6 +19,7 @@ def sliced(depth, width, bits):
 
 
 @pytest.mark.parametrize(("depth", "width", "bits"), SLICES)
+@pytest.mark.sampled
 def test_reads_what_was_written(depth, width, bits):
     run_cocotb(
         sliced(depth, width, bits),

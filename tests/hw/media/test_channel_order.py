@@ -53,6 +53,7 @@ def through(*, offers, takes, cycles=600, seed=3):
 
 @pytest.mark.parametrize("req", [0.1, 0.5, 1])
 @pytest.mark.parametrize("rwd", [0.1, 0.5, 1])
+@pytest.mark.sampled
 def test_they_come_out_in_the_order_in_which_they_were_taken(req, rwd):
     for takes in ({"req": 1, "rwd": 0.1}, {"req": 0.2, "rwd": 1}, {"req": 0.6, "rwd": 0.6}):
         taken, out = through(offers={"req": req, "rwd": rwd}, takes=takes)

@@ -206,6 +206,7 @@ def play(requests, seed=1):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.sampled
 def test_lines_are_poisoned_and_cleared_beside_traffic(seed):
     requests = [
         (INJECT, 3, 7),
@@ -234,6 +235,7 @@ def test_lines_are_poisoned_and_cleared_beside_traffic(seed):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.sampled
 def test_features_are_the_endpoints_registers(seed):
     names = RegisterMap(UNIT).by_name
     places = [names[knob.register].offset for knob in KNOBS]
@@ -276,6 +278,7 @@ def patience(request, monkeypatch):
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.sampled
 def test_a_line_that_is_read_too_late_is_left_alone(late, patience):
     """The mailbox may have given up by then: the answer is to try again, and nothing is written. A
     little earlier it is in time."""

@@ -215,6 +215,7 @@ class Bench:
 @pytest.mark.parametrize(
     ("seed", "open_", "fails"), [(1, (0, 2), False), (2, (0, 1, 2), True), (3, (), False)]
 )
+@pytest.mark.sampled
 def test_sessions_are_closed_and_the_host_is_answered(coherent, seed, open_, fails):
     bench = Bench(seed, open=open_, erase_fails=fails, coherent=coherent)
 
@@ -402,6 +403,7 @@ def test_how_long_the_host_is_held_and_how_long_it_goes_on(seed):
 
 
 @pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.sampled
 def test_an_endpoint_that_does_not_come_to_rest_is_left_alone(coherent):
     """The host is let go on, and nothing was closed."""
     dut = Sanitizer(config=COHERENT if coherent else UNIT)

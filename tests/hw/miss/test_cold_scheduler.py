@@ -187,6 +187,7 @@ PLANTED = [
     ("old", "new"),
     [*PLANTED[:2], *(pytest.param(*bug, marks=pytest.mark.slow) for bug in PLANTED[2:])],
 )
+@pytest.mark.sampled
 def test_the_contract_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         contract(block=mutant(ColdScheduler, old, new))

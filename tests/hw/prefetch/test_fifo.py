@@ -19,6 +19,7 @@ def test_latency_and_interval():
 
 
 @pytest.mark.parametrize("config", ["unit", "unit_select"])
+@pytest.mark.sampled
 def test_queue_agrees_with_a_sorted_list(config):
     seen = run_cocotb(
         PrefetchFifo(config=named(config)),

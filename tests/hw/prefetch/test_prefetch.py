@@ -78,7 +78,7 @@ def test_lockstep_order_equals_golden():
     assert seen["previous_lost"] > 20 and seen["strangers"] > 20, seen
 
 
-@pytest.mark.parametrize("config", ["unit", pytest.param("unit_select", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", ["unit", pytest.param("unit_select", marks=pytest.mark.night)])
 def test_free_running_accounts_for_every_candidate(config):
     tells = ["asked_against_list", "previous_gives_way"]
     tells += ["tells_whose_it_drops"] if named(config).select_estimates else []

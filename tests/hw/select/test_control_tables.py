@@ -110,6 +110,7 @@ class Taught(Room):
 
 
 @pytest.mark.parametrize(("offer", "take", "seed"), [(1.0, 1.0, 1), (0.6, 0.5, 2)])
+@pytest.mark.sampled
 def test_a_guess_fetches_what_tables_say(offer, take, seed):
     """Turns that read what LRU would have lost earn credit; then of a guess the likeliest pages are
     fetched, as many as there is credit for, and without `tables` by their masses."""
@@ -187,6 +188,7 @@ def test_nothing_is_learnt_of_a_session_that_has_ended():
 
 
 @pytest.mark.parametrize("more", [0, 7])
+@pytest.mark.sampled
 def test_a_session_ends_while_the_tables_have_no_time(more):
     """What stands before them stays, and nothing of it is left in the next session. (A turn after
     300 steps, whose shadow loses pages of more than 200, takes a thousand cycles, in which its

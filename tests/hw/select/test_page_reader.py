@@ -92,6 +92,7 @@ def run(pages, *, offer=1.0, take=1.0, dut=None, watch=None, queries=(), token_l
 
 
 @pytest.mark.parametrize(("lanes", "token_lines"), [(32, 1), (8, 0)])
+@pytest.mark.sampled
 def test_lines(lanes, token_lines):
     """Also of tokens of one line, of which some are near."""
     dut = PageReader(config=CONFIG.with_(codec_lanes=lanes))
@@ -216,6 +217,7 @@ def test_two_choices_are_inside_at_once():
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("name", ["lines", "asked", "found"])
+@pytest.mark.sampled
 def test_flipped_bits_of_what_waits_are_told_of(name, bits):
     """Bits flip in some rows as soon as they wait for the quantiser: one in a row changes nothing,
     with two a line is not scored, and each is told of once, however long it waits; what is known of

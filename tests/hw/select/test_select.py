@@ -109,6 +109,7 @@ def bits(ctx, value):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_who_hears_whom(monkeypatch, kind):
     """Each bit, in the cycle: results, lines, faults, lost summaries, and who is at work."""
     room = Wires(monkeypatch, KINDS[kind])

@@ -124,6 +124,7 @@ def test_pages_that_go_and_frames_that_are_short():
 
 
 @pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.7, 0.3)])
+@pytest.mark.sampled
 def test_pages_that_are_wanted_are_named(offer, take):
     """Whatever comes when: as many as have a place, one that a page chosen later took among them;
     by a guess all, and of a SELECT behind them that wants nothing none."""
@@ -389,6 +390,7 @@ def test_bits_that_are_no_field_are_not_looked_at():
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled
 def test_doorbells_at_random(seed):
     """Sound ones, in every field, while pages go."""
     print("seed", seed)

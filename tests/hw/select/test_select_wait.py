@@ -122,6 +122,7 @@ def test_a_page_that_lands_before_it_waits_is_not_waited_for():
 
 
 @pytest.mark.parametrize("after", range(8))
+@pytest.mark.sampled
 def test_a_page_that_lands_as_it_begins_to_wait_counts(after):
     """Cycles from its last fetch on, among them that in which it begins to wait."""
     room = Waiting(seed=after)
@@ -248,6 +249,7 @@ def test_it_does_not_wait(bell):
 
 
 @pytest.mark.parametrize("kind", [{"fetch": 1}, {"speculative": 1}, {"waits": 1}])
+@pytest.mark.sampled
 def test_pages_of_little_mass_are_not_fetched(kind):
     """But the first one is, and what it waits for."""
     numbers = []

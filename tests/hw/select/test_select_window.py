@@ -370,6 +370,7 @@ def _looked(put, queries, query, write, ending):
 
 @pytest.mark.parametrize("bits", [0, 1, 2])
 @pytest.mark.parametrize("name", ["queries", "bells", "answers"])
+@pytest.mark.sampled
 def test_flipped_bits_are_told_where_a_line_is_used(name, bits):
     """One changes nothing; of two a query is no number, a doorbell is broken, an answer is zeros.
     Each use is told, once, and no line that is read for nothing."""

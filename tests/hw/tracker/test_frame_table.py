@@ -20,9 +20,9 @@ from kelp_verif.harness.runner import Model, made, run_cocotb
     ("config", "cycles"),
     [
         ("unit", 12_000),
-        pytest.param("unit_coherent", 6_000, marks=pytest.mark.slow),
+        pytest.param("unit_coherent", 6_000, marks=pytest.mark.night),
         ("unit_cxl", 6_000),
-        pytest.param("trace", 3_000, marks=pytest.mark.slow),
+        pytest.param("trace", 3_000, marks=pytest.mark.night),
     ],
 )
 def test_frame_table_is_its_golden_model(config, cycles):

@@ -124,7 +124,7 @@ def test_ops_of_a_choice_agree_with_golden():
     assert min(faults) > 0
 
 
-@pytest.mark.parametrize("narrow", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("narrow", [1, pytest.param(2, marks=pytest.mark.night)])
 def test_hazards_on_one_page(narrow):
     for flips in (0, 0.1):
         records = random_ops(changes={"parked": 64}, phases=60, narrow=narrow, flips=flips)

@@ -84,6 +84,7 @@ def test_what_was_chosen_is_attended_to():
     assert host.run.link[steps].min() > host.run.useful[steps].min() > 0
 
 
+@pytest.mark.night
 def test_who_waits_is_told():
     """A host that waits finds more of what it wants, and takes longer. One that does not waits for
     pages that went between their choice and their slot."""

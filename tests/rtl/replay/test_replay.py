@@ -292,6 +292,7 @@ def another_asks(engine):
     [another_queue, offers_kept, never_anew, lower_offer, another_asks],
     ids=lambda plant: plant.__name__,
 )
+@pytest.mark.sampled
 def test_the_audit_sees_a_wrong_choice_under_kelp(planned_kelp, plant):
     audit = judged(planned_kelp, *stream(planned_kelp, plant))
     assert any("offers" in str(mismatch) for mismatch in audit.mismatches)
@@ -523,6 +524,7 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
         (["{broken}"], "is not an .npz (zip) file"),
     ],
 )
+@pytest.mark.sampled
 def test_what_is_the_users_to_mend_is_one_line(small, tmp_path, arguments, fault):
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"\0" * 100)
@@ -563,7 +565,7 @@ def longer(tmp_path_factory):
     [
         ("--lockstep", "unit_select"),
         # At full speed test_demo replays with this model.
-        pytest.param("--free-running", "unit_select", marks=pytest.mark.slow),
+        pytest.param("--free-running", "unit_select", marks=pytest.mark.night),
         pytest.param("--free-running", "trace", marks=pytest.mark.slow),
     ],
 )
@@ -680,6 +682,7 @@ def test_kelp_is_judged_at_full_speed(tmp_path):
         ("--free-running", "bit"),
     ],
 )
+@pytest.mark.sampled
 def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
     done = kelp(
         "replay",

@@ -56,6 +56,7 @@ def decisions(outcome):
 
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled
 def test_a_compiled_policy_decides_like_the_plain_one(part, small, name, pooled):
     for line, capacity in (
         (part, part.sequence.capacity(0.15)),
@@ -69,6 +70,7 @@ def test_a_compiled_policy_decides_like_the_plain_one(part, small, name, pooled)
 
 
 @pytest.mark.parametrize("name,parameters", SET)
+@pytest.mark.sampled
 def test_parameters_mean_the_same_to_both(part, small, name, parameters):
     changed = 0
     for line, capacity, pooled in ((part, part.sequence.capacity(0.25), True), (small, 17, False)):
@@ -94,6 +96,7 @@ def test_the_compiled_kelp_decides_like_the_plain_one(part, residency):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled
 def test_the_compiled_kelp_on_made_up_reads(tmp_path, seed):
     line = timeline(
         save(tmp_path / "t.npz", contents(seed=seed, with_kv=False, steps=400, tokens=416))

@@ -131,6 +131,7 @@ def test_a_changed_constant_is_found(golden_kelp):
     [v for name in ("ablation", "hardware") for v in TABLES[name].values() if isinstance(v, dict)],
     ids=str,
 )
+@pytest.mark.sampled
 def test_constants_mean_the_same_to_both_forms(tmp_path, variant):
     line = Timeline.of(
         access_sequence(

@@ -156,6 +156,7 @@ def test_no_policy_but_belady_sees_the_future(small, name, pooled):
 
 
 @pytest.mark.parametrize("name,pooled", scopes())
+@pytest.mark.sampled
 def test_every_policy_keeps_the_contract(part, name, pooled):
     """The engine refuses a wrong victim; beyond that, counts must agree with each other."""
     capacity = part.sequence.capacity(0.2)

@@ -60,6 +60,7 @@ def sound(name, *, seed=1, **options):
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WEATHERS],
 )
+@pytest.mark.sampled
 def test_the_host_and_the_endpoint_stay_coherent(name):
     short = name in (*QUICK, *HOSTILE)
     config, transactions = (NARROW, 3_000) if short else (FULL, 40_000)

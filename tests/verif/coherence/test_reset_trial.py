@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(900)
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WEATHERS],
 )
+@pytest.mark.sampled
 def test_after_a_reset_nothing_of_before_is_there(name):
     config, resets = (NARROW, 20) if name in QUICK else (FULL, 100)
     # The golden model does not hear when tenants give their queues other policies.
