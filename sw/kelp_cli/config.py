@@ -132,10 +132,18 @@ def _one(config: Config) -> Table:
                     f"{page['lines']} DRAM lines in a frame of {page['frame_lines']}",
                 )
         else:
-            table.add_row(
-                key,
-                f"{value:,}"
-                if isinstance(value, int) and not isinstance(value, bool)
-                else str(value),
-            )
+            table.add_row(key, _said(value))
     return table
+
+
+def _said(value) -> str:
+    """Of a field as it is typed behind a configuration's name, but for large numbers."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return (
+        str(int(value))
+        if isinstance(value, bool)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
