@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from .config import Config, named
 from .errors import ConfigError
 
-__all__ = ["changed", "configuration"]
+__all__ = ["changed", "configuration", "options_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9._+,=()-]{1,100}")  #: it becomes part of the names of files
 
@@ -23,15 +23,7 @@ def configuration(text: str) -> Config:
     Raises ConfigError, which names what is refused and what is legal.
     """
     name, _, query = text.partition("?")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError:
-        raise ConfigError(
-            f"fields {query!r} of {text!r} are refused; legal: field=value, with & between"
-        ) from None
-    options = dict(pairs)
-    if len(options) < len(pairs):
-        raise ConfigError(f"fields {query!r} of {text!r} are refused; legal: each once")
+    options = options_of(query, text)
     config = changed(named(name), options)
     if options:
         known = ", ".join(field.name for field in fields(Config))
@@ -39,6 +31,21 @@ def configuration(text: str) -> Config:
             f"{', '.join(options)} in {text!r}: no field of a configuration; known: {known}"
         )
     return config
+
+
+def options_of(query: str, text: str) -> dict[str, str]:
+    """`name=value&…` as a dict. ConfigError, which names the `text` that it is of, where it is
+    anything else or has a name twice."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ConfigError(
+            f"options {query!r} of {text!r} are refused; legal: name=value, with & between"
+        ) from None
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigError(f"options {query!r} of {text!r} are refused; legal: each name once")
+    return options
 
 
 def changed(config: Config, options: dict[str, str]) -> Config:

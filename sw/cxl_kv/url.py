@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
-from kelp_spec.config_text import changed
+from kelp_spec.config_text import changed, options_of
 
 from .arguments import instance, integer, nothing_left, short, switch, whole
 from .core import Core
@@ -31,16 +30,7 @@ def split(url: str) -> tuple[str, str, dict[str, str]]:
     pathless = scheme.lower() in ("dax", "cxl", "serial") and not rest
     if not colon or not scheme or pathless or "\0" in url or not _is_encodable(url):
         raise ValueError(f"device {short(url)} is refused; legal: {_LEGAL}")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError:
-        raise ValueError(
-            f"options {query!r} of {url!r} are refused; legal: name=value, with & between"
-        ) from None
-    options = dict(pairs)
-    if len(options) < len(pairs):
-        raise ValueError(f"options {query!r} of {url!r} are refused; legal: each name once")
-    return scheme.lower(), rest, options
+    return scheme.lower(), rest, options_of(query, url)
 
 
 def is_port(text: str) -> bool:

@@ -48,6 +48,7 @@ def test_demo_agrees_and_reports(
     assert (found["mismatches"], found["mismatch_examples"]) == (0, [])
     assert found["accesses"] >= accesses and found["lockstep_accesses"] >= lockstep
     assert all(found["lockstep"][name] >= least for name, least in LOCKSTEP_NEEDS.items())
+    assert found["tier_latency"] == (25_000 if config == "trace" else 1000)
     assert len(set(found["formats"].values())) >= 2
     assert found["hit_rate"] == pytest.approx(1 - found["demand_misses"] / found["accesses"])
     assert found["token_time_measured"] == (config == "trace") and 1 < found["token_time"] < 1000

@@ -37,10 +37,10 @@ def test_fields_follow_the_name(text, name, changes):
     [
         ("units", "unknown configuration 'units'; known: unit, "),
         ("", "unknown configuration ''"),
-        ("unit?queues", "fields 'queues' of 'unit.queues' are refused; legal: field=value"),
+        ("unit?queues", "options 'queues' of 'unit.queues' are refused; legal: name=value"),
         (
             "unit?queues=2&queues=3",
-            "fields 'queues=2&queues=3' of .* are refused; legal: each once",
+            "options 'queues=2&queues=3' of .* are refused; legal: each name once",
         ),
         ("unit?queue=2", "queue in 'unit.queue=2': no field of a configuration; known: name, "),
         ("unit?queues=many", "queues = 'many' is refused; legal: a number"),

@@ -29,6 +29,7 @@ from kelp_hw.flit.front import FlitFront
 from kelp_hw.lib.constant_memory import ConstantMemory
 from kelp_hw.lib.sram import Sram
 from kelp_spec.config import NAMED, named
+from kelp_spec.config_text import configuration
 
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
 #: Verilator's arguments for a program of a model and its bench.
@@ -235,6 +236,8 @@ def test_the_core_file_has_the_package_s_version():
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     name = f"name: kelp:cxl:endpoint_unit:{project['version']}\n"
     assert name in core_file(named("unit"), ["kelp_endpoint.v"])
+    other = core_file(configuration("unit?codec_lanes=8"), ["kelp_endpoint.v"])
+    assert "name: kelp:cxl:endpoint_unit_codec_lanes_8:" in other
 
 
 def test_what_another_configuration_left_is_named(tmp_path, monkeypatch):

@@ -510,6 +510,8 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
         (["none.npz"], "none.npz: no such trace"),
         (["{small}", "--config", "tracer"], "unknown configuration 'tracer'"),
         (["{small}", "--config", "unit"], "does not fit"),
+        (["{small}", "--config", "unit?queue=2"], "queue in 'unit?queue=2': no field of a"),
+        (["{small}", "--tier-latency", "-3"], "--tier-latency -3 is refused; legal: 0"),
         (
             ["data/traces/smollm2_argparse.npz", "--config", "trace"],
             "smollm2_argparse.npz: does not fit: queues (layers · kv_heads) = 90 is refused by "

@@ -71,6 +71,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", given.workers, "--dist", "loadfile"]
+    command += ["-m", "not slow and not prove"]  # the night's cases too
     command += ["--timeout", "0"]  # coverage slows what the limits are for
     command += ["-k", "not planted"]  # a bench that must fail leaves nothing
     env = os.environ | {"KELP_COVERAGE": str(folder)}
