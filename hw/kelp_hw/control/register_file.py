@@ -121,12 +121,13 @@ class RegisterFile(wiring.Component):
         here = {r.name: Signal(name=f"here_{r.name}") for r in self.map.registers}
         known, allowed, external = Signal(), Signal(), Signal()
         here_external, was_external = Signal(), Signal()
-        m.d.sync += [flag.eq(0) for flag in here.values()]
+        # Comparators: a case of the switch for each flag would be Verilog that grows with the
+        # square of the registers.
+        m.d.sync += [here[r.name].eq(self.index == r.offset >> 3) for r in self.map.registers]
         m.d.sync += [self.known.eq(known), self.allowed.eq(allowed), here_external.eq(external)]
         with m.Switch(self.index):
             for r in self.map.registers:
                 with m.Case(r.offset >> 3):
-                    m.d.sync += here[r.name].eq(1)
                     m.d.comb += known.eq(1)
                     if r.scope is Scope.ALL:
                         m.d.comb += allowed.eq(1)

@@ -13,46 +13,28 @@ is left out:
 from __future__ import annotations
 
 import contextlib
-import threading
 
 from amaranth.hdl import _ast, _nir
 from amaranth.lib.data import View
 
-__all__ = ["quick_amaranth"]
+from .replaced import Replaced
 
-#: Expressions, which do not change once made.
-_EXPRESSIONS = (_ast.Operator, _ast.Concat, _ast.SwitchValue)
-_lock, _users, _put_back = threading.Lock(), [], contextlib.ExitStack()
+__all__ = ["quick_amaranth"]
 
 
 @contextlib.contextmanager
 def quick_amaranth():
     """Within it, Amaranth's netlists are made unchecked, its expressions keep their shapes, and its
-    views their fields. The last of those who are within it at once, in several threads, puts
-    Amaranth back as it was."""
-    with _lock:
-        if not _users:
-            _replace(_nir.Value, "__new__", _bits)
-            for kind in _EXPRESSIONS:
-                _replace(kind, "shape", _keeping(kind.shape))
-            _replace(View, "__getitem__", _field)
-        _users.append(None)
-    try:
+    views their fields."""
+    with _REPLACED:
         yield
-    finally:
-        with _lock:
-            _users.pop()
-            if not _users:
-                _put_back.close()
 
 
-def _replace(owner: type, name: str, by):
-    _put_back.callback(setattr, owner, name, owner.__dict__[name])
-    setattr(owner, name, by)
+def _unchecked(new):
+    def bits(cls, nets=()):
+        return tuple.__new__(cls, (nets,) if isinstance(nets, _nir.Net) else nets)
 
-
-def _bits(cls, nets=()):
-    return tuple.__new__(cls, (nets,) if isinstance(nets, _nir.Net) else nets)
+    return bits
 
 
 def _keeping(shape):
@@ -66,10 +48,23 @@ def _keeping(shape):
     return kept
 
 
-def _field(view, key, made=View.__getitem__):
-    if type(key) not in (str, int):
-        return made(view, key)
-    fields = view.__dict__.setdefault("_kelp_fields", {})
-    if key not in fields:
-        fields[key] = made(view, key)
-    return fields[key]
+def _fields_kept(made):
+    def field(view, key):
+        if type(key) not in (str, int):
+            return made(view, key)
+        fields = view.__dict__.setdefault("_kelp_fields", {})
+        if key not in fields:
+            fields[key] = made(view, key)
+        return fields[key]
+
+    return field
+
+
+_REPLACED = Replaced(
+    [
+        (_nir.Value, "__new__", _unchecked),
+        # Expressions, which do not change once made.
+        *((kind, "shape", _keeping) for kind in (_ast.Operator, _ast.Concat, _ast.SwitchValue)),
+        (View, "__getitem__", _fields_kept),
+    ]
+)

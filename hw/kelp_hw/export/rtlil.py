@@ -12,6 +12,7 @@ from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
 from .quick_amaranth import quick_amaranth
+from .shared_expressions import shared_expressions
 
 __all__ = ["component_ports", "to_rtlil"]
 
@@ -40,7 +41,7 @@ def to_rtlil(component: wiring.Component, *, name: str, sources: bool = False) -
         port: (value, PortDirection.Input if member.flow is wiring.In else PortDirection.Output)
         for port, (value, member) in component_ports(component).items()
     }
-    with _uncollected(), quick_amaranth():
+    with _uncollected(), quick_amaranth(), shared_expressions():
         return rtlil.convert(component, name=name, ports=ports, emit_src=sources)
 
 
