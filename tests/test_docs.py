@@ -280,11 +280,11 @@ def test_every_exception_of_the_library_is_told():
 
 
 def exit_codes(tree) -> set[int]:
-    """Numbers that calls of `sys.exit` and `typer.Exit` name, and what `_INTERRUPTED` is."""
-    found = set()
+    """Numbers that calls of `sys.exit` and `typer.Exit` name, and those that have names."""
+    found, names = set(), {"_INTERRUPTED", "_UNREAD", "_TERMINATED"}
     for node in ast.walk(tree):
         ends = isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "typer.Exit"}
-        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_INTERRUPTED"
+        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names
         if ends or named:
             values = node.args if ends else [node.value]
             found |= {

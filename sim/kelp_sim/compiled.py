@@ -3,8 +3,8 @@
 
 Numba looks at a function's own file alone. Constants of other files, as those of `kelp_spec` and
 `kelp_golden`, are compiled in, so with its own cache a changed constant would go on counting as it
-was. And an exception in the midst of compiling, as Ctrl-C makes one, leaves it in a state that it
-does not expect: it has ended with a segmentation fault.
+was. And an exception in the midst of compiling, as Ctrl-C makes one and SIGTERM may, leaves it in a
+state that it does not expect: it has ended with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ import kelp_spec
 __all__ = ["njit"]
 
 _OURS = re.compile(r"kelp-[0-9a-f]{16}")
+_HELD = signal.SIGINT, signal.SIGTERM
 
 
 def njit(function: Callable) -> Callable:
-    """`function`, compiled when it is first called, or as it was for the same sources. Ctrl-C waits
-    until that is done."""
+    """`function`, compiled when it is first called, or as it was for the same sources. Ctrl-C and
+    SIGTERM wait until that is done."""
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(_folder(given))
     try:
@@ -51,18 +52,21 @@ def njit(function: Callable) -> Callable:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """SIGINT comes when the block is over. Python hands signals to the main thread alone."""
+    """SIGINT and SIGTERM come when the block is over. Python hands them to the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in _HELD
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 @functools.cache

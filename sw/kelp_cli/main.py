@@ -13,6 +13,7 @@ import errno
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Annotated
 import typer
 
 from cxl_kv.version import version
-from kelp_hw.export.tools import ToolError
+from kelp_hw.export.tools import ToolError, build_root
 from kelp_spec.config import ConfigError
 
 from .install import missing_package, ours
@@ -32,7 +33,10 @@ __all__ = ["build_app", "main"]
 # The order in which a newcomer meets them; any other command follows in alphabetical order.
 _ORDER = ["doctor", "demo", "replay", "verilog", "config", "bench"]
 
+# As a shell tells of what a signal ended: SIGINT, SIGPIPE, SIGTERM.
 _INTERRUPTED = 130
+_UNREAD = 141
+_TERMINATED = 143
 
 _HELP = """
 KELP is a CXL memory endpoint, generated from Python, that understands LLM KV cache.
@@ -105,38 +109,60 @@ def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) ->
     app.command(name, help="(not available: see kelp doctor)", context_settings=settings)(broken)
 
 
-def _interrupted() -> None:
-    # What was being built is not used now, and Amaranth warns of that when it is dropped.
-    warnings.simplefilter("ignore")
-    complain("interrupted")
-    sys.exit(_INTERRUPTED)
-
-
 def main() -> None:
-    """Entry point of the ``kelp`` command."""
+    """Entry point of the ``kelp`` command. SIGTERM ends it as Ctrl-C does, so that neither workers
+    nor files under way are left behind."""
     # The terminal may be set to ASCII or Latin-1; tables and units are UTF-8 either way.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
+    told: list[int] = []
+
+    def terminate(number: int, _) -> None:
+        told.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        _run(told)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _interrupted(told: list[int]) -> None:
+    # What was being built is not used now, and Amaranth warns of that when it is dropped.
+    warnings.simplefilter("ignore")
+    complain("terminated" if told else "interrupted")
+    sys.exit(_TERMINATED if told else _INTERRUPTED)
+
+
+def _run(told: list[int]) -> None:
+    """The application, and one line where it fails as can be expected; `told` has SIGTERM in it
+    once that has come."""
+    stdout = sys.stdout
     try:
         build_app()()
     except UserError as error:
         complain(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        _interrupted()
+        _interrupted(told)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # Typer has taken it, and says nothing
-            _interrupted()
+            _interrupted(told)
+        if sys.stdout is not stdout:  # Typer puts another there when the reader has gone
+            sys.exit(_UNREAD)
         raise
     except SystemError as error:
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            _interrupted()  # within compiled code, which makes another error of it
+            _interrupted(told)  # within compiled code, which makes another error of it
         raise
     except BrokenPipeError:
         # The reader (head, less) has gone: not an error, but nothing may be flushed to it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(_UNREAD)
     except ModuleNotFoundError as error:
         if ours(error):
             raise
@@ -146,11 +172,34 @@ def main() -> None:
         complain(str(error))
         sys.exit(1)
     except OSError as error:
-        if error.filename is not None:
-            complain(f"{error.filename}: {error.strerror}")
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # of what stdout goes to
-            complain(f"the output could not be written: {error.strerror}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        else:
+        line = _line_of(error)
+        if line is None:
             raise
+        complain(line)
         sys.exit(1)
+
+
+def _line_of(error: OSError) -> str | None:
+    """What to tell of it; None where that is not the user's to put right."""
+    if _no_folder():  # first: a relative path that is named is there for whoever reads the line
+        return "the current directory is gone; change to one that is there"
+    if error.filename is not None:
+        line = f"{error.filename}: {error.strerror}"
+        root, missing = build_root(), error.errno == errno.ENOENT
+        # What is only missing there is not to be looked for in another place.
+        if Path(str(error.filename)).is_relative_to(root) and not (missing and root.is_dir()):
+            line += "; KELP_BUILD=DIR names another place for what is built"
+        return line
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # of what stdout goes to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"the output could not be written: {error.strerror}"
+    return None
+
+
+def _no_folder() -> bool:
+    """Whether the current directory has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

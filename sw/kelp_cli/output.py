@@ -6,6 +6,7 @@ how far it is, and the JSON files."""
 import contextlib
 import importlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -127,10 +128,13 @@ def anyway(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def drawable(*pictures: Path | None) -> None:
-    """Refuse, before long work, pictures where nothing draws them; None is passed over. Raises
-    ModuleNotFoundError, which :mod:`kelp_cli.main` makes the line that says what to install."""
+    """Refuse, before long work, pictures where nothing draws them; None is passed over. They are
+    drawn with matplotlib's own settings, whatever the user's matplotlibrc and MPLBACKEND say.
+    Raises ModuleNotFoundError, which :mod:`kelp_cli.main` makes the line that says what to
+    install."""
     if any(path is not None for path in pictures):
-        importlib.import_module("matplotlib")
+        os.environ["MPLBACKEND"] = "agg"  # read, and refused if unknown, when it is imported
+        importlib.import_module("matplotlib").rcdefaults()
 
 
 def writable(*files: Path | None, json: Path | None = None, folder: Path | None = None) -> None:

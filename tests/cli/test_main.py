@@ -2,6 +2,7 @@
 
 """The ``kelp`` command's frame: help, `doctor`, and how failures look."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import pytest
 import typer
-from command import kelp
+from command import kelp, refused
 from paths import ROOT
 from trace_files import contents, save
 
@@ -164,17 +165,21 @@ def test_expected_failures_are_one_line(monkeypatch, capsys, error, code, line):
     assert capsys.readouterr().err.strip() == line
 
 
-def test_an_interrupt_is_one_line_and_leaves_what_is_finished(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, "kelp: interrupted"), (signal.SIGTERM, 143, "kelp: terminated")],
+)
+def test_an_interrupt_is_one_line_and_leaves_what_is_finished(tmp_path, number, code, line):
     store, out = tmp_path / "rows.jsonl", tmp_path / "rows.json"
     command = [str(Path(sys.executable).parent / "kelp"), "lab", "data/traces/attn_0.npz"]
     command += ["--jobs", "1", "--store", str(store), "--json", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
         while running.poll() is None and not store.exists():
             time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         said = running.stderr.read()
-    assert running.returncode == 130 and "Traceback" not in said
-    assert said.splitlines()[-1] == "kelp: interrupted" and not out.exists()
+    assert running.returncode == code and "Traceback" not in said
+    assert said.splitlines()[-1] == line and not out.exists()
     assert json.loads(store.read_text().splitlines()[0])["key"]
 
 
@@ -203,6 +208,87 @@ def test_a_full_output_is_one_line():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert done.returncode == 1
     assert done.stderr == "kelp: the output could not be written: No space left on device\n"
+
+
+def test_sigterm_leaves_no_workers(tmp_path):
+    store, marked = tmp_path / "rows.jsonl", {"KELP_TEST_MARK": str(tmp_path)}
+    command = [str(Path(sys.executable).parent / "kelp"), "lab", "data/traces/attn_0.npz"]
+    command += ["--jobs", "2", "--accesses", "4000", "--store", str(store)]
+    with subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | marked
+    ) as running:
+        while running.poll() is None and not store.exists():
+            time.sleep(0.05)
+        running.terminate()
+    assert running.returncode == 143
+    ends = time.monotonic() + 20
+    while (left := started_with(str(tmp_path))) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not left
+
+
+def started_with(mark):
+    """The processes that have `mark` in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("command", ["config unit --json x.json", "model kv --json x.json"])
+def test_a_current_directory_that_is_gone_is_one_line(tmp_path, monkeypatch, command):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = refused(*command.split())
+    assert done.returncode == 1
+    assert done.stderr == "kelp: the current directory is gone; change to one that is there\n"
+
+
+def test_a_place_for_builds_that_cannot_be_made_says_what_to_set(tmp_path):
+    (tmp_path / "file").touch()
+    done = kelp("doctor", KELP_BUILD=str(tmp_path / "file"))
+    assert done.returncode == 1 and done.stderr.startswith(f"kelp: {tmp_path}/file/tools")
+    assert done.stderr.endswith("; KELP_BUILD=DIR names another place for what is built\n")
+
+
+def test_pictures_do_not_depend_on_the_users_matplotlib(tmp_path):
+    """Neither do they fail where that has another backend, or there is no LaTeX."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: red\n")
+    code = """
+        from pathlib import Path
+        from kelp_cli.output import drawable
+
+        drawable(Path("x.png"))
+        import matplotlib
+
+        found = {**matplotlib.rcParams, "backend": "agg"} == {
+            **matplotlib.rcParamsDefault, "backend": "agg"
+        }
+        print(found, matplotlib.get_backend().lower())
+    """
+    theirs = {"MPLBACKEND": "nope", "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=os.environ | theirs,
+        check=False,
+        timeout=100,
+    )
+    assert done.stdout == "True agg\n", done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["config", "unit", "--json", "-"]])
+def test_a_reader_that_has_gone_is_no_error(arguments):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [str(Path(sys.executable).parent / "kelp"), *arguments]
+    with open(writes, "w", encoding="utf-8") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=100)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_verilog_tries_its_directory_before_it_generates():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from paths import ROOT
 
 from kelp_sim.compiled import _folder
@@ -78,7 +79,8 @@ def test_nothing_of_others_is_removed(tmp_path):
     assert not outdated.exists() and all((folder / "a file").exists() for folder in others)
 
 
-def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch, name):
     """It comes in the midst, and once it has been seen the function is there."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     code = """
@@ -88,8 +90,10 @@ def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch):
         def interrupt(frame, event, argument):
             if frame.f_code.co_filename.endswith("numba/core/lowering.py"):
                 sys.setprofile(None)
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
+        number = signal.Signals[sys.argv[1]]
+        signal.signal(number, signal.default_int_handler)
         sys.setprofile(interrupt)
         try:
             compiles(1, 2)
@@ -98,7 +102,7 @@ def test_an_interrupt_waits_until_a_function_is_compiled(tmp_path, monkeypatch):
             print("interrupted", len(compiles.signatures), compiles(65535, 65535))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", textwrap.dedent(code), name],
         capture_output=True,
         text=True,
         cwd=ROOT,
