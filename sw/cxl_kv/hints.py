@@ -28,12 +28,14 @@ from .process import NotCopied
 
 __all__ = ["Hints", "mass_codes"]
 
+_MOST = 1.0000001  #: a share of 1, as sums of floats have it
+
 
 def mass_codes(masses) -> list[int]:
     """Attention masses, fractions of 1, as UQ0.16: rounded to nearest, 1 becomes 65535.
     HintRefusedError outside 0 … 1."""
     masses = _floats("masses", masses).reshape(-1)
-    if len(masses) and not (0 <= masses.min() and masses.max() <= 1.0000001):
+    if len(masses) and not (0 <= masses.min() and masses.max() <= _MOST):
         raise HintRefusedError(
             f"mass {masses[~(masses >= 0) | (masses > 1)][0]} is refused; legal: 0 … 1"
         )
@@ -106,6 +108,10 @@ class Hints(NotCopied):
                 f"weights of shape {list(weights.shape)} from position {first_position} are "
                 + f"refused; legal: {legal}"
             )
+        # Here, as some head's may be sent before another's are found to be no weights.
+        legible = (weights >= 0) & (weights <= _MOST)
+        if not legible.all():
+            raise HintRefusedError(f"weight {weights[~legible][0]} is refused; legal: 0 … 1")
         pages = -(-weights.shape[1] // tokens)
         padded = np.zeros((len(weights), pages * tokens))
         padded[:, : weights.shape[1]] = weights
