@@ -78,7 +78,7 @@ class Window(Protocol):
 
 class MappedWindow:
     """A devdax device, or a file in its place, mapped. TransportError when it cannot be mapped or
-    is another process's; UnsupportedError without the C library."""
+    is open already, in whatever process; UnsupportedError without the C library."""
 
     def __init__(self, path: str):
         if native.library() is None:
@@ -98,8 +98,8 @@ class MappedWindow:
         try:
             if not try_take(self._file, 0):
                 raise TransportError(
-                    f"cxl:{path} is in use by another process; close it there, or share it by "
-                    + "kelp serve"
+                    f"cxl:{path} is open already, here or in another process; close it there, or "
+                    + "share it by kelp serve"
                 )
             self.size = size_of(self._file) // ALIGNMENT * ALIGNMENT
             if not self.size:

@@ -278,7 +278,7 @@ def test_one_process_at_a_time(library, tmp_path):
     path, spawn = tmp_path / "dax0.0", multiprocessing.get_context("spawn")
     memory_of(path, named("unit"))
     window, out = MappedWindow(str(path)), spawn.Queue()
-    for said in ("TransportError: .* is in use by another process", "opened"):
+    for said in ("TransportError: .* is open already, here or in another process", "opened"):
         process = spawn.Process(target=_try, args=(f"cxl:{path}", out))
         process.start()
         assert re.match(said, out.get(timeout=60))
