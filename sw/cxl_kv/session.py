@@ -765,7 +765,8 @@ class Session(NotCopied):
                 self.plans.clear()
                 return  # a device that was closed has closed its sessions
             try:
-                with self._calls, contextlib.suppress(ConnectionLostError):
+                # What the transport has closed already is closed.
+                with self._calls, contextlib.suppress(ConnectionLostError, NotMappedError):
                     self.plans.clear()
                     self.device.transport.close_session(self.number)
                 self.device.forget(self.serial)

@@ -23,7 +23,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 from .arguments import short
 from .control import Control
 from .core import Core, Loaded
-from .errors import CxlKvError, TransportError
+from .errors import CxlKvError, NotMappedError, TransportError
 from .process import Home, NotCopied
 
 __all__ = [
@@ -120,7 +120,8 @@ class Transport(NotCopied, ABC):
 
     @abstractmethod
     def close_session(self, session: int) -> None:
-        """Close it and wait until its pages are scrubbed."""
+        """Close it and wait until its pages are scrubbed. NotMappedError for what this transport
+        has not opened, or has closed."""
 
     @abstractmethod
     def events(self) -> list[dict]:
@@ -247,9 +248,12 @@ class LocalTransport(Transport):
     def _begin_close(self, session: int) -> None:
         """Tell a session to close, unless that was broken off behind it: by now it may be closed,
         and its number another requester's."""
+        number = session if type(session) is int else None
+        if number not in self._owned:
+            raise NotMappedError("this connection did not open it", session=number)
         if session not in self._ending:
             self._control.begin_close(session)
-            self._ending.update(self._owned.keys() & {session})
+            self._ending.add(session)
 
     def _has_ended(self, session: int) -> None:
         self._owned.pop(session, None)

@@ -25,7 +25,6 @@ from kelp_spec.registers import identity_of
 
 from ..errors import (
     CxlKvError,
-    NotMappedError,
     TransportError,
     UnsupportedError,
 )
@@ -452,8 +451,6 @@ class Connection(Stream):
 
     def _close(self, asked):
         session = asked.get("session") if isinstance(asked, dict) else None
-        if type(session) is not int or session not in self.transport.owned:
-            raise NotMappedError("this connection did not open it", session=session)
         for _ in self.transport.closing(session):
             yield Next.POLL
         return []

@@ -130,6 +130,9 @@ MISUSE = {
     "no register": lambda s: s.device.registers.read("nothing"),
     "a value too large": lambda s: s.device.registers.write("s0_command", 1 << 64),
     "an odd address": lambda s: s.device.transport.load([1]),
+    "no session to close": lambda s: s.device.transport.close_session(99),
+    "a session that nobody opened": lambda s: s.device.transport.close_session(2),
+    "a session by its name": lambda s: s.device.transport.close_session("0"),
     "a line too few": lambda s: s.device.transport.store([0, 64], np.zeros((1, 64), np.uint8)),
 }
 
