@@ -121,7 +121,7 @@ class Transport(NotCopied, ABC):
     @abstractmethod
     def close_session(self, session: int) -> None:
         """Close it and wait until its pages are scrubbed. NotMappedError for what this transport
-        has not opened, or has closed."""
+        has not opened, or has closed; but LD-ID 0 in the device's process closes any."""
 
     @abstractmethod
     def events(self) -> list[dict]:
@@ -249,11 +249,17 @@ class LocalTransport(Transport):
         """Tell a session to close, unless that was broken off behind it: by now it may be closed,
         and its number another requester's."""
         number = session if type(session) is int else None
-        if number not in self._owned:
+        if number not in self._owned and not self._may_end(number):
             raise NotMappedError("this connection did not open it", session=number)
         if session not in self._ending:
             self._control.begin_close(session)
-            self._ending.add(session)
+            self._ending.update(self._owned.keys() & {session})
+
+    def _may_end(self, session: int | None) -> bool:
+        """Whether it is another's open session, and this requester LD-ID 0, which may close it."""
+        if self.ld_id or session not in range(self.config.sessions):
+            return False
+        return bool(self._control.registers.fields(f"s{session}_state")["open"])
 
     def _has_ended(self, session: int) -> None:
         self._owned.pop(session, None)

@@ -25,6 +25,7 @@ from kelp_spec.registers import identity_of
 
 from ..errors import (
     CxlKvError,
+    NotMappedError,
     TransportError,
     UnsupportedError,
 )
@@ -451,6 +452,8 @@ class Connection(Stream):
 
     def _close(self, asked):
         session = asked.get("session") if isinstance(asked, dict) else None
+        if type(session) is not int or session not in self.transport.owned:
+            raise NotMappedError("this connection did not open it", session=session)
         for _ in self.transport.closing(session):
             yield Next.POLL
         return []
