@@ -120,7 +120,10 @@ def test_why_a_page_is_lost_is_told(host, pressure):
 def test_a_failed_read_of_memory_is_told_soon(host, pressure):
     """Its answer does not wait for the lines of its page to be looked through, one a cycle."""
     soon, failed = UNIT.page_lines + 80 / (1 - pressure), 0
+    others = [host.d.address(0, 1, p, 0, n) for p in range(4) for n in range(UNIT.half_lines)]
     for _ in range(30):
+        host.begin(pressure)
+        host.write(others)  # of which the line buffers are full then
         host.begin(pressure, read_error=1.0)
         asked = host.rng.permutation(host.lines)[:1]
         result, told = host.then(READ, asked, "event_count", times=12)

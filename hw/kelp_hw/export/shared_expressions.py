@@ -34,14 +34,24 @@ def _once(lowered):
     def on_value(self, value):
         if type(value) not in _EXPRESSIONS:
             return lowered(self, value)
-        done = self.__dict__.setdefault("_kelp_lowered", {})
         # Held beside the answer, so that no other object gets the identity of one of them.
-        key = id(value), id(self.domains)
-        if key not in done:
-            done[key] = lowered(self, value), value, self.domains
-        return done[key][0]
+        if id(value) not in self._kelp_lowered:
+            self._kelp_lowered[id(value)] = lowered(self, value), value
+        return self._kelp_lowered[id(value)][0]
 
     return on_value
 
 
-_REPLACED = Replaced([(DomainLowerer, "on_value", _once)])
+def _apart(transformed):
+    def on_fragment(self, fragment):
+        # A cell that two fragments shared would be one's, and come to the other by ports.
+        around, self._kelp_lowered = self.__dict__.get("_kelp_lowered"), {}
+        try:
+            return transformed(self, fragment)
+        finally:
+            self._kelp_lowered = around
+
+    return on_fragment
+
+
+_REPLACED = Replaced([(DomainLowerer, "on_value", _once), (DomainLowerer, "on_fragment", _apart)])
