@@ -16,6 +16,7 @@ from .endpoint_registers import read_registers, write_register
 __all__ = ["ENOUGH", "BoardReplay", "crop", "enough", "replay", "write_register"]
 
 _EXAMPLES = 5
+_LOOK_SECONDS = 5.0  #: between two looks at a board's clock, which wraps in a minute
 
 #: What a replay asks for at least that is to prove a board.
 ENOUGH = {"lines": 1024, "misses": 16, "write_backs": 8, "fetched_pages": 16, "stored_pages": 8}
@@ -122,11 +123,12 @@ class _Golden:
 
 class _Clock:
     """Cycles that a board has counted since this was made, up to the latest look. Its register
-    begins again every 2³² of them, which is a minute: looks are closer to one another."""
+    begins again every 2³² of them, which is a minute: looks have to be closer to one another than
+    that, and a step may take longer, so `keep_up` is called amid it."""
 
     def __init__(self, host):
         self._host, self.cycles = host, 0
-        self._last = self._now()
+        self._last, self._looked = self._now(), time.monotonic()
 
     def _now(self) -> int:
         from kelp_fpga.board_registers import BoardRegister
@@ -136,7 +138,21 @@ class _Clock:
     def look(self) -> None:
         now = self._now()
         self.cycles += now - self._last & 0xFFFFFFFF
-        self._last = now
+        self._last, self._looked = now, time.monotonic()
+
+    def keep_up(self, seconds: float = _LOOK_SECONDS) -> None:
+        """Look where the latest look is as long ago."""
+        if time.monotonic() - self._looked >= seconds:
+            self.look()
+
+
+def _differing(board: dict, golden: dict) -> dict[str, tuple[int, int]]:
+    """Counters that a board has otherwise than the golden model: by name, both."""
+    return {
+        name: (board[f"count_{name}"], golden[name])
+        for name in ("accesses", "misses", "evictions", "write_backs", "fetches")
+        if board[f"count_{name}"] != golden[name]
+    }
 
 
 def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardReplay:
@@ -203,6 +219,7 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
                         "the board answers NXM to request "
                         + f"{first + int(at[np.flatnonzero(nxm)[0]])}"
                     )
+            clock.keep_up()
             if progress is not None:
                 progress(first + int(at[-1]) + 1, last)
         if lockstep:
@@ -220,20 +237,13 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
         first = end
     seconds = time.monotonic() - began
     after = dict(zip(names, read_registers(host, names), strict=True))
-    wrong = {}
-    if lockstep:
-        wrong = {
-            name: (after[f"count_{name}"], golden.endpoint.counters[name])
-            for name in ("accesses", "misses", "evictions", "write_backs", "fetches")
-            if after[f"count_{name}"] != golden.endpoint.counters[name]
-        }
     return BoardReplay(
         lines=last - history,
         history=history,
         mismatches=mismatches,
         examples=tuple(examples[:_EXAMPLES]),
         counters={name: after[f"count_{name}"] - before[f"count_{name}"] for name, _ in COUNTERS},
-        counter_mismatches=wrong,
+        counter_mismatches=_differing(after, golden.endpoint.counters) if lockstep else {},
         fetched_pages=host.board(BoardRegister.FETCHES) - pages[0],
         stored_pages=host.board(BoardRegister.STORES) - pages[1],
         seconds=seconds,
