@@ -410,7 +410,12 @@ class RegisterMap:
                 "event record, oldest first",
             )
             yield Register(
-                f"event_time_{i}", 0x108 + 16 * i, RO, C, _whole(32, "cycles"), "time of the event"
+                f"event_time_{i}",
+                0x108 + 16 * i,
+                RO,
+                C,
+                _whole(32, "cycles"),
+                "time of the event, modulo 2^32",
             )
 
     def _counters(self):
@@ -426,7 +431,7 @@ class RegisterMap:
                 Scope.CONTROL,
                 _whole(32),
                 "answers in 2^n … 2^(n+1) − 1 cycles, n its number, that no miss held up, of "
-                + "refusals too",
+                + "refusals too; stands still at 2^32 − 1",
             )
             yield Register(
                 f"miss_latency_{i}",
@@ -434,7 +439,7 @@ class RegisterMap:
                 Access.RO,
                 Scope.CONTROL,
                 _whole(32),
-                "misses answered in 2^n … 2^(n+1) − 1 cycles",
+                "misses answered in 2^n … 2^(n+1) − 1 cycles; stands still at 2^32 − 1",
             )
 
     def session(self, s: int) -> tuple[Register, ...]:
@@ -619,7 +624,7 @@ class RegisterMap:
                 Access.RO,
                 Scope.SESSION,
                 _whole(32),
-                doc + " since OPEN (selected queue)",
+                doc + " since OPEN (selected queue), modulo 2^32",
             )
             for i, (name, doc) in enumerate(names)
         )

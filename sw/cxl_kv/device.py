@@ -279,7 +279,8 @@ class Device(NotCopied):
                 self._fetching.begin()
 
     def counters(self) -> dict[str, int]:
-        """Totals of the whole device by name (`kelp_spec.registers.COUNTERS`); needs `ld_id` 0."""
+        """Totals of the whole device by name (`kelp_spec.registers.COUNTERS`), modulo 2^48; needs
+        `ld_id` 0."""
         self._control("counters")
         return dict(
             zip(
@@ -305,8 +306,8 @@ class Device(NotCopied):
         }
 
     def latency_histograms(self) -> dict[str, np.ndarray]:
-        """`hit` and `miss`: int64[24], answers by ⌊log2⌋ of their latency in cycles; zeros on back
-        ends without a clock. Needs `ld_id` 0."""
+        """`hit` and `miss`: int64[24], answers by ⌊log2⌋ of their latency in cycles; a bin stands
+        still at 2^32 − 1. Zeros on back ends without a clock. Needs `ld_id` 0."""
         self._control("latency_histograms")
         values = self.registers.read_many(
             [f"{kind}_latency_{i}" for kind in ("hit", "miss") for i in range(HISTOGRAM_BINS)]
@@ -315,7 +316,7 @@ class Device(NotCopied):
 
     def events(self) -> list[dict]:
         """Events since the last call: `code`, `session`, `queue`, `page`, `argument`, `ld_id`,
-        `time` (cycles), `number`.
+        `time` (cycles, modulo 2^32), `number`.
 
         With another `ld_id` than 0, only those of the sessions opened here. `code` OVERFLOW says
         that some are missing: the device's log of 16 ran over (of which, with another `ld_id` than

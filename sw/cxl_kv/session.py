@@ -691,7 +691,7 @@ class Session(NotCopied):
     def telemetry(self, by: str = "head") -> dict[str, np.ndarray]:
         """`hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the
         configuration keeps them `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`;
-        counted since the session was opened.
+        counted since the session was opened, of each queue modulo 2^32.
 
         Parameters
         ----------

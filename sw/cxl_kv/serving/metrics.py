@@ -110,7 +110,8 @@ def render(device: Device) -> str:
     metric(
         "device_answers_total",
         "counter",
-        "answers by the whole part of the binary logarithm of their latency in cycles",
+        "answers by the whole part of the binary logarithm of their latency in cycles; "
+        + "each stands still at 2^32 - 1",
         [
             ({"kind": kind, "log2_cycles": i}, int(count))
             for kind, bins in device.latency_histograms().items()

@@ -126,6 +126,18 @@ def test_a_write_of_no_byte_is_no_request_of_a_phase(host):
     assert host.registers.read("count_writes") == 372
 
 
+def test_counters_wrap_as_the_devices():
+    """Totals at 2^48, a queue's at 2^32; neither spills over its register."""
+    host = Host("golden:unit")
+    endpoint, line = host.core.endpoint, host.lines_of(0)[:1]
+    endpoint.counters["writes"] = (1 << 48) - 1
+    endpoint.queue_counters["allocations"][0] = (1 << 32) - 1
+    host.registers.write("s0_queue", queue=0)
+    host.store(line)
+    assert host.registers.read("count_writes") == 0
+    assert host.registers.read("s0_queue_allocations") == 0
+
+
 def test_a_hint_line_in_part_is_counted_and_told(host):
     hint = HintLine(kind=HintKind.RELEASE, queue=0, sequence=0x1234, entries=(0,))
     line = np.frombuffer(pack(hint, host.config), np.uint8)[None]
