@@ -18,6 +18,7 @@ __all__ = [
     "seconds",
     "short",
     "switch",
+    "unmasked",
     "whole",
 ]
 
@@ -57,6 +58,17 @@ def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError)
         with contextlib.suppress(TypeError):
             return list(value)
     raise error(f"{name} = {short(value)} is refused; legal: {legal}")
+
+
+def unmasked(name: str, value, *, error: type[Exception] = ValueError):
+    """`value`, unless it is an array with masked elements, whose values are nobody's."""
+    masked = int(value.mask.sum()) if isinstance(value, np.ma.MaskedArray) else 0
+    if masked:
+        raise error(
+            f"{name} with {masked} masked elements is refused; legal: an array without "
+            + "(numpy.ma.filled)"
+        )
+    return value
 
 
 def short(value) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
-from .arguments import instance, integer
+from .arguments import instance, integer, short, unmasked
 from .device import Device
 from .errors import CxlKvError, PoisonError
 from .policy import Policy
@@ -429,7 +429,7 @@ def _check_key(key) -> None:
         hash(key)
     except TypeError:
         raise TypeError(
-            f"key = {key!r} is refused; legal: what is hashable, such as str or tuple"
+            f"key = {short(key)} is refused; legal: what is hashable, such as str or tuple"
         ) from None
 
 
@@ -439,7 +439,8 @@ def _bytes_of(data, most: int) -> np.ndarray:
     if isinstance(data, np.ndarray):
         if data.dtype.hasobject:  # its bytes are addresses in this process
             raise ValueError(f"data of dtype {data.dtype} is refused; legal: numbers, or bytes")
-        found = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        whole = np.ascontiguousarray(unmasked("data", data))
+        found = whole.reshape(-1).view(np.uint8)
     else:
         try:
             found = np.frombuffer(memoryview(data).cast("B"), np.uint8)

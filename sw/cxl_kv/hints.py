@@ -22,7 +22,7 @@ from kelp_spec.hints import (
     page_lines,
 )
 
-from .arguments import integer, listed, short
+from .arguments import integer, listed, short, unmasked
 from .errors import HintRefusedError, UnsupportedError
 from .process import NotCopied
 
@@ -43,8 +43,12 @@ def mass_codes(masses) -> list[int]:
 
 
 def _floats(name: str, values) -> np.ndarray:
+    unmasked(name, values, error=HintRefusedError)
     try:
-        return np.asarray(values, np.float64)
+        array = np.asarray(values)
+        if array.dtype.kind not in "iufO":  # text, imaginary parts and flags are no numbers here
+            raise TypeError
+        return array.astype(np.float64)
     except (OverflowError, TypeError, ValueError):
         raise HintRefusedError(f"{name} = {short(values)} are refused; legal: numbers") from None
 
@@ -76,7 +80,7 @@ class Hints(NotCopied):
         advance : bool
             The session's step advances after them.
         """
-        array = np.asarray(masses)
+        array = np.asarray(unmasked("masses", masses, error=HintRefusedError))
         codes = array.reshape(-1).tolist() if array.dtype.kind in "iu" else mass_codes(masses)
         queue = self._queue(layer, head)
         last = self._session.device.config.pages - 1

@@ -11,6 +11,7 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
 
+from .arguments import unmasked
 from .shape import ModelShape
 
 __all__ = ["Layout", "bf16_to_float32", "float32_to_bf16", "to_bits", "to_float32"]
@@ -31,13 +32,14 @@ def bf16_to_float32(bits) -> np.ndarray:
 def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
     """Elements as uint16 bit patterns; ValueError for what is not the session's type.
 
-    Taken as they are: two-byte integers, and other types of two bytes; but float16 only where the
-    session is fp16, and another package's bfloat16 only where it is bf16. What has the other byte
-    order is turned round.
+    Taken as they are: two-byte integers, and other types of two bytes that are numbers; but float16
+    only where the session is fp16, and another package's bfloat16 only where it is bf16. What has
+    the other byte order is turned round.
     """
-    array = np.asarray(array)
+    array = np.asarray(unmasked(name, array))
     other = "bfloat16" if host_type == HostType.FP16 else "float16"
-    if array.dtype.itemsize != 2 or array.dtype.type.__name__ == other:
+    kind = array.dtype.type
+    if array.dtype.itemsize != 2 or kind.__name__ == other or issubclass(kind, np.flexible):
         legal = (
             "float16 or uint16 bit patterns"
             if host_type == HostType.FP16
