@@ -62,8 +62,8 @@ def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError)
 
 def unmasked(name: str, value, *, error: type[Exception] = ValueError):
     """`value`, unless it is an array with masked elements, whose values are nobody's."""
-    masked = int(value.mask.sum()) if isinstance(value, np.ma.MaskedArray) else 0
-    if masked:
+    mask = np.ascontiguousarray(np.ma.getmaskarray(value)) if np.ma.isMA(value) else np.zeros(1)
+    if masked := np.count_nonzero(mask.view(bool)):  # one for each field of a structure
         raise error(
             f"{name} with {masked} masked elements is refused; legal: an array without "
             + "(numpy.ma.filled)"

@@ -278,6 +278,7 @@ def test_what_is_no_block_is_named_and_the_others_are_stored(device):
     [
         (np.array(["a"], object), "data of dtype object is refused; legal: numbers, or bytes"),
         (np.ma.masked_less([1, 5], 3), "data with 1 masked elements is refused"),
+        (np.ma.array([(1, 2)], [("a", "u1"), ("b", "u1")], mask=[(0, 1)]), "data with 1 masked"),
         (memoryview(b"abcd")[::2], "data of type memoryview is refused; legal: bytes-like, in one"),
     ],
 )

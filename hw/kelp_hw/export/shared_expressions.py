@@ -24,8 +24,8 @@ _EXPRESSIONS = frozenset({_ast.Operator, _ast.Concat, _ast.SwitchValue, _ast.Sli
 
 @contextlib.contextmanager
 def shared_expressions():
-    """Within it, what Amaranth emits has each expression once a fragment, where it is one object in
-    Python."""
+    """Within it, what Amaranth emits has each expression once a module, where it is one object in
+    Python. `to_rtlil` is within it; a board's top, which Amaranth's platforms convert, is not."""
     with _REPLACED:
         yield
 
@@ -44,7 +44,8 @@ def _once(lowered):
 
 def _apart(transformed):
     def on_fragment(self, fragment):
-        # A cell that two fragments shared would be one's, and come to the other by ports.
+        # A cell that two modules shared would be one's, and come to the other by ports; and their
+        # clocks of one name may differ.
         around, self._kelp_lowered = self.__dict__.get("_kelp_lowered"), {}
         try:
             return transformed(self, fragment)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from amaranth.back import rtlil
-from amaranth.hdl import ClockDomain, Module, Signal
+from amaranth.hdl import Module, Signal
 from amaranth.hdl._ir import PortDirection
 from amaranth.hdl._xfrm import DomainLowerer
 from amaranth.lib import wiring
@@ -66,19 +66,17 @@ def test_what_is_emitted_is_shared():
 
 
 @pytest.mark.parametrize("shared, inverters", [(False, 12), (True, 2)])
-def test_each_clock_domain_has_its_own(shared, inverters):
-    """Of one expression that is read in two fragments, six times in each."""
+def test_each_module_has_its_own(shared, inverters):
+    """Of one expression that is read in two modules, six times in each."""
     flag, ports = Signal(), []
     inverted = ~flag
     top = Module()
     for n in range(2):
-        below = Module()
-        below.domains += ClockDomain(f"clock_{n}", local=True)
+        top.submodules += (below := Module())
         for k in range(3):
             y = Signal(2, name=f"y_{n}_{k}")
-            below.d[f"clock_{n}"] += y.eq(inverted.replicate(2))
+            below.d.sync += y.eq(inverted.replicate(2))
             ports.append(y)
-        top.submodules += below
     with shared_expressions() if shared else contextlib.nullcontext():
         text = rtlil.convert(top, ports=[flag, *ports], emit_src=False)
     assert text.count("cell $not ") == inverters
