@@ -27,10 +27,12 @@ __all__ = ["PARTS", "register", "runs_markdown"]
 #: A seed of its own for every bench, which prints it; with the fixed ones, what passed once passes.
 _FRESH = "KELP_SEED=fresh"
 
-#: `make slow` by rooms, each of them hours; together they are all of tests/.
+#: `make slow` by rooms, so that each part fits into an hour of two cores; together they are all of
+#: tests/.
 _ENDPOINT = "tests/hw/test_*.py"
 _TRAFFIC = tuple(f"tests/hw/test_{name}.py" for name in ("endpoint", "progress", "storms"))
-_COHERENT = "tests/verif/coherence"
+_COHERENT, _CACHING = "tests/verif/coherence", "test_endpoint_*.py"
+_BOARDS = "tests/fpga"
 _SLOW = {
     "slow-blocks": (f"tests/hw --ignore-glob='{_ENDPOINT}'", "blocks: every format, planted bugs"),
     "slow-traffic": (" ".join(_TRAFFIC), "the endpoint under traffic: storms, soaks, progress"),
@@ -39,12 +41,20 @@ _SLOW = {
         + " ".join(f"--ignore={path}" for path in _TRAFFIC),
         "the endpoint: flips, faults, isolation, CXL.io",
     ),
-    "slow-coherent": (_COHERENT, "hosts that cache: weathers, strangers, resets"),
+    "slow-coherent": (f"{_COHERENT}/{_CACHING}", "hosts that cache: weathers, losses, sizes"),
+    "slow-strangers": (
+        f"{_COHERENT} --ignore-glob='{_COHERENT}/{_CACHING}'",
+        "hosts that cache beside others: registers written, choices, resets",
+    ),
     "slow-verif": (
         f"tests/verif --ignore={_COHERENT}",
         "harnesses: simulated boards, netlists, flips",
     ),
-    "slow-rest": ("tests --ignore=tests/hw --ignore=tests/verif", "recordings, library, boards"),
+    "slow-boards": (_BOARDS, "boards: place and route, memories, self-tests"),
+    "slow-rest": (
+        f"tests --ignore=tests/hw --ignore=tests/verif --ignore={_BOARDS}",
+        "recordings, lab, library, command",
+    ),
 }
 
 #: Part → (a target of the Makefile, its variables, what it checks). A target that the Makefile does

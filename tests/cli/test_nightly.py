@@ -52,9 +52,9 @@ def test_a_part_is_not_given_what_chose_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Makefile").write_text("prove slow:\n\t@echo '[$(ARGS)]'\n")
     given = {"MAKEFLAGS": "-- ARGS=prove", "KELP_BUILD": str(tmp_path / "build")}
-    assert kelp("nightly", "prove", "slow-coherent", **given).returncode == 0
+    assert kelp("nightly", "prove", "slow-boards", **given).returncode == 0
     said = [run["said"] for run in json.loads((tmp_path / "build" / "nightly.json").read_text())]
-    assert said == ["[tests/verif/coherence]", "[]"]
+    assert said == ["[tests/fpga]", "[]"]
 
 
 def test_complains_in_one_line(tmp_path, monkeypatch):
