@@ -5,6 +5,7 @@ Nothing is rounded or cut: 1.5 is no position, and True is no layer."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Set
 from numbers import Integral, Real
 
 import numpy as np
@@ -52,8 +53,8 @@ def instance(name: str, value, kind: type | tuple[type, ...], legal: str):
 
 
 def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError) -> list:
-    """`value`, which is no text, as a list; `error` otherwise."""
-    if not isinstance(value, str):
+    """`value` as a list; `error` where it is none, is text or bytes, or has no order."""
+    if not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, Set)):
         # An array without dimensions has the method, and refuses.
         with contextlib.suppress(TypeError):
             return list(value)

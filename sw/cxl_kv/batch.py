@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
+from .arguments import instance
 from .process import Home, NotCopied
+from .session import Session
 
 __all__ = ["Batch", "Completion", "State", "Worker"]
 
@@ -93,7 +95,8 @@ class Completion(NotCopied):
 
 class Batch(NotCopied):
     """Calls to be carried out together. The methods mirror those of Session and take the session
-    first; arrays must not be changed until completion."""
+    first, ValueError for what is none; arrays must not be changed until completion. Whatever else
+    a call raises is its completion's."""
 
     _uncopied = (
         "a batch is submitted once, by the process that made it, and is not copied or sent to "
@@ -110,23 +113,23 @@ class Batch(NotCopied):
 
     def write(self, session, layer, k, v=None, **where) -> Batch:
         """As `Session.write`."""
-        return self._add(lambda: session.write(layer, k, v, **where))
+        return self._add(session, lambda: session.write(layer, k, v, **where))
 
     def read(self, session, layer, **where) -> Batch:
         """As `Session.read`; its result is (k, v)."""
-        return self._add(lambda: session.read(layer, **where))
+        return self._add(session, lambda: session.read(layer, **where))
 
     def push_mass(self, session, layer, head, masses, **how) -> Batch:
         """As `Hints.push_mass`."""
-        return self._add(lambda: session.hints.push_mass(layer, head, masses, **how))
+        return self._add(session, lambda: session.hints.push_mass(layer, head, masses, **how))
 
     def prefetch(self, session, layer, head, pages) -> Batch:
         """As `Hints.prefetch`."""
-        return self._add(lambda: session.hints.prefetch(layer, head, pages))
+        return self._add(session, lambda: session.hints.prefetch(layer, head, pages))
 
     def advance(self, session, steps: int = 1) -> Batch:
         """As `Session.advance`."""
-        return self._add(lambda: session.advance(steps))
+        return self._add(session, lambda: session.advance(steps))
 
     def submit(self) -> Completion:
         """Hand the batch to the device's thread; once only."""
@@ -137,9 +140,10 @@ class Batch(NotCopied):
         self._device.hand_over(self._calls, completion)
         return completion
 
-    def _add(self, call) -> Batch:
+    def _add(self, session, call) -> Batch:
         if self._submitted:
             raise ValueError("this batch was submitted before; make a new one")
+        instance("session", session, Session, "what Device.open_session returned")
         self._calls.append(call)
         return self
 

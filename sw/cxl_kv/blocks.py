@@ -30,8 +30,8 @@ _TOGETHER = 1 << 22  #: bytes that one load or store of several blocks moves at 
 
 
 class BlockStore(NotCopied):
-    """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes
-    its session.
+    """Blocks of up to `block_bytes` under hashable keys, TypeError for others. Thread-safe; a
+    context manager that closes its session.
 
     Parameters
     ----------
@@ -296,6 +296,8 @@ class BlockStore(NotCopied):
         return first
 
     def contains(self, key: Hashable) -> bool:
+        """Whether the block is there."""
+        _check_key(key)
         with self.lock:
             return key in self._index
 
@@ -311,6 +313,7 @@ class BlockStore(NotCopied):
 
     def touch(self, keys: Iterable[Hashable]) -> None:
         """As if they had just been used."""
+        keys = _checked(keys)
         with self.lock:
             for key in keys:
                 if key in self._index:
@@ -318,6 +321,7 @@ class BlockStore(NotCopied):
 
     def delete(self, key: Hashable) -> bool:
         """Forget a block, pinned or not; whether it was there."""
+        _check_key(key)
         with self.lock:
             if key not in self._index:
                 return False
@@ -327,6 +331,7 @@ class BlockStore(NotCopied):
     def delete_unpinned(self, key: Hashable) -> int | None:
         """Forget a block that nobody has pinned; its bytes, None where it stays or was not there.
         No pin comes between the look and the end."""
+        _check_key(key)
         with self.lock:
             if key not in self._index or key in self._pins:
                 return None
@@ -338,6 +343,7 @@ class BlockStore(NotCopied):
         """Keep a block until as many `unpin`s; whether it was there. Where it is lost or deleted
         before, its pins stay for the next block of that key: whose an `unpin` is nobody tells, so
         it must not let go of what another has pinned since."""
+        _check_key(key)
         with self.lock:
             if key in self._index:
                 self._pins[key] = self._pins.get(key, 0) + 1
@@ -345,6 +351,7 @@ class BlockStore(NotCopied):
 
     def unpin(self, key: Hashable) -> bool:
         """Take back one `pin`; whether there was one."""
+        _check_key(key)
         with self.lock:
             count = self._pins.get(key, 0)
             if count > 1:
@@ -355,7 +362,7 @@ class BlockStore(NotCopied):
 
     def prefetch(self, keys: Iterable[Hashable]) -> None:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
-        c = self.device.config
+        c, keys = self.device.config, _checked(keys)
         self.device.transport.home.check()  # a child's lock may be a lost thread's
         with self.lock:
             self.session._usable()
@@ -404,6 +411,7 @@ class BlockStore(NotCopied):
 
     def size_of(self, key: Hashable) -> int:
         """Bytes of a block; 0 when it is not there."""
+        _check_key(key)
         with self.lock:
             return self._index[key][1] if key in self._index else 0
 
@@ -421,6 +429,14 @@ class BlockStore(NotCopied):
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _checked(keys) -> list[Hashable]:
+    """The keys; TypeError where one cannot be one."""
+    keys = list(keys)
+    for key in keys:
+        _check_key(key)
+    return keys
 
 
 def _check_key(key) -> None:

@@ -10,7 +10,7 @@ from kelp_spec.formats import LINE_BYTES
 from kelp_spec.select import PLAN_FIELDS, record_bytes
 from kelp_spec.select_plan import PLANNED_TOKENS, plan_lines
 
-__all__ = ["plan_of_keys", "plan_of_sample", "turned"]
+__all__ = ["empty_plan", "plan_of_keys", "plan_of_sample", "turned"]
 
 #: A plan outlives the keys that it is made of: they turn with their positions, so that those to
 #: come lie where none do yet. Of one key in so many its mirror image counts too; of few keys, of
@@ -19,7 +19,6 @@ _MIRRORED, _FEW = 4, 128
 #: tokens for which rows are turned
 _POSITIONS = 4096
 _GOLDEN = (5**0.5 - 1) / 2
-#: what a SELECT without pages to summarise is rung with
 _EMPTY = np.frombuffer(record_bytes(PLAN_FIELDS, {"planned": 1}, LINE_BYTES), np.uint8)
 
 
@@ -32,6 +31,12 @@ def plan_of_keys(keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
     keys = keys[at]
     mirrored = keys[:: _MIRRORED if len(keys) >= _FEW else 1]
     return plan_lines(np.concatenate([keys, -mirrored]), queries)
+
+
+def empty_plan(shape) -> np.ndarray:
+    """uint8 [kv_heads, token_lines, 64]: what a SELECT without pages to summarise is rung with, and
+    what stands for a layer's plan where the host chooses, which needs none."""
+    return np.broadcast_to(_EMPTY, (shape.kv_heads, shape.token_lines, LINE_BYTES))
 
 
 def turned(rows: np.ndarray, first: int, theta: float) -> np.ndarray:
@@ -56,7 +61,7 @@ def plan_of_sample(session, layer: int, queries: np.ndarray, tokens: int) -> np.
     shape, size = session.shape, session.page_tokens
     newest = (tokens - 1) // size
     if newest < 2:
-        return np.broadcast_to(_EMPTY, (shape.kv_heads, shape.token_lines, LINE_BYTES))
+        return empty_plan(shape)
     pages, most = np.arange(1, newest + 1), max(1, PLANNED_TOKENS // size)
     if len(pages) > most:
         pages = pages[np.linspace(0, len(pages) - 1, most).astype(np.int64)]

@@ -27,7 +27,7 @@ from kelp_spec.select import (
 from .arguments import instance, integer, real
 from .errors import NotMappedError, SelectRefusedError, TransportError, UnsupportedError
 from .layout import to_bits, to_float32
-from .plans import plan_of_keys, plan_of_sample
+from .plans import empty_plan, plan_of_keys, plan_of_sample
 
 __all__ = ["Chosen", "gather", "plan", "select", "summarise", "table"]
 
@@ -121,6 +121,8 @@ def select(session, layer, queries, *, tokens, pages, mass, scale, flags) -> Cho
     if places is None:
         most = integer("pages", session.pages if pages is None else pages, 0, session.pages)
         chosen = _by_the_host(session, layer, values, tokens, most, mass, factor)
+        if tokens > 2 * session.page_tokens:  # as with a device: from here on the layer has a plan
+            session.plans.setdefault(layer, empty_plan(shape))
         if flags["speculative"]:
             return _nothing(chosen)
         session.choices += 1
@@ -193,10 +195,12 @@ def plan(session, layer, keys, queries) -> None:
         )
     values = _numbers(queries.reshape(shape.kv_heads, -1, shape.head_dim), shape.dtype)
     session.device.transport.check()
-    if session.device.transport.hints:
-        _places(session)
-        of_heads = zip(to_float32(keys, shape.dtype), values, strict=True)
-        session.plans[layer] = np.stack([plan_of_keys(*of_head) for of_head in of_heads])
+    if not session.device.transport.hints:
+        session.plans[layer] = empty_plan(shape)
+        return
+    _places(session)
+    of_heads = zip(to_float32(keys, shape.dtype), values, strict=True)
+    session.plans[layer] = np.stack([plan_of_keys(*of_head) for of_head in of_heads])
 
 
 def summarise(session, layer, start, tokens) -> None:
@@ -206,11 +210,12 @@ def summarise(session, layer, start, tokens) -> None:
     tokens = integer("tokens", tokens, 1, session.max_tokens)
     start = integer("start", start, 0, tokens)
     device.transport.check()
-    if not device.transport.hints:
-        return
-    _places(session)
+    if device.transport.hints:
+        _places(session)
     if layer not in session.plans:
         raise ValueError(f"layer {layer} has no plan to summarise its pages by; call plan first")
+    if not device.transport.hints:
+        return
     lot = max(1, device.frames(shape, layer) // (_ROOM * device.queues))
     nothing = np.zeros((shape.kv_heads, 1, shape.head_dim), np.uint16)
     rows = _query_lines(session, nothing, device.config.select_heads)

@@ -16,7 +16,7 @@ from kelp_spec.metadata import PageState
 from kelp_spec.policy2 import FETCH
 from kelp_spec.registers import SessionCommand
 
-from .arguments import instance, integer, real, short
+from .arguments import instance, integer, listed, real, short, unmasked
 from .core import Status
 from .errors import (
     BusError,
@@ -460,7 +460,7 @@ class Session(NotCopied):
         be read, bool [heads, n]. `heads` as of :meth:`read`."""
         shape = self.shape
         layer, heads = integer("layer", layer, 0, shape.layers - 1), self._heads(heads)
-        positions = self._positions(positions, None, 0)
+        positions = self._positions(_whole_numbers(positions), None, 0)
         addresses = self.layout.addresses(slice(layer, layer + 1), heads, positions)[0, :, 0]
         lines, status = self.device.transport.load(addresses.reshape(-1))
         if (status == Status.NOT_MAPPED).any():
@@ -968,19 +968,17 @@ class Session(NotCopied):
 
 def _whole_numbers(positions) -> np.ndarray:
     """int64[n]; ValueError for what is no list of whole numbers: 1.5 is not position 1."""
-    chosen = positions
-    if isinstance(positions, Iterable) and not isinstance(positions, (np.ndarray, str)):
-        chosen = list(positions)
-    array = np.asarray(chosen)
+    legal = "whole numbers, one a token"
+    if not isinstance(positions, np.ndarray):
+        positions = listed("positions", positions, legal)
+    array = np.asarray(unmasked("positions", positions))
     if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
-        raise ValueError(
-            f"positions = {short(positions)} are refused; legal: whole numbers, one a token"
-        )
+        raise ValueError(f"positions = {short(positions)} is refused; legal: {legal}")
     return array.astype(np.int64)
 
 
 def _indices(value, limit: int, name: str) -> np.ndarray:
-    array = np.atleast_1d(np.asarray(value))
+    array = np.atleast_1d(np.asarray(unmasked(name, value)))
     if (
         array.ndim != 1
         or array.dtype.kind not in "iu"

@@ -14,13 +14,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from numbers import Integral
 
 import numpy as np
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
-from .arguments import short
+from .arguments import integer, listed, short
 from .control import Control
 from .core import Core, Loaded
 from .errors import CxlKvError, NotMappedError, TransportError
@@ -30,13 +31,29 @@ __all__ = [
     "LocalTransport",
     "Transport",
     "as_addresses",
+    "as_enables",
     "as_lines",
 ]
+
+_UINT64 = "whole numbers of 0 … 2^64 − 1"
+
+
+def _whole(name: str, values) -> np.ndarray:
+    """uint64[n] of an array, a list or one number; ValueError for what are no whole numbers of 0 …
+    2^64 − 1."""
+    if not isinstance(values, (np.ndarray, np.generic)):
+        numbers = [values] if isinstance(values, Integral) else listed(name, values, _UINT64)
+        values = np.array([integer(name, n, 0, (1 << 64) - 1) for n in numbers], np.uint64)
+    elif values.dtype != np.uint64:
+        if values.size and (values.dtype.kind not in "iu" or (values < 0).any()):
+            raise ValueError(f"{name} = {short(values)} is refused; legal: {_UINT64}")
+        values = values.astype(np.uint64)
+    return np.ascontiguousarray(values).reshape(-1)
 
 
 def as_addresses(addresses) -> np.ndarray:
     """uint64[n], each a multiple of 64; ValueError otherwise."""
-    array = np.ascontiguousarray(addresses, np.uint64).reshape(-1)
+    array = _whole("addresses", addresses)
     if int(np.bitwise_or.reduce(array)) % LINE_BYTES:
         raise ValueError(
             f"address {int(array[np.flatnonzero(array & np.uint64(63))[0]]):#x} is refused; "
@@ -47,10 +64,27 @@ def as_addresses(addresses) -> np.ndarray:
 
 def as_lines(lines, count: int) -> np.ndarray:
     """uint8[count, 64]; ValueError when there are other than `count` lines."""
-    array = np.ascontiguousarray(lines).view(np.uint8).reshape(-1, LINE_BYTES)
-    if len(array) != count:
-        raise ValueError(f"{len(array)} lines for {count} addresses are refused")
-    return array
+    array = np.asarray(lines)
+    if array.dtype.hasobject or array.nbytes != count * LINE_BYTES:
+        raise ValueError(
+            f"lines of dtype {array.dtype} and shape {list(array.shape)} for {count} addresses are "
+            + f"refused; legal: {LINE_BYTES} bytes for each"
+        )
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, LINE_BYTES)
+
+
+def as_enables(byte_enable, count: int) -> np.ndarray | None:
+    """uint64[count], of one number all alike; None where every byte is stored. ValueError for
+    others."""
+    if byte_enable is None:
+        return None
+    array = _whole("byte_enable", byte_enable)
+    if len(array) not in (1, count):
+        raise ValueError(
+            f"byte_enable of {len(array)} lines for {count} addresses is refused; legal: one for "
+            + "each, or one for all"
+        )
+    return np.ascontiguousarray(np.broadcast_to(array, count))
 
 
 class Transport(NotCopied, ABC):
@@ -176,10 +210,7 @@ class LocalTransport(Transport):
     def store(self, addresses, lines, byte_enable=None) -> None:
         addresses = as_addresses(addresses)
         lines = as_lines(lines, len(addresses))
-        if byte_enable is not None:
-            byte_enable = np.ascontiguousarray(
-                np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape)
-            )
+        byte_enable = as_enables(byte_enable, len(addresses))
         self.home.check()
         with self.core.lock:
             self.check()

@@ -116,7 +116,7 @@ def lab(
         raise UserError(f"--html {html} draws one read rule; --reads names {len(asked.rules)}")
     if jobs != -1 and not 1 <= jobs <= _MOST_JOBS:
         raise UserError(f"--jobs {jobs} is refused; legal: 1 … {_MOST_JOBS}, or -1 for all cores")
-    writable(csv_file, html, None if fresh else store, json=json)
+    writable(csv_file, html, None if fresh else store, json=json, inputs=traces)
     drawable(html)
     try:
         rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)

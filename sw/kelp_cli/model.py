@@ -86,7 +86,7 @@ def model(
     if write_inputs is not None:
         _write_inputs(write_inputs)
         return
-    writable(png, json=json)
+    writable(png, json=json, inputs=[inputs, bench, *(recordings or ())])
     drawable(png)
     try:
         chosen, shipped = (

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -137,10 +137,16 @@ def drawable(*pictures: Path | None) -> None:
         importlib.import_module("matplotlib").rcdefaults()
 
 
-def writable(*files: Path | None, json: Path | None = None, folder: Path | None = None) -> None:
-    """Refuse, before long work, what could not be written at its end; makes the directories. Passed
-    over are None, and what is there and is neither file nor directory, such as a pipe; and ``-``
-    for ``json``, which may go to stdout. Raises :class:`UserError`."""
+def writable(
+    *files: Path | None,
+    json: Path | None = None,
+    folder: Path | None = None,
+    inputs: Iterable[Path | str | None] = (),
+) -> None:
+    """Refuse, before long work, what could not be written at its end, what would replace one of
+    ``inputs``, and two results of one name; makes the directories. Passed over are None, and what
+    is there and is neither file nor directory, such as a pipe; and ``-`` for ``json``, which may go
+    to stdout. Raises :class:`UserError`."""
     named = [path for path in (*files, json) if path is not None]
     if json is not None and str(json) == "-":
         named.remove(json)
@@ -154,6 +160,12 @@ def writable(*files: Path | None, json: Path | None = None, folder: Path | None 
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; the name of a directory is expected")
     kept = [path for path in named if path.is_file() or not path.exists()]
+    read = {Path(path).resolve() for path in inputs if path is not None}
+    for path, count in Counter(path.resolve() for path in kept).items():
+        if path in read:
+            raise UserError(f"{path} is read by this command, and would be replaced; name another")
+        if count > 1:
+            raise UserError(f"{path} is named for two results; name another for one of them")
     for path in [*(path.resolve().parent for path in kept), *([folder] if folder else [])]:
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def quality(
     )
     try:
         # Before minutes of work, what may be refused.
-        writable(png, store if texts else None, json=json)
+        writable(png, store if texts else None, json=json, inputs=[model, *recordings])
         drawable(png)
         subject = perplexity.load() if texts else None
         entries(store if texts else None)

@@ -83,7 +83,7 @@ def import_(
         raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
-    writable(output)
+    writable(output, inputs=[file])
     try:
         found = IMPORTERS[source](file)
     except TraceError as error:
@@ -139,7 +139,7 @@ def record(
 
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
-    writable(output)
+    writable(output, inputs=[text])
     if lines and qkv is not None:
         raise UserError("--lines writes those of every layer; leave out --qkv, or --lines")
     chosen = _layer_list(qkv) if qkv is not None else []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from command import refused
 from paths import ROOT
 from rich import box
 from rich.console import Console
@@ -50,6 +51,40 @@ def test_what_cannot_is_named(tmp_path):
         writable(folder=file)
     with pytest.raises(UserError, match="- is no directory's name here"):
         writable(folder=Path("-"))
+
+
+def test_what_is_read_or_named_twice_is_not_replaced(tmp_path):
+    read, other = tmp_path / "read.json", tmp_path / "other.json"
+    read.write_text("{}")
+    (tmp_path / "link").symlink_to(read)
+    for named in (read, tmp_path / "new" / ".." / "read.json", tmp_path / "link"):
+        with pytest.raises(UserError, match=f"{read} is read by this command, and would be"):
+            writable(other, json=named, inputs=[None, "data/model", read])
+    with pytest.raises(UserError, match=f"{other} is named for two results; name another"):
+        writable(other, json=other)
+    writable(other, Path("/dev/null"), json=Path("/dev/null"), inputs=[read])
+    assert read.read_text() == "{}" and not other.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trace import oracle {0} -o {0}",
+        "replay {0} --engine golden --residency 1 --json {0}",
+        "lab {0} --csv {0}",
+        "model --inputs {0} --json {0}",
+        "select {0} --lists {0}",
+        "quality {0} --json {0}",
+    ],
+)
+def test_a_command_does_not_replace_what_it_reads(tmp_path, command):
+    file = tmp_path / "t.npz"
+    save(file, contents(with_kv=False))
+    before = file.read_bytes()
+    done = refused(*command.format(file).split())
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"{file} is read by this command, and would be replaced" in done.stderr
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["[x]", "[/b]x", ":warning:"])

@@ -264,8 +264,14 @@ def test_what_is_no_block_is_named_and_the_others_are_stored(device):
             "key = ['f'] is refused; legal: what is hashable, such as str or tuple",
             "key = ('g', []) is refused; legal: what is hashable, such as str or tuple",
         ]
-        with pytest.raises(TypeError, match="key = {} is refused"):
-            store.get({})
+        for call in (
+            *(store.get, store.contains, store.delete, store.delete_unpinned, store.pin),
+            *(store.unpin, store.size_of),
+            lambda key: store.touch(["a", key]),
+            lambda key: store.prefetch(["a", key]),
+        ):
+            with pytest.raises(TypeError, match="key = {} is refused"):
+                call({})
         assert [store.get(key) for key in "bcd"] == [None] * 3
         assert bytes(store.get("a")) == b"1" and bytes(store.get("e")) == b"5"
         for wrong in ({"first": -64}, {"first": 1}, {"first": 0.0}, {"size": -1}):

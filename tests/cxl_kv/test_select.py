@@ -196,6 +196,23 @@ def test_slots_do_not_fill_a_pool_of_an_eighth_of_the_pages(switches):
         assert not {"NO_VICTIM", "STARVED"} & {e["code"] for e in device.events()}
 
 
+def test_what_has_a_plan_is_the_same_on_plain_memory(tmp_path):
+    """There nothing is summarised, and by the same calls as elsewhere."""
+    for url in (GOLDEN, f"dax:{tmp_path}/kv?config=unit_select&create=1"):
+        device, session, k, _ = filled(url)
+        with device:
+            q = queries(np.random.default_rng(6))
+            with pytest.raises(ValueError, match="layer 0 has no plan .*; call plan first"):
+                session.summarise(0, tokens=TOKENS)
+            session.plan(0, k[0], q[:, None])
+            session.select(1, q, tokens=2 * session.page_tokens)
+            assert list(session.plans) == [0], "no page to summarise"
+            session.select(1, q, tokens=2 * session.page_tokens + 1, speculative=True)
+            assert list(session.plans) == [0, 1]
+            for layer in session.plans:
+                session.summarise(layer, tokens=TOKENS)
+
+
 def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
     for url in (GOLDEN, f"dax:{tmp_path}/kv?config=unit_select&create=1"):
         device, session, _, _ = filled(url)

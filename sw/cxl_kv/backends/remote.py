@@ -27,7 +27,7 @@ from ..core import ALL_BYTES, Loaded
 from ..process import Home, let_go_in_children
 from ..serving.tokens import read_token
 from ..serving.wire import MOST_LINES, Op, Reply, error_of, from_json, receive, send, to_json
-from ..transport import Transport, as_addresses, as_lines
+from ..transport import Transport, as_addresses, as_enables, as_lines
 from ..url import is_port, split
 
 __all__ = ["RemoteTransport", "connect"]
@@ -183,12 +183,9 @@ class RemoteTransport(Transport):
     def store(self, addresses, lines, byte_enable=None) -> None:
         addresses = as_addresses(addresses)
         lines = as_lines(lines, len(addresses))
-        if byte_enable is not None:
-            byte_enable = np.ascontiguousarray(
-                np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape)
-            )
-            if (byte_enable == ALL_BYTES).all():
-                byte_enable = None
+        byte_enable = as_enables(byte_enable, len(addresses))
+        if byte_enable is not None and (byte_enable == ALL_BYTES).all():
+            byte_enable = None
         self.check()
         for first in range(0, len(addresses), MOST_LINES):
             cut = slice(first, first + MOST_LINES)

@@ -93,6 +93,7 @@ class CxlL2Adapter(L2AdapterInterface):
         # listener may delete, so it may be taken again.
         self._telling = threading.RLock()
         self._next_task = 0
+        self._closed = False
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._found: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
@@ -114,9 +115,12 @@ class CxlL2Adapter(L2AdapterInterface):
     def _submit(
         self, work: Callable[[L2TaskId], None], failed: Callable[[L2TaskId], None]
     ) -> L2TaskId:
+        """TransportError once the adapter was closed: nobody would carry it out."""
         with self._lock:
+            if self._closed:
+                raise cxl_kv.TransportError("the adapter was closed; make a new one")
             task, self._next_task = self._next_task, self._next_task + 1
-        self._tasks.put((work, failed, task))
+            self._tasks.put((work, failed, task))
         return task
 
     def _run(self):
@@ -282,7 +286,9 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Once what was submitted is done. Harmless a second time."""
-        self._tasks.put(None)
+        with self._lock:
+            self._closed = True
+            self._tasks.put(None)
         self._thread.join()
         self.device.close()
         for notifier in (self._store_done, self._lookup_done, self._load_done):

@@ -104,6 +104,7 @@ class CxlTier(SecondaryTierManager):
         self._primary = np.asarray(primary_kv_view).view(np.uint8)
         self._storing: set[OffloadKey] = set()
         self._unfinished = 0
+        self._ended = False
         self._results: list[JobResult] = []
         # Jobs, keys that were touched, and _FORGET; at last None.
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
@@ -118,17 +119,20 @@ class CxlTier(SecondaryTierManager):
             return LookupResult.HIT if key in self._there else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        with self._changed:
-            self._storing.update(job_metadata.keys)
-        self._submit(job_metadata)
+        """TransportError once the tier was shut down, as of `submit_load`: nobody would carry it
+        out, and `drain_jobs` would wait for it."""
+        self._submit(job_metadata, job_metadata.keys)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         self._submit(job_metadata)
 
-    def _submit(self, job):
+    def _submit(self, job, stored=()):
         with self._changed:
+            if self._ended:
+                raise cxl_kv.TransportError("the tier was shut down; make a new one")
+            self._storing.update(stored)
             self._unfinished += 1
-        self._jobs.put(job)
+            self._jobs.put(job)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         with self._changed:
@@ -159,7 +163,9 @@ class CxlTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         """Once what was submitted is done. Harmless a second time."""
-        self._jobs.put(None)
+        with self._changed:
+            self._ended = True
+            self._jobs.put(None)
         self._thread.join()
         self.device.close()
         self._primary = None

@@ -102,7 +102,7 @@ def proof(
         lockstep=lockstep,
     )
     path = json or _result("sim")
-    writable(json=path)
+    writable(json=path, inputs=[trace])
     _room(test_lines, SDRAM_LINES)
     planned(board_config(config), portion)  # before the minutes that come, if it cannot be
     beside = _result("sim") if str(path) == "-" else path

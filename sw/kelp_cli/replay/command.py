@@ -178,7 +178,7 @@ def replay(
         seed=seed,
         tier_latency=tier_latency,
     ).plan()
-    writable(waves, json=json, folder=report)
+    writable(waves, json=json, folder=report, inputs=[trace])
     drawable(report)
     command = "kelp " + shlex.join(sys.argv[1:])
     with progress_bar() as bar:

@@ -192,7 +192,7 @@ def select(
             raise UserError(f"--{name.replace('_', '-')} with --rtl goes with --residency")
     if not 0 <= wait_above <= 1:
         raise UserError(f"--wait-above {wait_above} is refused; legal: 0 to 1")
-    writable(lists, json=json, folder=page)
+    writable(lists, json=json, folder=page, inputs=[model, *(traces or ())])
     drawable(page)
     if traces:
         from . import gap as gaps

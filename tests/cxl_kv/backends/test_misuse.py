@@ -133,6 +133,15 @@ MISUSE = {
     "no session to close": lambda s: s.device.transport.close_session(99),
     "a session that nobody opened": lambda s: s.device.transport.close_session(2),
     "a session by its name": lambda s: s.device.transport.close_session("0"),
+    "a negative address": lambda s: s.device.transport.load([-64]),
+    "a fraction of an address": lambda s: s.device.transport.spec_read(np.array([64.0])),
+    "an address without end": lambda s: s.device.transport.load([1 << 64]),
+    "lines of 63 bytes": lambda s: s.device.transport.store([0, 64], np.zeros((2, 63), "u1")),
+    "lines of objects": lambda s: s.device.transport.store([0], np.zeros(8, object)),
+    "enables of another count": lambda s: s.device.transport.store([0], np.zeros(64, "u1"), [1, 2]),
+    "a negative enable": lambda s: s.device.transport.store([0], np.zeros(64, "u1"), -1),
+    "keys of no order": lambda s: s.read(0, positions={0, 1}),
+    "a batch of nobody": lambda s: s.device.batch().advance(None),
     "a line too few": lambda s: s.device.transport.store([0, 64], np.zeros((1, 64), np.uint8)),
 }
 
