@@ -2,12 +2,15 @@
 
 """``kelp doctor``: what is installed, what is missing, what to type."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +22,7 @@ from rich.text import Text
 
 from kelp_hw.export import tools
 
-from .install import in_checkout, setup
+from .install import LOCK, in_checkout, setup
 from .output import console, show, write_json
 
 __all__ = ["Check", "checks", "register"]
@@ -85,7 +88,37 @@ def _show(found: list[Check], missing: list[Check]) -> None:
 
 def checks() -> list[Check]:
     """Every finding, in the order of the table."""
-    return [_python(), _libpython(), *_system(), *_packages(), *_wheel_tools(), *_optional()]
+    place = _place()
+    with contextlib.nullcontext() if place.status == "ok" else _another_place():
+        others = [*_system(), *_packages(), *_wheel_tools(), *_optional()]
+    return [_python(), _libpython(), place, *others]
+
+
+def _place() -> Check:
+    """Where everything that is built goes, tools' own names too."""
+    said, remedy = "simulation, synthesis and proofs", "KELP_BUILD=DIR names another place"
+    try:
+        tools.shims()
+    except OSError as error:
+        place = f"{error.filename or tools.build_root()}: {error.strerror}"
+        return Check("build directory", "missing", place, said, remedy)
+    return Check("build directory", "ok", "", said, "")
+
+
+@contextlib.contextmanager
+def _another_place() -> Iterator[None]:
+    """Builds go into a temporary directory, so that tools are found for what they are."""
+    before = os.environ.get("KELP_BUILD")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["KELP_BUILD"] = folder
+        try:
+            yield
+        finally:
+            tools.tool_env.cache_clear()
+            if before is None:
+                del os.environ["KELP_BUILD"]
+            else:
+                os.environ["KELP_BUILD"] = before
 
 
 def _python() -> Check:
@@ -251,10 +284,9 @@ def _package(name: str, pin: str | None) -> Check:
 
 
 def _pins() -> dict[str, str]:
-    lock = tools.build_root().parent / "requirements.lock"
-    if not lock.is_file():
+    if not in_checkout():
         return {}
-    lines = lock.read_text(encoding="utf-8").splitlines()
+    lines = LOCK.read_text(encoding="utf-8").splitlines()
     return {
         _canonical(found[1]): found[2]
         for line in lines

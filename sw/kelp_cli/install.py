@@ -5,9 +5,11 @@ installed with pip."""
 
 from pathlib import Path
 
-__all__ = ["in_checkout", "missing_package", "ours", "remedy", "setup"]
+__all__ = ["LOCK", "in_checkout", "missing_package", "ours", "remedy", "setup"]
 
 _ROOT = Path(__file__).resolve().parents[2]
+#: of a checkout: what its environment is made of
+LOCK = _ROOT / "requirements.lock"
 
 #: Which extra of ours brings a package, by the name that it is imported by.
 _EXTRAS = {

@@ -249,9 +249,14 @@ def test_a_current_directory_that_is_gone_is_one_line(tmp_path, monkeypatch, com
 
 def test_a_place_for_builds_that_cannot_be_made_says_what_to_set(tmp_path):
     (tmp_path / "file").touch()
-    done = kelp("doctor", KELP_BUILD=str(tmp_path / "file"))
-    assert done.returncode == 1 and done.stderr.startswith(f"kelp: {tmp_path}/file/tools")
+    there = {"KELP_BUILD": str(tmp_path / "file")}
+    done = kelp("replay", str(ROOT / "data/traces/attn_0.npz"), "--accesses", "1", **there)
+    assert done.returncode == 1 and f"kelp: {tmp_path}/file/tools" in done.stderr
     assert done.stderr.endswith("; KELP_BUILD=DIR names another place for what is built\n")
+    found = json.loads(kelp("doctor", "--json", "-", **there).stdout)["checks"]
+    assert {check["name"]: check["remedy"] for check in found if check["status"] == "missing"} == {
+        "build directory": "KELP_BUILD=DIR names another place"
+    }
 
 
 def test_pictures_do_not_depend_on_the_users_matplotlib(tmp_path):

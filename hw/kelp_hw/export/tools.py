@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def shims() -> Path:
     }.items():
         shim = directory / name
         if write_if_changed(
-            shim, f'#!/bin/sh\nexec "{env_bin() / target}" "$@"\n'
+            shim, f'#!/bin/sh\nexec {shlex.quote(str(env_bin() / target))} "$@"\n'
         ) or not os.access(shim, os.X_OK):
             shim.chmod(0o755)
     return directory
