@@ -214,18 +214,11 @@ def call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) 
     stands."""
     command = [tools.find(command[0]), *command[1:]]
     with open(log, "a" if append else "w", encoding="utf-8") as handle:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env=tools.tool_env(),
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            check=False,
+        code = tools.call(
+            command, cwd=cwd, env=tools.tool_env(), stdout=handle, stderr=subprocess.STDOUT
         )
-    if done.returncode:
-        raise tools.ToolError(
-            f"{Path(command[0]).name} failed ({done.returncode}), log {log}:\n{tail(log)}"
-        )
+    if code:
+        raise tools.ToolError(f"{Path(command[0]).name} failed ({code}), log {log}:\n{tail(log)}")
 
 
 def tail(path: Path, lines: int = 60) -> str:

@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from kelp_hw.export.tools import build_root, commit
+from kelp_hw.export.tools import build_root, call, commit
 from kelp_spec.files import write_whole
 
 from .output import UserError, console, show, writable
@@ -165,7 +165,7 @@ def _run(part: str) -> dict:
     log.parent.mkdir(parents=True, exist_ok=True)
     began, before = time.monotonic(), _cpu_seconds()
     with open(log, "w", encoding="utf-8") as handle:
-        code = subprocess.run(command, stdout=handle, stderr=subprocess.STDOUT).returncode
+        code = call(command, stdout=handle, stderr=subprocess.STDOUT)
     return record | {
         "result": _FAILED if code else _PASSED,
         "said": _last_words(log),

@@ -62,7 +62,10 @@ def _percent(part: int, whole: int) -> str:
 def _screen(url, device, now, before, events):
     from cxl_kv.serving.metrics import sessions
 
-    recent = {name: value - (before or {}).get(name, 0) for name, value in now.items()}
+    # Totals are modulo 2^48.
+    recent = {
+        name: (value - (before or {}).get(name, 0)) % (1 << 48) for name, value in now.items()
+    }
     totals = Table(title=f"{url} · {device.config.name}", title_justify="left")
     for column in ("", "total", "now"):
         totals.add_column(column, justify="right" if column else "left")

@@ -210,14 +210,24 @@ def test_a_full_output_is_one_line():
     assert done.stderr == "kelp: the output could not be written: No space left on device\n"
 
 
-def test_sigterm_leaves_no_workers(tmp_path):
-    store, marked = tmp_path / "rows.jsonl", {"KELP_TEST_MARK": str(tmp_path)}
-    command = [str(Path(sys.executable).parent / "kelp"), "lab", "data/traces/attn_0.npz"]
-    command += ["--jobs", "2", "--accesses", "4000", "--store", str(store)]
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"lab {ROOT}/data/traces/attn_0.npz --jobs 2 --accesses 4000 --store begun",
+        "nightly prove",
+    ],
+)
+def test_sigterm_leaves_nothing_running(tmp_path, command):
+    """Neither workers nor what a tool has started."""
+    (tmp_path / "Makefile").write_text("prove:\n\t@touch begun; sleep 600; true\n")
+    marked = {"KELP_TEST_MARK": str(tmp_path), "KELP_BUILD": str(tmp_path / "build")}
     with subprocess.Popen(
-        command, stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | marked
+        [str(Path(sys.executable).parent / "kelp"), *command.split()],
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        env=os.environ | marked,
     ) as running:
-        while running.poll() is None and not store.exists():
+        while running.poll() is None and not (tmp_path / "begun").exists():
             time.sleep(0.05)
         running.terminate()
     assert running.returncode == 143

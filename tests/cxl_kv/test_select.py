@@ -211,6 +211,8 @@ def test_what_has_a_plan_is_the_same_on_plain_memory(tmp_path):
             assert list(session.plans) == [0, 1]
             for layer in session.plans:
                 session.summarise(layer, tokens=TOKENS)
+            with pytest.raises(ValueError, match="start = 96"):
+                session.summarise(0, tokens=TOKENS, start=TOKENS + 1)
 
 
 def test_a_guess_chooses_nothing_and_leaves_slots(tmp_path):
@@ -1023,11 +1025,3 @@ def test_without_tables_nothing_but_what_is_read_is_fetched(url):
         fetched, missed = (device.counters()[x] - before[x] for x in ("fetches", "misses"))
         assert fetched == missed
         assert not any(queue.pages for queue in device.transport.core.region.queues)
-
-
-def test_plain_memory_needs_no_summaries(tmp_path):
-    device, session, _, _ = filled(f"dax:{tmp_path}/kv?config=unit_select&create=1")
-    with device:
-        session.summarise(0, tokens=TOKENS)
-        with pytest.raises(ValueError, match="start = 96"):
-            session.summarise(0, tokens=TOKENS, start=TOKENS + 1)

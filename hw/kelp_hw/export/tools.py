@@ -17,8 +17,10 @@ import importlib.util
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kelp_spec.files import write_whole
@@ -26,6 +28,7 @@ from kelp_spec.files import write_whole
 __all__ = [
     "ToolError",
     "build_root",
+    "call",
     "commit",
     "digest",
     "env_bin",
@@ -105,6 +108,18 @@ def find(command: str) -> str:
 def say(text: str) -> None:
     """A line of progress, where a build keeps somebody waiting for minutes."""
     print(f"kelp: {text}", file=sys.stderr, flush=True)
+
+
+def call(command: Sequence[str], **options) -> int:
+    """Run ``command`` as :func:`subprocess.run` does; its exit code. Where this process is
+    interrupted meanwhile, what the command has started, such as make's compilers, ends with it."""
+    with subprocess.Popen(command, process_group=0, **options) as running:
+        try:
+            return running.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGTERM)
+            raise
 
 
 def write_if_changed(path: Path, text: str) -> bool:
