@@ -27,6 +27,7 @@ from lmcache.v1.platform.event_notifier import consume_fd
 from lmcache.v1.storage_backend import storage_plugin_launcher
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
+import cxl_kv
 from cxl_kv import blocks
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
@@ -301,6 +302,21 @@ def test_an_adapter_whose_thread_has_ended_is_closed_all_the_same():
     adapter.close()
     assert adapter.device.closed
     adapter.close()
+
+
+def test_a_closed_adapter_takes_no_tasks():
+    """Nobody would carry them out."""
+    adapter = adapter_of()
+    store(adapter, [key_of(1)], [object_of(1)])
+    adapter.close()
+    for submit in (
+        lambda: adapter.submit_store_task([key_of(2)], [object_of(2)]),
+        lambda: adapter.submit_load_task([key_of(1)], [object_of()]),
+        lambda: adapter.submit_lookup_and_lock_task([key_of(1)], {}),
+    ):
+        with pytest.raises(cxl_kv.TransportError, match="the adapter was closed; make a new one"):
+            submit()
+    adapter.submit_unlock([key_of(1)])
 
 
 def test_poison_is_a_failed_load_and_no_data():

@@ -22,6 +22,8 @@ from vllm.v1.kv_offload.tiering.manager import (
     TieringOffloadingManager,
 )
 
+import cxl_kv
+
 CHUNK, CHUNKS = 4096, 8
 
 
@@ -162,6 +164,18 @@ def test_a_tier_whose_thread_has_ended_is_shut_down_all_the_same(region):
     tier.shutdown()
     assert tier.device.closed
     tier.shutdown()
+
+
+def test_a_tier_that_was_shut_down_takes_no_jobs(region):
+    """Nobody would carry them out, and `drain_jobs` would wait for them."""
+    tier = tier_of(region.create_kv_memoryview())
+    tier.shutdown()
+    for submit, load in ((tier.submit_store, False), (tier.submit_load, True)):
+        with pytest.raises(cxl_kv.TransportError, match="the tier was shut down; make a new one"):
+            submit(job(1, [key_of(1)], [0], load=load))
+    tier.drain_jobs()
+    assert not tier.has_pending_work()
+    assert tier.lookup(key_of(1), ReqContext("r")) == LookupResult.MISS
 
 
 def test_nothing_blocks_the_scheduler(tier, region):

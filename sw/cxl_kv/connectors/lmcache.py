@@ -22,6 +22,7 @@ poison is a failed load, and is dropped: LMCache recomputes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -207,7 +208,9 @@ class CxlL2Adapter(L2AdapterInterface):
             return self._found.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        self._submit(lambda task: [self.store.unpin(key) for key in keys], lambda task: None)
+        """Nothing once the adapter was closed, with which every lock has gone."""
+        with contextlib.suppress(cxl_kv.TransportError):
+            self._submit(lambda task: [self.store.unpin(key) for key in keys], lambda task: None)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
         return self._submit(
