@@ -5,7 +5,7 @@ Nothing is rounded or cut: 1.5 is no position, and True is no layer."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from numbers import Integral, Real
 
 import numpy as np
@@ -54,7 +54,7 @@ def instance(name: str, value, kind: type | tuple[type, ...], legal: str):
 
 def listed(name: str, value, legal: str, *, error: type[Exception] = ValueError) -> list:
     """`value` as a list; `error` where it is none, is text or bytes, or has no order."""
-    if not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, Set)):
+    if not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, set, frozenset)):
         # An array without dimensions has the method, and refuses.
         with contextlib.suppress(TypeError):
             return list(value)
