@@ -207,6 +207,7 @@ def build(component, config, waves, *, checked, beside=None):
     """The shared library of `component` with the driver around it, `checked` with an assert of the
     stream rule beside every stream port; tells how far it is. `beside`: C++ that includes
     ``driver.cpp`` and says more than it; a ``.vlt`` of its name says which signals it sees."""
+    tools.build_place()  # refused here, not behind minutes
     tools.say(
         f"building the simulation of configuration {config.name!r}, once for these sources; "
         + "this takes minutes: generating its Verilog"

@@ -147,7 +147,7 @@ def verilate_model(
         opt,
         tools.version_key("verilator"),
     )
-    model_dir = tools.build_root() / "model" / f"{name}-{key}"
+    model_dir = tools.build_place("model", f"{name}-{key}")
     library = model_dir / f"lib{name}-{cpp.key}.so"
     with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
         if not library.is_file():

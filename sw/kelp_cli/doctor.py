@@ -96,13 +96,17 @@ def checks() -> list[Check]:
 
 def _place() -> Check:
     """Where everything that is built goes, tools' own names too."""
-    said, remedy = "simulation, synthesis and proofs", "KELP_BUILD=DIR names another place"
+    name, said = "build directory", "simulation, synthesis and proofs"
     try:
         tools.shims()
+        tools.build_place()
     except OSError as error:
         place = f"{error.filename or tools.build_root()}: {error.strerror}"
-        return Check("build directory", "missing", place, said, remedy)
-    return Check("build directory", "ok", "", said, "")
+        return Check(name, "missing", place, said, "KELP_BUILD=DIR names another place")
+    except tools.ToolError as error:
+        place, _, remedy = str(error).partition("; ")
+        return Check(name, "missing", place, said, remedy)
+    return Check(name, "ok", "", said, "")
 
 
 @contextlib.contextmanager

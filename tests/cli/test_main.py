@@ -90,14 +90,7 @@ def test_doctor_finds_everything(tmp_path):
 def test_doctor_exits_1_and_says_what_to_type(tmp_path):
     for name in ("make", "perl", "git", "sh", "env"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    done = kelp("doctor", "--json", "-", PATH=str(tmp_path))
-    assert done.returncode == 1
-    missing = {
-        check["name"]: check["remedy"]
-        for check in json.loads(done.stdout)["checks"]
-        if check["status"] == "missing"
-    }
-    assert missing == {"g++": "apt-get install g++"}
+    assert missing(PATH=str(tmp_path)) == {"g++": "apt-get install g++"}
 
 
 def test_doctor_does_not_trust_a_tool_that_does_not_run(tmp_path):
@@ -263,10 +256,41 @@ def test_a_place_for_builds_that_cannot_be_made_says_what_to_set(tmp_path):
     done = kelp("replay", str(ROOT / "data/traces/attn_0.npz"), "--accesses", "1", **there)
     assert done.returncode == 1 and f"kelp: {tmp_path}/file/tools" in done.stderr
     assert done.stderr.endswith("; KELP_BUILD=DIR names another place for what is built\n")
-    found = json.loads(kelp("doctor", "--json", "-", **there).stdout)["checks"]
-    assert {check["name"]: check["remedy"] for check in found if check["status"] == "missing"} == {
-        "build directory": "KELP_BUILD=DIR names another place"
-    }
+    assert missing(**there) == {"build directory": "KELP_BUILD=DIR names another place"}
+
+
+@pytest.mark.parametrize("name", ["a b", "a$b", "a'b", "a#b"])
+def test_a_path_that_make_takes_for_something_else_is_named_before_the_work(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path / name))
+    done = refused("replay", str(ROOT / "data/traces/attn_0.npz"), "--accesses", "1")
+    assert done.returncode == 1 and "generating its Verilog" not in done.stderr
+    assert f"in the path {tmp_path / name}; KELP_BUILD=DIR names another place" in done.stderr
+
+
+def test_the_doctor_names_it_too(tmp_path):
+    found = missing(KELP_BUILD=str(tmp_path / "a b"))
+    assert found == {"build directory": "KELP_BUILD=DIR names another place for what is built"}
+
+
+@pytest.mark.parametrize("name", ["a b", "a$b", "a'b", 'a"b', "a(b", "a[b", "a\\b", "a`b", "a;b"])
+def test_a_checkout_there_is_refused_before_it_is_set_up(tmp_path, name):
+    (tmp_path / name / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "setup", tmp_path / name / "scripts")
+    done = subprocess.run(
+        ["sh", "scripts/setup"], cwd=tmp_path / name, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert f"KELP cannot be built in {tmp_path / name}: make takes spaces, and" in done.stderr
+
+
+def missing(**env):
+    """What `kelp doctor` says is missing, and what to do about it."""
+    done = kelp("doctor", "--json", "-", **env)
+    found = json.loads(done.stdout)["checks"]
+    assert done.returncode == any(check["status"] == "missing" for check in found)
+    return {check["name"]: check["remedy"] for check in found if check["status"] == "missing"}
 
 
 def test_pictures_do_not_depend_on_the_users_matplotlib(tmp_path):

@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -27,6 +28,7 @@ from kelp_spec.files import write_whole
 
 __all__ = [
     "ToolError",
+    "build_place",
     "build_root",
     "call",
     "commit",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 
+#: What means something to make or to a shell; scripts/setup says the same of a checkout.
+_NOT_IN_PATHS = r"""[\s#$:;&|<>()*?\[\]'"\\`]"""
 #: What brings the tools that are Python packages.
 _SETUP = "in a checkout, make distclean setup; with pip, pip install 'kelp-cxl[rtl]'"
 
@@ -64,6 +68,18 @@ def build_root() -> Path:
         if (parent / "pyproject.toml").is_file() and (parent / "hw" / "kelp_spec").is_dir():
             return parent / "build"
     return Path.cwd() / "build"
+
+
+def build_place(*names: str) -> Path:
+    """A directory below the build root, for what make builds. A :class:`ToolError` where make or
+    a shell would take its path, or this environment's, for something else."""
+    for path, remedy in (
+        (build_root(), "KELP_BUILD=DIR names another place for what is built"),
+        (env_bin(), "have this environment in another place"),
+    ):
+        if bad := re.search(_NOT_IN_PATHS, str(path)):
+            raise ToolError(f"make cannot build with {bad[0]!r} in the path {path}; {remedy}")
+    return build_root().joinpath(*names)
 
 
 def commit() -> str:

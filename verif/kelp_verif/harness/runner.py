@@ -208,7 +208,7 @@ def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool)
         str(waves),
         tools.version_key("verilator", "cocotb"),
     )
-    build_dir = tools.build_root() / "cocotb" / f"{name}-{key}"
+    build_dir = tools.build_place("cocotb", f"{name}-{key}")
     with tools.lock(build_dir.with_name(f"{build_dir.name}.lock")):
         stamp = build_dir / "built"
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
