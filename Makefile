@@ -15,6 +15,8 @@ PYTEST := .venv/bin/python -m pytest
 
 # Benches and commands are processes by the hundred that import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
+# Benches judge by assert.
+unexport PYTHONOPTIMIZE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow lint-configs soak bench prove coverage mutate nightly lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean

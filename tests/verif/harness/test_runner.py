@@ -4,6 +4,8 @@
 model."""
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,12 @@ def test_what_a_driver_includes_is_part_of_it(tmp_path):
     before = cpp.key
     part.write_text("// other\n", encoding="utf-8")
     assert cpp.key != before
+
+
+def test_no_bench_runs_without_asserts():
+    command = [sys.executable, "-O", "-c", "import kelp_verif.harness.runner"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and "ToolError: benches judge by assert" in done.stderr
 
 
 def test_build_failure_shows_the_compiler_message(tmp_path):
